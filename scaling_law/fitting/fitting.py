@@ -65,6 +65,8 @@ LEAVE_OUT = 'outliers="set_aside" leaves them out'
 # This asks for the best of all kinds of laws.
 ALL = "all"
 NO_CUT = "no cut of compute leaves six runs of three sizes below it"
+# Starts that enter the second stage, of the scaled grid and the paper's.
+DEFAULT_RELEASE = {"scaled": 64, "paper": 256}
 # Starts are searched on at most this many runs; the best `FINALISTS` end on all runs.
 SEARCHED = 1024
 FINALISTS = 8
@@ -132,7 +134,8 @@ class FitStatus:
             sentences.append("The best start did not converge: the optimum is not reached.")
         for text in (*self.doubts, *self.omitted, *self.warnings):
             sentences.append(f"{text[0].upper()}{text[1:]}.")
-        if self.n_agree < max(2, self.n_released // 10) and self.n_released > 1:
+        few = max(2, self.n_released // 10)
+        if self.n_agree < few and self.n_released > 1:
             sentences.append(f"Only {self.n_agree} of {self.n_released} starts reached the best objective.")
         if self.suspicious:
             sentences.append(self._list_suspicious())
@@ -487,6 +490,7 @@ def fit(
     if release is not None:
         check_count("release", release, 1)
 
+    # Of a curve with many checkpoints a few are fitted, with their weights.
     rows = rows_of_curves(table)
     weights = _select_rows(rows, weights, len(table))
     one_sided = _select_rows(rows, one_sided, len(table))
@@ -507,7 +511,7 @@ def fit(
         problem, theta = under(law_prior, problem, theta)
 
     if isinstance(starts, str):
-        final = _search(problem, theta, release or (256 if starts == "paper" else 64), progress)
+        final = _search(problem, theta, release or DEFAULT_RELEASE[starts], progress)
     else:
         final = _polish(problem, theta)
     repetition = None
@@ -518,11 +522,7 @@ def fit(
             final = Solutions.sorted(final, _polish(problem, runner_ups))
     far_runs = find_outliers(problem, final.theta[0])
     if far_runs.too_many:
-        count = f"{int(far_runs.suspicious.sum())} of {int(problem.used.sum())} runs"
-        warnings.append(
-            f"{count} lie far from the law that fits the others; with more than {MOST:.0%} none is set aside: "
-            "check the table and the form of the law"
-        )
+        warnings.append(_warn_of_too_many(problem, far_runs))
     elif outliers == "set_aside":
         problem = problem.without(far_runs.suspicious)
         final = _polish(problem, np.vstack([far_runs.theta, final.theta[1:]]))
@@ -541,11 +541,26 @@ def fit(
     result = describe(table, problem, final, search)
     if repetition is not None:
         result = _add_repetition(result, repetition)
-    if law_prior is None or law_prior.conditions is None or result.law.conditions is None:
+    return result if law_prior is None else _widen_ranges(result, law_prior)
+
+
+def _warn_of_too_many(problem: Problem, outliers: Outliers) -> str:
+    """Say that too many runs lie far from the law to set them aside."""
+    count = f"{int(outliers.suspicious.sum())} of {int(problem.used.sum())} runs"
+    return (
+        f"{count} lie far from the law that fits the others; with more than {MOST:.0%} none is set aside: "
+        "check the table and the form of the law"
+    )
+
+
+def _widen_ranges(result: FitResult[Law], law_prior: Prior) -> FitResult[Law]:
+    """Widen the ranges of a law under a prior to those of the runs of both, where both are known."""
+    conditions = result.law.conditions
+    if law_prior.conditions is None or conditions is None:
         return result
-    # A law under a prior is as wide as the runs of both.
-    limits = joined_limits(law_prior.conditions, result.law.conditions)
-    return replace(result, law=result.law.replace(conditions=replace(result.law.conditions, **limits)))
+    limits = joined_limits(law_prior.conditions, conditions)
+    law = result.law.replace(conditions=replace(conditions, **limits))
+    return replace(result, law=law)
 
 
 def _rank_suspicious(runs: Runs, outliers: Outliers) -> tuple[tuple[str, ...], tuple[float, ...]]:
@@ -782,14 +797,16 @@ def describe(
     """
     theta = final.theta[index]
     objective = problem.objective
-    free = problem.free(theta)
-    is_at_bound = ~free & (problem.lower < problem.upper)
-    condition_number, standard_errors, undetermined = examine(objective, theta, free)
-    fitted_runs = runs.subset(problem.used)
     law = objective.make_law(theta)
     errors = errors_of(law, runs)
     rmse = rms(errors[problem.measured])
+    fitted_runs = runs.subset(problem.used)
+
+    free = problem.free(theta)
+    is_at_bound = ~free & (problem.lower < problem.upper)
+    condition_number, standard_errors, undetermined = examine(objective, theta, free)
     omitted = omitted_variables(problem, theta, runs, errors)
+    repetition = unexplained_repetition(problem, theta, runs)
     status = FitStatus(
         converged=bool(final.converged[index]),
         n_released=len(final.cost),
@@ -802,10 +819,11 @@ def describe(
         undetermined=undetermined,
         n_trunks=fitted_runs.n_trunks,
         trunk_source=fitted_runs.trunk_source,
-        omitted=(*omitted, *unexplained_repetition(problem, theta, runs)),
+        omitted=(*omitted, *repetition),
         tied=problem.settings.tied,
         **search,
     )
+
     ranges = {}
     for name in sorted({*law.form.variables} - {"n_active", "tokens", "experts"}):
         values = fitted_runs.column(name)
@@ -823,8 +841,17 @@ def describe(
         omitted=status.omitted,
         doubts=status.doubts,
     )
-    law = law.replace(conditions=conditions)
-    return FitResult(law, float(final.cost[index]), rmse, status, runs, problem, theta, final, check=None)
+    return FitResult(
+        law=law.replace(conditions=conditions),
+        objective=float(final.cost[index]),
+        rmse=rmse,
+        status=status,
+        runs=runs,
+        problem=problem,
+        theta=theta,
+        finalists=final,
+        check=None,
+    )
 
 
 def _provenance(

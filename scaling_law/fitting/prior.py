@@ -505,6 +505,7 @@ def estimate(
     assumed_labs = 0.0 if assumed is None else ASSUMED_LABS
     assumed_sum = np.zeros((size, size)) if assumed is None else ASSUMED_LABS * assumed
     least_variance = LEAST_SPREAD**2 if assumed is None else 0.0
+
     pull, precision = _in_all_coordinates(sets, start.coordinates.names)
     pull = pull / dependence
     precision = precision / dependence
@@ -518,17 +519,22 @@ def estimate(
         tail_weights = (dof + size) / (dof + distances) if np.isfinite(dof) else np.ones(len(sets))
         member_weights = weights * tail_weights
         mean = member_weights @ centres / member_weights.sum()
+
         second_moments = _second_moments(centres - mean, spreads)
         total = np.einsum("s,sij->ij", member_weights, second_moments) + assumed_sum
         covariance = total / (weights.sum() + assumed_labs)
-        diagonal = np.diag(np.maximum(np.diag(covariance), least_variance))
+        variances = np.maximum(np.diag(covariance), least_variance)
+        diagonal = np.diag(variances)
         covariance = (1.0 - shrinkage) * covariance + shrinkage * diagonal
-    noise = float(np.exp(np.average([np.log(member.noise) for member in sets], weights=weights)))
+
+    log_noises = [np.log(member.noise) for member in sets]
+    noise = float(np.exp(np.average(log_noises, weights=weights)))
     names = tuple(member.name for member in sets)
     if assumed is None:
         # The mean, too, is estimated.
         covariance = covariance * (n_labs / (n_labs - 1.0)) * (1.0 + 1.0 / n_labs)
         return Prior(mean, covariance, dof, noise, dependence, names)
+
     # Members say little of some terms: the mean is as uncertain as they are.
     information = precision @ np.linalg.inv(np.eye(size) + covariance @ precision)
     mean_precision = np.einsum("s,sij->ij", weights, information) + np.linalg.inv(start.covariance)

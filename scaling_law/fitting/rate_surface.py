@@ -131,22 +131,34 @@ class SettingsGrid:
         Near are the runs `within` nats of it. Their losses are parabolas in ln LR of one curvature. A batch with one
         such run, or whose minimum lies outside of its runs, is left out. RunsError where no curvature is determined.
         """
-        batch = np.zeros(len(self.loss)) if self.batch is None else np.round(np.log(self.batch) / SAME)
+        batch_step = np.zeros(len(self.loss))
+        if self.batch is not None:
+            batch_step = np.round(np.log(self.batch) / SAME)
         # A cell of the grid is a model at a batch.
-        cells, cell = np.unique(np.stack([self.model, batch]), axis=1, return_inverse=True)
+        cells, cell = np.unique(np.stack([self.model, batch_step]), axis=1, return_inverse=True)
         n_cells = cells.shape[1]
         model = cells[0].astype(np.intp)
+        ln_batch = cells[1] * SAME
+
         least_loss = np.full(n_cells, np.inf)
         np.minimum.at(least_loss, cell, self.loss)
         is_tuned = least_loss <= self.loss[self.best[model]] + within
-        rows = np.flatnonzero(is_tuned[cell] & (self.loss <= least_loss[cell] + within))
+        is_near = self.loss <= least_loss[cell] + within
+        rows = np.flatnonzero(is_tuned[cell] & is_near)
         fit = _fit_parabolas(self.ln_rate[rows], self.loss[rows], cell[rows], n_cells)
         low = np.array([self.ln_rate[cell == i].min() for i in range(n_cells)])
         high = np.array([self.ln_rate[cell == i].max() for i in range(n_cells)])
-        selected = (fit.runs > 1) & (low <= fit.minimum) & (fit.minimum <= high)
-        error = fit.noise / (fit.curvature * np.sqrt(fit.squares[selected]))
-        ln_batch = cells[1][selected] * SAME
-        return BestRates(model[selected], ln_batch, fit.minimum[selected], error, fit.curvature, fit.noise)
+
+        is_inside = (low <= fit.minimum) & (fit.minimum <= high)
+        selected = (fit.runs > 1) & is_inside
+        return BestRates(
+            model=model[selected],
+            batch=ln_batch[selected],
+            ln_rate=fit.minimum[selected],
+            error=fit.noise / (fit.curvature * np.sqrt(fit.squares[selected])),
+            curvature=fit.curvature,
+            noise=fit.noise,
+        )
 
 
 def _group_rows(tables: Sequence[Runs]) -> list[Rows]:
@@ -449,6 +461,7 @@ class _Surface:
         if np.linalg.matrix_rank(design) < design.shape[1]:
             symbols = ", ".join(_SYMBOLS[name] for name in features)
             raise RunsError(f"{len(grid)} models with too few distinct {symbols} to determine the learning-rate law")
+
         settings = [grid.ln_rate]
         if grid.batch is not None:
             settings.append(np.log(grid.batch))
@@ -456,6 +469,8 @@ class _Surface:
         self.centre = u.mean(axis=0)
         u = u - self.centre
         model = grid.model[near]
+
+        # The columns of H, then those of H u*, each scaled to length 1.
         self.pairs = list(combinations_with_replacement(range(u.shape[1]), 2))
         columns = [u[:, i] * u[:, j] / (2 if i == j else 1) for i, j in self.pairs]
         columns += [-u[:, [i]] * design[model] for i in range(u.shape[1])]

@@ -70,9 +70,10 @@ class Forecast(Answer):
     @property
     def verdict(self) -> str:
         row = self.rows[0]
-        size = f"{format_count(row['n_active'])} active parameters, {format_count(row['tokens'])} tokens"
-        loss = f"loss {row['loss']:.3f} ({self.level:.0%}: {row['low']:.3f} to {row['high']:.3f})"
-        verdict = f"E = {row['experts']:g}, {size}: {loss}"
+        n_active = format_count(row["n_active"])
+        tokens = format_count(row["tokens"])
+        verdict = f"E = {row['experts']:g}, {n_active} active parameters, {tokens} tokens: "
+        verdict += f"loss {row['loss']:.3f} ({self.level:.0%}: {row['low']:.3f} to {row['high']:.3f})"
         if len(self.rows) > 1:
             verdict += f"; {len(self.rows) - 1} more"
         return verdict if self.trusted else f"{verdict}; not trusted"
@@ -193,25 +194,19 @@ def forecast(
 
     if tasks and notes:
         raise InputError(f"accuracy: {notes[0]}")
-    low, high = interval(log_loss[:, -1], spread[:, -1], level)
     columns = {name: getattr(points, name) for name in (*MODEL, "flops")}
     if counts_repetition and UNIQUE in points:
         columns[UNIQUE] = points[UNIQUE]
     columns["loss"] = np.exp(log_loss[:, -1])
-    columns["low"] = low
-    columns["high"] = high
+    columns["low"], columns["high"] = interval(log_loss[:, -1], spread[:, -1], level)
     columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
-    rows: list[dict[str, Any]] = []
-    for values in zip(*columns.values(), strict=True):
-        row: dict[str, Any] = dict(zip(columns, map(float, values), strict=True))
-        if tasks:
+    rows = _make_rows(columns)
+    if tasks:
+        for row in rows:
             row["accuracy"] = expected(tasks, row["loss"], (row["low"], row["high"]), level)
-        rows.append(row)
-    laws = []
-    for name, values_at_steps in prediction.laws.items():
-        losses, weights, backtests = values_at_steps[:, len(STEPS) - 1 :: len(STEPS)].tolist()
-        laws.append({"law": name, "losses": losses, "weights": weights, "backtests": backtests})
+    laws = _list_laws(prediction)
     was_tested = not np.isnan([law["backtests"] for law in laws]).all()
+    models = {name: getattr(points, name) for name in MODEL}
     return Forecast(
         rows=tuple(rows),
         laws=tuple(laws),
@@ -220,7 +215,7 @@ def forecast(
         runs=table,
         fans=(flops, log_loss, spread),
         blended=blended,
-        check=RangeCheck(table.conditions(table.source), MODEL, {name: getattr(points, name) for name in MODEL}),
+        check=RangeCheck(table.conditions(table.source), MODEL, models),
         notes=(
             *([table.thinned] if table.thinned else []),
             *doubts,
@@ -229,6 +224,23 @@ def forecast(
             *_blind_spots(table, points, was_tested),
         ),
     )
+
+
+def _make_rows(columns: Mapping[str, FloatArray]) -> list[dict[str, Any]]:
+    """Return a row of numbers for each point, of columns [n]."""
+    rows: list[dict[str, Any]] = []
+    for values in zip(*columns.values(), strict=True):
+        rows.append(dict(zip(columns, map(float, values), strict=True)))
+    return rows
+
+
+def _list_laws(prediction: _StackPrediction) -> list[dict[str, Any]]:
+    """Return a row for each law, with its forecasts, weights and RMSE at each point."""
+    rows = []
+    for name, values in prediction.laws.items():
+        losses, weights, backtests = values[:, len(STEPS) - 1 :: len(STEPS)].tolist()
+        rows.append({"law": name, "losses": losses, "weights": weights, "backtests": backtests})
+    return rows
 
 
 def read_table(runs: Any) -> Runs:
@@ -265,10 +277,16 @@ def _predict_stack(
         is_matching = match_experts(runs, float(e))
         has_matching = bool(is_matching.any())
         candidates = forecasters(plain_runs, float(e), prior, kinds, seed)
-        evidence = gather(plain_runs, steps.take(indices), candidates, is_matching if has_matching else True)
+        evidence = gather(
+            plain_runs,
+            steps.take(indices),
+            candidates,
+            tested=is_matching if has_matching else True,
+        )
         answer = stack(evidence, defaults)
+        experts_error = 0.0 if has_matching else EXPERTS_ERROR
         prediction.log_loss[indices] = answer.log_loss
-        prediction.spread[indices] = np.hypot(answer.spread, 0.0 if has_matching else EXPERTS_ERROR)
+        prediction.spread[indices] = np.hypot(answer.spread, experts_error)
         prediction.left_out.update(evidence.left_out)
         for name, values in answer.laws.items():
             if np.isnan(values[0, is_last[indices]]).all():
@@ -326,13 +344,16 @@ def _points(at: Any, runs: Runs) -> Runs:
     missing = [name for name in MODEL if name not in values]
     if missing:
         raise InputError(f"{missing[0]} must be given: a model is n_active, tokens and experts")
+
     arrays = {name: numbers(name, value) for name, value in values.items()}
     if UNIQUE in runs:
         arrays = _with_unique(arrays)
+    known_names = (*MODEL, *runs.columns)
     for name, column in arrays.items():
-        if name not in (*MODEL, *runs.columns):
-            raise InputError(unknown("at: ", name, (*MODEL, *runs.columns)))
-        positive(name, column, 1.0 if name == "experts" else 0.0)
+        if name not in known_names:
+            raise InputError(unknown("at: ", name, known_names))
+        smallest = 1.0 if name == "experts" else 0.0
+        positive(name, column, smallest)
         if not column.size:
             raise InputError(f"{name}={values[name]!r} must be one number or a list of them")
     check_shapes(arrays)

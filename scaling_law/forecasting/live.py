@@ -214,11 +214,13 @@ class LiveForecast:
             return None
         if self.law is None and not _is_covered(curve, [peer.curve for peer in peers]):
             return None
+
         mean, covariance, freedom = self._pool_peers(curve, share, peers, np.array(peer_z))
         # The sum of r and z − r is z, whose variance is the sum of all entries.
         z_variance = covariance.sum()
-        r_on_z = covariance[0].sum() / z_variance
-        r_variance = max(covariance[0, 0] - r_on_z * covariance[0].sum(), 1e-12)
+        r_with_z = covariance[0].sum()
+        r_on_z = r_with_z / z_variance
+        r_variance = max(covariance[0, 0] - r_on_z * r_with_z, 1e-12)
         ahead = z - mean.sum()
         expected = self._log_law(curve, np.array(curve.horizon)) + mean[0]
         return LiveEstimate(
@@ -266,9 +268,11 @@ class LiveForecast:
         prior_variance = np.array([LAW_SCATTER, gap_scatter]) ** 2
         if not peers:
             return np.array([0.0, prior_gap]), np.diag([UNCHECKED**2, prior_variance[1]]), FREEDOM
+
         distance = np.array([_position(peer.curve) - _position(curve) for peer in peers])
         law_errors = np.array([peer.law_error for peer in peers])
-        weights = _weigh(distance, [peer.curve.trunk or str(i) for i, peer in enumerate(peers)])
+        trunks = [peer.curve.trunk or str(i) for i, peer in enumerate(peers)]
+        weights = _weigh(distance, trunks)
         slopes = (SLOPES[0] if self.law else NO_LAW_SLOPE, SLOPES[1])
         mean = np.zeros(2)
         leverage = np.zeros(2)
@@ -278,8 +282,10 @@ class LiveForecast:
             slope_weight = prior_variance[j] / slopes[j] ** 2
             ridge = np.array([PRIOR_RUNS[j], slope_weight, slope_weight, slope_weight])
             mean[j], leverage[j], residuals[:, j] = _ridge_at_origin(distance, values, weights, ridge, prior_means[j])
+
         runs = weights.sum()
-        covariance = ((weights[:, None] * residuals).T @ residuals + np.diag(prior_variance)) / (runs + 1)
+        products = (weights[:, None] * residuals).T @ residuals
+        covariance = (products + np.diag(prior_variance)) / (runs + 1)
         if self.law:
             # The law was fitted to such runs, or is of another corpus: an error that cannot be told from 0 is 0.
             noise_share = covariance[0, 0] * leverage[0] / (mean[0] ** 2 + 1e-12)
