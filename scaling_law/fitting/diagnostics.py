@@ -98,7 +98,13 @@ def _standard_errors(
     singular: FloatArray,
     variance: float,
 ) -> FloatArray:
-    """Compute standard errors [m] of coefficients from their parts in singular directions [m, k]."""
+    """Compute standard errors [m] of coefficients; infinite where they move along a direction that is not seen.
+
+    Args:
+        directions: the coefficients in singular directions of the scaled Jacobian, [m, k].
+        singular: its singular values [k].
+        variance: that of ln L of one run.
+    """
     is_seen = singular > RANK_TOLERANCE * singular.max(initial=1e-300)
     with np.errstate(divide="ignore", invalid="ignore"):
         squares = np.sum((directions[:, is_seen] / singular[is_seen]) ** 2, axis=1)
@@ -360,7 +366,10 @@ def _find_core(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
 
 
 def _trim(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
-    """Fit the runs that lie nearest to their own fit, from θ [p] and from random halves."""
+    """Fit the runs that lie nearest to their own fit, from θ [p] and from random halves.
+
+    Returns these runs [n], one-sided ones included, and the fit [p].
+    """
     weight = problem.objective.weight
     is_point = problem.measured
     is_bound = problem.used & ~is_point
@@ -400,7 +409,16 @@ def _nearest(
     is_point: Mask,
     size: int,
 ) -> tuple[Mask, FloatArray]:
-    """Mark the `size` runs nearest to each θ [S, p] in a mask [S, n], and sum their squared distances [S]."""
+    """Find the runs nearest to each of several fits.
+
+    Args:
+        points: the fits θ [S, p].
+        is_point: the runs to choose from [n].
+        size: how many to choose.
+
+    Returns:
+        A mask of the nearest runs [S, n], and the sum of their squared distances [S].
+    """
     distance = np.where(is_point, np.abs(problem.objective.residuals(points)), np.inf)
     order = np.argsort(distance, axis=1, kind="stable")[:, :size]
     is_near = np.zeros(distance.shape, bool)
@@ -413,7 +431,14 @@ def _judge(
     theta: FloatArray,
     follows: Mask,
 ) -> tuple[FloatArray, FloatArray]:
-    """Compute the deviation of ln L of every run from the fit without it [n], and how large it may be [n]."""
+    """Compare every run with the fit without it.
+
+    Args:
+        theta: the fit [p] to the runs that `follows` marks, [n].
+
+    Returns:
+        The deviation of ln L of every run [n], and how large it may be [n].
+    """
     from scipy.special import stdtrit
 
     objective = problem.objective
@@ -452,6 +477,9 @@ def _refit(
     weight: FloatArray,
     tolerance: float = 1e-8,
 ) -> FloatArray:
-    """Fit from θ [S, p] with weights [S, n], stopped early: flat directions do not hide a bad run."""
+    """Fit from each θ [S, p] with weights [S, n].
+
+    The fit is stopped early: flat directions do not hide a bad run.
+    """
     max_iterations = 100 if tolerance < 1e-6 else 30
     return problem.solve(theta, weight, max_iterations=max_iterations, tolerance=tolerance).theta

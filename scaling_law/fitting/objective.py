@@ -401,7 +401,16 @@ class Objective:
         residual: FloatArray,
         shares: list[FloatArray],
     ) -> FloatArray:
-        """Return ∂ ln L̂ / ∂θ, [S, n, p]."""
+        """Return ∂ ln L̂ / ∂θ, [S, n, p].
+
+        Args:
+            theta: parameters [S, p].
+            logs: logarithms of variables [n] and transforms [S, n].
+            designs: the columns of each term, [n, k] or [S, n, k].
+            slopes: ∂ ln transform / ∂θ for each parameter of a transform, [S, n].
+            residual: ln L̂ − ln L, [S, n].
+            shares: each term's share of the loss, [S, n].
+        """
         jacobian = np.zeros((*residual.shape, self.size))
         for term, design, share in zip(self.terms, designs, shares, strict=True):
             jacobian[..., term.indices] += share[..., None] * design
@@ -446,7 +455,14 @@ class Objective:
         shares: list[FloatArray],
         influence: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
-        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] from columns [n, k] that all θ share."""
+        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] from columns that all θ share.
+
+        Args:
+            designs: the columns of each term [n, k].
+            residual: ln L̂ − ln L, [S, n].
+            shares: each term's share of the loss, [S, n].
+            influence: weights of the least squares, [S, n].
+        """
         count = len(residual)
         gradient = np.zeros((count, self.size))
         curvature = np.zeros((count, self.size, self.size))

@@ -469,7 +469,15 @@ def _marginalise(
     prior_precision: FloatArray,
     prior_mean: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return pull and precision of the coordinates `indices`; the others take any value that the prior allows."""
+    """Return pull and precision of some coordinates, while the others take any value that the prior allows.
+
+    Args:
+        pull: precision times mean, of all coordinates [k].
+        precision: that of all coordinates [k, k].
+        indices: the coordinates that stay.
+        prior_precision: that of the prior [k, k].
+        prior_mean: that of the prior [k].
+    """
     dropped = np.setdiff1d(np.arange(len(pull)), indices)
     block = np.ix_(dropped, dropped)
     coupling = precision[np.ix_(indices, dropped)] @ np.linalg.inv(precision[block] + prior_precision[block])

@@ -220,9 +220,13 @@ def _read_number(
     missing: float | None = None,
     choices: Sequence[str] = (),
 ) -> float:
-    """Read a finite number; `missing`, where given, stands for None and is itself allowed.
+    """Read a finite number.
 
-    The error for a text lists `choices`.
+    Args:
+        name: the setting, for errors.
+        value: what the user gave.
+        missing: the number that None stands for, which is allowed even if infinite.
+        choices: texts that the setting may also be, for errors.
     """
     if value is None and missing is not None:
         return missing
@@ -369,7 +373,11 @@ def _read_interval(
     name: str,
     value: Any,
 ) -> tuple[float, float]:
-    """Read the (low, high) of a coefficient from its pair in bounds or its number in fixed."""
+    """Read the (low, high) of a coefficient.
+
+    Args:
+        setting: "bounds", where the value is a pair, or "fixed", where it is a number.
+    """
     label = f"{setting}: {name}"
     if name not in form.coefficients:
         raise InputError(f"{setting}: ", unknown("coefficient ", name, form.coefficients))
@@ -518,7 +526,12 @@ def _with_transform_starts(
     coefficients: Mapping[str, FloatArray],
     combinations: Sequence[tuple[float, ...]],
 ) -> dict[str, FloatArray]:
-    """Repeat starts of the coefficients, each an array [S], for each start of the transforms' parameters."""
+    """Repeat starts of the coefficients for each start of the transforms' parameters.
+
+    Args:
+        coefficients: their starts, each an array [S].
+        combinations: starts of all the transforms' parameters together.
+    """
     # Where parameters are fixed, several combinations are one.
     rows = list(dict.fromkeys([_transform_start(form, fixed, start) for start in combinations]))
     count = len(next(iter(coefficients.values())))
@@ -584,7 +597,10 @@ def _scaled_starts(
     columns: Mapping[str, FloatArray],
     fixed: Mapping[str, float],
 ) -> dict[str, FloatArray]:
-    """Return a grid around the data, coefficients as arrays [S]: terms fall in sizes and hardly depend on the rest."""
+    """Return a grid around the data, coefficients as arrays [S].
+
+    Terms fall in sizes and hardly depend on the rest.
+    """
     form = objective.form
     powers = [term for term in form.terms if term.slopes]
     grid = _make_grid(_scaled_choices(objective, powers, fixed))

@@ -334,7 +334,13 @@ def _fit_profile(
     free: tuple[str, ...],
     start: Repetition,
 ) -> _Profile:
-    """Minimise over θ and the `free` R*, from a start; the others are the published ones."""
+    """Minimise over θ and some of the R*; the others are the published ones.
+
+    Args:
+        theta: coefficients [p] to start from.
+        free: the R* that are fitted.
+        start: their values to start from.
+    """
     from scipy.optimize import minimize
 
     nearest_theta = theta

@@ -55,11 +55,19 @@ def minimise(
     tolerance: float,
     floor: float,
 ) -> Solutions:
-    """Minimise from each row of θ [S, p] inside lower ≤ θ ≤ upper, [p]; equal bounds fix a parameter.
+    """Minimise from many starts at once, inside a box.
 
-    `evaluate(θ, rows)` takes θ [k, p] of the starts `rows`. A start has converged once its promised decrease stays
-    below `tolerance`·(Q + floor) for `PATIENCE` steps with little damping, once Q is below `floor`, or once no step of
-    any length decreases Q.
+    A start has converged once its promised decrease stays below `tolerance`·(Q + floor) for `PATIENCE` steps with
+    little damping, once Q is below `floor`, or once no step of any length decreases Q.
+
+    Args:
+        evaluate: called as evaluate(θ, rows) with θ [k, p] of the starts `rows`.
+        theta: the starts [S, p].
+        lower: the lower end of the box [p]; where it equals the upper one, the parameter is fixed.
+        upper: the upper end of the box [p].
+        max_iterations: steps of each start, at most.
+        tolerance: relative decrease that is not worth a step.
+        floor: objective below which nothing is left to decrease.
     """
     theta = np.clip(theta, lower, upper)
     count = len(theta)
@@ -145,7 +153,12 @@ class _State:
         return step
 
     def _solve(self, is_held: Mask, steps: FloatArray) -> FloatArray:
-        """Return the damped step of the parameters that move, where those held take `steps`."""
+        """Return the damped step of the parameters that move, [S, p].
+
+        Args:
+            is_held: the parameters that do not move, [S, p].
+            steps: the steps that those take, [S, p].
+        """
         moves = ~is_held
         curvature = self.curvature * moves[:, :, None] * moves[:, None, :]
         diagonal = np.einsum("sii->si", curvature)
@@ -177,7 +190,14 @@ class _State:
         evaluation: Evaluation,
         ratio: FloatArray,
     ) -> None:
-        """Move the starts whose trial is accepted, and damp by the `ratio` of the gain to the promised one."""
+        """Move the starts whose trial is accepted, and adapt the damping.
+
+        Args:
+            is_accepted: the starts that move, [S].
+            theta: where they move, [S, p].
+            evaluation: the objective there.
+            ratio: the gain over the promised one, [S].
+        """
         self.theta[is_accepted] = theta[is_accepted]
         self.cost[is_accepted] = evaluation.cost[is_accepted]
         self.gradient[is_accepted] = evaluation.gradient[is_accepted]

@@ -396,7 +396,18 @@ def _ridge_at_origin(
     ridge: FloatArray,
     prior_mean: float,
 ) -> tuple[float, float, FloatArray]:
-    """Fit a plane by weighted ridge regression, and return its value at distance 0, its leverage and residuals [n]."""
+    """Fit a plane by weighted ridge regression.
+
+    Args:
+        distance: positions of the runs [n, 3].
+        values: their values [n].
+        weights: their weights [n].
+        ridge: the prior's weight on the constant and the slopes [4].
+        prior_mean: the prior mean of the constant.
+
+    Returns:
+        The plane's value at distance 0, its leverage there, and the residuals [n].
+    """
     design = np.column_stack([np.ones(len(values)), distance])
     weighted = (design * weights[:, None]).T
     inverse = np.linalg.inv(weighted @ design + np.diag(ridge))

@@ -181,9 +181,15 @@ def _weigh(
     defaults: Defaults,
     log_distance: float,
 ) -> tuple[FloatArray, float, FloatArray]:
-    """Return weights [J] at this distance, the squared growth of errors, and the RMSE of each law at the cuts [J].
+    """Weigh the laws for a point.
 
-    `moments` [J, J] are those of the public sets.
+    Args:
+        tests: errors of the laws at the cuts.
+        moments: mean products of relative errors on the public sets, [J, J].
+        log_distance: how far the point's compute lies beyond the runs.
+
+    Returns:
+        Weights [J], the squared growth of errors, and the RMSE of each law at the cuts [J], NaN without one.
     """
     matrix = defaults.cuts * _scale_to_diagonal(moments)
     growth = defaults.growth**2
