@@ -48,11 +48,14 @@ def examine(
     theta: FloatArray,
     free: Mask,
 ) -> tuple[float, dict[str, float], tuple[str, ...]]:
-    """Return the condition number of the scaled Jacobian at θ [p] over `free`, standard errors, what is undetermined.
+    """Find out how well the runs determine the coefficients, from the scaled Jacobian at θ [p] over `free`.
 
     Standard errors are of the logarithm for scales and the outer exponent, of that of the distance for parameters of
     transforms, else absolute; infinite for directions that the runs do not see. Under a prior they are those of the
     posterior (Laplace), while the undetermined coefficients are those that the runs alone leave open.
+
+    Returns:
+        The condition number, the standard errors by name, and the names of undetermined coefficients.
     """
     if not free.any():
         return 1.0, {}, ()
@@ -434,7 +437,8 @@ def _judge(
     """Compare every run with the fit without it.
 
     Args:
-        theta: the fit [p] to the runs that `follows` marks, [n].
+        theta: the fit [p].
+        follows: the runs [n] that it was fitted to.
 
     Returns:
         The deviation of ln L of every run [n], and how large it may be [n].

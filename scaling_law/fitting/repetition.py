@@ -119,7 +119,7 @@ class RepeatedObjective(Objective):
         hold_transform: bool = False,
         rows: NDArray[np.int64] | None = None,
     ) -> Evaluation:
-        """Answer as any objective; the first stage of a search, which is to be quick, discounts tokens alone."""
+        """Evaluate as any objective; the first stage of a search, which is to be quick, discounts tokens alone."""
         if not hold_transform:
             return super().evaluate(theta, weight, rows=rows)
         self.of_tokens.penalty = self.penalty
