@@ -43,7 +43,7 @@ def peer(problem: Problem, theta: np.ndarray) -> tuple[float, float]:
     scale = 1e3  # the summed objective is of order 1e-3: its tolerances, which must be tight, are meant for order one
 
     def value(point: np.ndarray) -> tuple[float, np.ndarray]:
-        residual, jacobian = (part[0] for part in problem.objective.linearised(point[None]))
+        residual, jacobian = problem.objective.linearise_at(point)
         size = np.abs(residual)
         inner = np.minimum(size, problem.objective.huber_delta)
         slope = problem.objective.weight * inner

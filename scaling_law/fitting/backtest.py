@@ -19,7 +19,11 @@ from scaling_law.size.arrays import FloatArray
 
 
 @reads
-def backtest(train: Runs, test: Runs, laws: Mapping[str, Law | str | Forecaster]) -> Backtest:
+def backtest(
+    train: Runs,
+    test: Runs,
+    laws: Mapping[str, Law | str | Forecaster],
+) -> Backtest:
     """Forecast the held-out runs `test` from the runs `train` by each of `laws`, under their names.
 
     A law moves by one constant, its mean error on `train`, since losses of different corpora and tokenizers differ by
@@ -83,17 +87,19 @@ class Comparison(ResultTable):
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
-        return [
-            {"law": law, "part": part, "rmse": held_out.rmse, "largest": held_out.largest}
-            for law, parts in self.errors.items()
-            for part, held_out in parts.items()
-        ]
+        rows = []
+        for law, errors_by_part in self.errors.items():
+            for name, held_out in errors_by_part.items():
+                rows.append({"law": law, "part": name, "rmse": held_out.rmse, "largest": held_out.largest})
+        return rows
 
     def summary(self) -> Table:
         rows = {"joint": ["joint law"], "separate": ["Chinchilla for each E"]}
         for row in self.to_rows():
             rows[row["law"]].append(f"{row['rmse']:.4f} ({row['largest']:.3f})")
-        header = ["", *(f"{part} ({len(self.split.parts[part])} runs)" for part in self.errors["joint"])]
+        header = [""]
+        for name in self.errors["joint"]:
+            header.append(f"{name} ({len(self.split.parts[name])} runs)")
         title = f"RMSE (largest error) in nats; held out by {self.split.by}"
         return Table(header, list(rows.values()), title=title, warnings=self.joint.status.doubts)
 
@@ -116,7 +122,7 @@ def compare_with_separate_laws(
     elif select != "objective":
         raise InputError(f"select={select!r} must be 'objective' or 'rmse'")
 
-    separate = dict[float, FitResult]()
+    separate: dict[float, FitResult] = {}
     left_out = []
     for e in np.unique(np.concatenate([runs.experts for runs in split.parts.values()])):
         runs_of_e = split.train.subset(split.train.experts == e)
@@ -125,10 +131,10 @@ def compare_with_separate_laws(
         except ValueError:
             left_out.append(float(e))
 
-    parts = {name: runs for name, runs in split.parts.items() if len(runs)}
+    tables = {name: runs for name, runs in split.parts.items() if len(runs)}
     errors = {
-        "joint": {name: HeldOut(joint.errors_on(runs)) for name, runs in parts.items()},
-        "separate": {name: HeldOut(_errors_by_experts(separate, runs)) for name, runs in parts.items()},
+        "joint": {name: HeldOut(joint.errors_on(runs)) for name, runs in tables.items()},
+        "separate": {name: HeldOut(_errors_by_experts(separate, runs)) for name, runs in tables.items()},
     }
     return Comparison(joint, separate, split, errors, tuple(left_out))
 
@@ -143,9 +149,9 @@ def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
     """Choose the finished start of lowest RMSE on training plus validation runs, as the paper does."""
     if not len(validation):
         raise InputError("validation: no runs to select by")
-    used = result.runs.subset(result.used)
+    train = result.runs.subset(result.used)
     laws = [result.problem.objective.make_law(theta) for theta in result.finalists.theta]
-    scores = [rms(errors_of(law, used)) + rms(errors_of(law, validation)) for law in laws]
+    scores = [rms(errors_of(law, train)) + rms(errors_of(law, validation)) for law in laws]
     unchanged = ("n_starts", "prior", "warnings", "suspicious", "deviations", "set_aside")
     search = {name: getattr(result.status, name) for name in unchanged}
-    return describe(result.runs, result.problem, result.finalists, search, chosen=int(np.argmin(scores)))
+    return describe(result.runs, result.problem, result.finalists, search, index=int(np.argmin(scores)))

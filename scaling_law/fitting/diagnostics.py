@@ -7,6 +7,7 @@ fit without it, so that high leverage neither hides a bad run nor condemns a dis
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,176 +25,292 @@ Mask = NDArray[np.bool_]
 
 # The standard error up to which a coefficient counts as determined, in the units of `examine`.
 RESOLUTION = {SLOPE: 0.05, BY_DESIGN: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7, OUTER: 0.3, TRANSFORM: 0.7}
-RANK_TOLERANCE = 1e-7  # singular values this much below the largest count as zero
-CORE = 0.7  # the part of the runs that the trimmed fit rests on
-SAMPLED = 1024  # runs, at most, that the trimmed fit is searched on
-HALVES = 16  # random halves of the runs that the trimmed fit also starts from
-MOST = 0.3  # if a larger part of the runs is suspicious, the law or the table is wrong
-TAIL = 1e-6  # two-sided probability, in Student's t, beyond which a run is suspicious
-CHANCE = 1e-3  # probability that errors depend so much on a variable that makes no difference
-CONFOUNDED = 0.05  # part of a variable's variance that the law's own must leave, to be told apart
-SMALLEST = 0.01  # deviations of ln L below this are never suspicious
+# Singular values this much below the largest count as zero.
+RANK_TOLERANCE = 1e-7
+# Share of the runs that the trimmed fit rests on.
+CORE = 0.7
+# The trimmed fit is searched on at most this many runs, and also starts from this many random halves of them.
+SAMPLED = 1024
+HALVES = 16
+# If a larger share of the runs is suspicious, the law or the table is wrong.
+MOST = 0.3
+# A run is suspicious beyond this two-sided probability in Student's t, but never below this deviation of ln L.
+TAIL = 1e-6
+SMALLEST = 0.01
+# Probability that errors depend so much on a variable that makes no difference.
+CHANCE = 1e-3
+# Share of a variable's variance that the law's own must leave, to be told apart.
+CONFOUNDED = 0.05
 
 
-def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float, dict[str, float], tuple[str, ...]]:
-    """Condition number, standard errors and undetermined coefficients, from the scaled Jacobian at θ [p] over `free`.
+def examine(
+    objective: Objective,
+    theta: FloatArray,
+    free: Mask,
+) -> tuple[float, dict[str, float], tuple[str, ...]]:
+    """Find out how well the runs determine the coefficients, from the scaled Jacobian at θ [p] over `free`.
 
     Standard errors are of the logarithm for scales and the outer exponent, of that of the distance for parameters of
     transforms, else absolute; infinite for directions that the runs do not see. Under a prior they are those of the
-    posterior (Laplace), while `undetermined` is what the runs alone leave open.
+    posterior (Laplace), while the undetermined coefficients are those that the runs alone leave open.
+
+    Returns:
+        The condition number, the standard errors by name, and the names of undetermined coefficients.
     """
     if not free.any():
         return 1.0, {}, ()
-    tied = np.isin(objective.names, [*objective.tied])
-    # What is tied to a coefficient that is fixed at a bound does not move.
-    moving = free | (tied & np.any(objective.carry[:, free] != 0, axis=1))
-    names = [name for name, moves in zip(objective.names, moving, strict=True) if moves]
-    to_natural = (objective.to_natural @ objective.carry)[np.ix_(moving, free)]
-    residual, jacobian = (part[0] for part in objective.linearised(theta[None]))
+    names, to_natural = _moving_coefficients(objective, free)
+    residual, jacobian = objective.linearise_at(theta)
     influence = objective.influence(residual)
-    scale, singular, rotation = _decomposed(jacobian[:, free] * np.sqrt(influence)[:, None])
-    seen = singular > RANK_TOLERANCE * singular.max(initial=1e-300)
-    spare = int(np.sum(influence > 0)) - int(free.sum())
-    variance = float(influence @ residual**2 / spare) if spare > 0 else np.inf
-    # rows: parameters in the law's own coordinates, columns: singular directions
-    back = to_natural @ (rotation.T / scale[:, None])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        errors = np.sqrt(variance * np.sum((back[:, seen] / singular[seen]) ** 2, axis=1))
-    unseen = np.linalg.norm(back[:, ~seen], axis=1) > 1e-6 * np.linalg.norm(back, axis=1)
-    errors = np.where(unseen, np.inf, errors)
-    condition = float(singular[0] / singular[-1]) if singular[-1] > 0 else float("inf")
-    table = {name: float(error) for name, error in zip(names, errors, strict=True)}
-    roles = objective.form.roles
-    vague = tuple(name for name, error in table.items() if not error <= RESOLUTION[roles[name]])
+    root = np.sqrt(influence)[:, None]
+    scale, singular, rotation = _decompose(jacobian[:, free] * root)
+    condition_number = float("inf")
+    if singular[-1] > 0:
+        condition_number = float(singular[0] / singular[-1])
+
+    freedom = int(np.sum(influence > 0)) - int(free.sum())
+    variance = float(influence @ residual**2 / freedom) if freedom > 0 else np.inf
+    directions = to_natural @ (rotation.T / scale[:, None])
+    errors = _standard_errors(directions, singular, variance)
+    undetermined = []
+    for name, error in zip(names, errors, strict=True):
+        role = objective.form.roles[name]
+        if not error <= RESOLUTION[role]:
+            undetermined.append(name)
+
     if objective.penalty is not None:
-        rows = np.vstack([jacobian * np.sqrt(influence)[:, None], objective.prior_rows(theta)])[:, free]
-        variances = np.diag(to_natural @ np.linalg.inv(rows.T @ rows) @ to_natural.T) * objective.penalty.variance[0]
-        table = dict(zip(names, np.sqrt(variances).tolist(), strict=True))
-    return condition, table, vague
+        rows = np.vstack([jacobian * root, objective.prior_rows(theta)])[:, free]
+        covariance = to_natural @ np.linalg.inv(rows.T @ rows) @ to_natural.T
+        errors = np.sqrt(np.diag(covariance) * objective.penalty.variance[0])
+    return condition_number, dict(zip(names, errors.tolist(), strict=True)), tuple(undetermined)
 
 
-def _decomposed(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The norms of the columns, and the singular values and right singular vectors once scaled by these."""
+def _moving_coefficients(objective: Objective, free: Mask) -> tuple[list[str], FloatArray]:
+    """Return the coefficients that move with the parameters `free`, and the matrix [m, k] from these to them."""
+    # A coefficient that is tied to one at a bound does not move.
+    is_tied = np.isin(objective.names, [*objective.tied])
+    follows = np.any(objective.carry[:, free] != 0, axis=1)
+    is_moving = free | (is_tied & follows)
+    names = [name for name, moves in zip(objective.names, is_moving, strict=True) if moves]
+    to_natural = objective.to_natural @ objective.carry
+    return names, to_natural[np.ix_(is_moving, free)]
+
+
+def _standard_errors(
+    directions: FloatArray,
+    singular: FloatArray,
+    variance: float,
+) -> FloatArray:
+    """Compute standard errors [m] of coefficients; infinite where they move along a direction that is not seen.
+
+    Args:
+        directions: the coefficients in singular directions of the scaled Jacobian, [m, k].
+        singular: its singular values [k].
+        variance: that of ln L of one run.
+    """
+    is_seen = singular > RANK_TOLERANCE * singular.max(initial=1e-300)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        squares = np.sum((directions[:, is_seen] / singular[is_seen]) ** 2, axis=1)
+        errors = np.sqrt(variance * squares)
+    unseen_length = np.linalg.norm(directions[:, ~is_seen], axis=1)
+    is_open = unseen_length > 1e-6 * np.linalg.norm(directions, axis=1)
+    return np.where(is_open, np.inf, errors)
+
+
+def _decompose(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the norms of the columns, and the singular values and right singular vectors once scaled by these."""
     scale = np.linalg.norm(jacobian, axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     # All left vectors would be a matrix of rows × rows; all right ones come without them where there are enough rows.
     _, singular, rotation = np.linalg.svd(jacobian / scale, full_matrices=len(jacobian) < len(scale))
-    return scale, np.concatenate([singular, np.zeros(len(scale) - len(singular))]), rotation
+    zeros = np.zeros(len(scale) - len(singular))
+    return scale, np.concatenate([singular, zeros]), rotation
 
 
 def design_problems(problem: Problem) -> list[str]:
-    """Why the design of the runs cannot determine all the coefficients that are not fixed; empty if it can."""
-    form, problems = problem.objective.form, []
-    settings = problem.settings
-    free = {name for name in problem.objective.names if name not in settings.fixed and name not in settings.tied}
-    columns = {name: column[~problem.objective.one_sided] for name, column in problem.columns.items()}
+    """Say why the design of the runs cannot determine all the coefficients that are not fixed; empty if it can."""
+    objective = problem.objective
+    form = objective.form
+    free = {*objective.names} - {*problem.settings.fixed, *problem.settings.tied}
+    is_point = ~objective.one_sided
+    columns = {name: column[is_point] for name, column in problem.columns.items()}
+
+    problems = []
     count = len(columns["loss"])
     if count < len(free):
         runs = "1 run" if count == 1 else f"{count} runs"
-        problems.append(f"{runs} cannot determine {len(free)} coefficients ({', '.join(sorted(free))})")
+        names = ", ".join(sorted(free))
+        problems.append(f"{runs} cannot determine {len(free)} coefficients ({names})")
+
     constant = {name for name in form.variables if np.ptp(np.log(columns[name])) < 1e-6}
-    still = {t.name: {*t.variables} for t in form.transforms if {*t.variables} <= constant}
-    blind = {p.name for t in form.transforms if t.name in still for p in t.parameters}
-    for term in form.terms:
-        for name, features in term.features.items():
-            if any({*factors} & {*constant, *still} for _, factors in features):
-                blind.add(name)
+    blind = _blind_coefficients(form, constant)
     for variable in sorted(constant):
-        hit = free & {name for name in blind if variable in _variables(form, name)}
-        if hit:
-            what = f"{', '.join(sorted(hit))} are not identifiable"
-            problems.append(f"all runs have {variable}={columns[variable][0]:g}: {what}")
-    sizes = [name for name in form.variables if is_size(name) and name != "tokens"]
+        affected = [name for name in sorted(free & blind) if variable in _variables(form, name)]
+        if affected:
+            value = columns[variable][0]
+            problems.append(f"all runs have {variable}={value:g}: {', '.join(affected)} are not identifiable")
     if "tokens" in form.variables and count > 1:
-        for size in sizes:
-            ratio = np.log(columns["tokens"] / columns[size])
-            either = {n for n in free if len(_variables(form, n) & {size, "tokens"}) == 1}  # not both, as of a ladder
-            both = sorted(n for n in either if form.roles[n] in (SIZE, SLOPE))
-            if np.ptp(ratio) < 0.02 and both:
-                value = np.exp(ratio.mean())
-                problems.append(f"all runs have tokens/{size}={value:.3g}: {', '.join(both)} cannot be told apart")
+        problems += _equal_ratios(form, columns, free)
     return problems
 
 
-def _variables(form: Form, coefficient: str) -> set[str]:
-    """The variables that a coefficient multiplies, or that its transform reads; those of its term for a scale."""
-    variables: set[str] = set()
-    of_transform = {transform.name: {*transform.variables} for transform in form.transforms}
+def _blind_coefficients(form: Form, constant: set[str]) -> set[str]:
+    """Return the coefficients that do nothing but scale their term in runs of these `constant` variables."""
+    blind: set[str] = set()
+    still = set(constant)
     for transform in form.transforms:
-        variables |= of_transform[transform.name] if coefficient in {p.name for p in transform.parameters} else set()
+        if {*transform.variables} <= constant:
+            still.add(transform.name)
+            blind.update(p.name for p in transform.parameters)
     for term in form.terms:
-        features = term.features.get(coefficient, ())
-        names = term.factors if coefficient == term.scale else [name for _, factors in features for name in factors]
-        variables = variables.union(*(of_transform.get(name, {name}) for name in names))
+        for name, features in term.features.items():
+            if any({*factors} & still for _, factors in features):
+                blind.add(name)
+    return blind
+
+
+def _equal_ratios(
+    form: Form,
+    columns: dict[str, FloatArray],
+    free: set[str],
+) -> Iterator[str]:
+    """Say which of the `free` coefficients cannot be told apart where tokens are in one ratio to a size."""
+    for size in form.variables:
+        if not is_size(size) or size == "tokens":
+            continue
+        ratio = np.log(columns["tokens"] / columns[size])
+        if np.ptp(ratio) >= 0.02:
+            continue
+        names = []
+        for name in sorted(free):
+            # A coefficient of both, as that of a ladder, is determined.
+            is_of_one = len(_variables(form, name) & {size, "tokens"}) == 1
+            if is_of_one and form.roles[name] in (SIZE, SLOPE):
+                names.append(name)
+        if names:
+            value = np.exp(ratio.mean())
+            yield f"all runs have tokens/{size}={value:.3g}: {', '.join(names)} cannot be told apart"
+
+
+def _variables(form: Form, coefficient: str) -> set[str]:
+    """Return the variables that a coefficient multiplies, or that its transform reads; those of its term for a scale.
+
+    A transform among them stands for the variables that it reads.
+    """
+    variables: set[str] = set()
+    variables_of_transform = {transform.name: {*transform.variables} for transform in form.transforms}
+    for transform in form.transforms:
+        if any(p.name == coefficient for p in transform.parameters):
+            variables.update(variables_of_transform[transform.name])
+    for term in form.terms:
+        names = {*term.factors} if coefficient == term.scale else set()
+        for _, factors in term.features.get(coefficient, ()):
+            names.update(factors)
+        for name in names:
+            variables.update(variables_of_transform.get(name, {name}))
     return variables
 
 
-def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: FloatArray) -> tuple[str, ...]:
-    """A sentence on each variable that varies in the runs, not in the law, and on which its `errors` [n] depend, nats.
+def omitted_variables(
+    problem: Problem,
+    theta: FloatArray,
+    runs: Runs,
+    errors: FloatArray,
+) -> tuple[str, ...]:
+    """Say which variables vary in the runs, not in the law, and on which of these its `errors` [n], nats, depend.
 
     That is an F test at `CHANCE` for its logarithm and the square of it, beside the Jacobian at θ [p]. A variable
     whose effect the runs cannot tell from that of the law's own is named, too; one that follows from others is not.
     """
-    from scipy.special import fdtrc
-
-    used, sentences = problem.measured, []
-    residual, jacobian = (part[0][used] for part in problem.objective.linearised(theta[None]))
-    variables, columns = problem.objective.form.variables, jacobian[:, problem.free(theta)]
-    tested = [np.ones(len(columns)), *(runs[name][used] for name in variables if not is_size(name))]
-    for name in [name for name in DESIGN_VARIABLES if name in runs and name not in variables]:
-        values = runs[name][used]
-        if not np.isfinite(values).all() or _distinct(*tested) == _distinct(*tested, values):
+    is_point = problem.measured
+    residual, jacobian = (values[is_point] for values in problem.objective.linearise_at(theta))
+    variables = problem.objective.form.variables
+    columns = jacobian[:, problem.free(theta)]
+    tested = [np.ones(len(columns))]
+    tested += [runs[name][is_point] for name in variables if not is_size(name)]
+    sentences = []
+    for name in DESIGN_VARIABLES:
+        if name not in runs or name in variables:
+            continue
+        values = runs[name][is_point]
+        follows = _count_distinct(*tested) == _count_distinct(*tested, values)
+        if follows or not np.isfinite(values).all():
             continue
         tested.append(values)
-        means = _means(values, errors[used])
-        x = np.log(values) if min(means) > 0 else values
-        x = (x - x.mean()) / x.std()
-        more = np.column_stack([columns, x[:, None] ** np.arange(1, min(len(means), 3))])
-        (before, rank), (after, larger) = _unexplained(residual, columns), _unexplained(residual, more)
-        added, spare = larger - rank, len(x) - larger
+
+        means = _mean_errors(values, errors[is_point])
+        x = _standardise(np.log(values) if min(means) > 0 else values)
+        powers = x[:, None] ** np.arange(1, min(len(means), 3))
+        extended = np.column_stack([columns, powers])
+        probability, freedom = _test_columns(residual, columns, extended)
+        is_confounded = not freedom or _unexplained(x, columns)[0] < CONFOUNDED * len(x)
         label = "E" if name == "experts" else name
-        if not spare or _unexplained(x, columns)[0] < CONFOUNDED * len(x):
-            said = f", and the runs cannot tell its effect from that of {enumerated(variables)}"
-        elif fdtrc(added, spare, (before - after) / added / max(after / spare, 1e-300)) < CHANCE:
-            low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-            ends = f"{means[low]:+.3f} nats at {label} = {low:g} and {means[high]:+.3f} at {label} = {high:g}"
-            said = f": its mean error is {ends}"
+        sentence = f"{label} varies in the runs but not in this law"
+        if is_confounded:
+            sentence += f", and the runs cannot tell its effect from that of {enumerated(variables)}"
+        elif probability < CHANCE:
+            low = min(means, key=means.__getitem__)
+            high = max(means, key=means.__getitem__)
+            sentence += f": its mean error is {means[low]:+.3f} nats at {label} = {low:g}"
+            sentence += f" and {means[high]:+.3f} at {label} = {high:g}"
         else:
             continue
-        columns = more
-        sentences.append(f"{label} varies in the runs but not in this law{said}")
+        columns = extended
+        sentences.append(sentence)
     return tuple(sentences)
 
 
-def depends(residual: FloatArray, columns: FloatArray, x: FloatArray) -> bool:
-    """Whether residuals [n] depend on a variable x [n] or its square beside the `columns` [n, k], by an F test."""
+def depends(
+    residual: FloatArray,
+    columns: FloatArray,
+    x: FloatArray,
+) -> bool:
+    """Test, by an F test, if residuals [n] depend on a variable x [n] or its square beside the `columns` [n, k]."""
+    x = _standardise(x)
+    probability, _ = _test_columns(residual, columns, np.column_stack([columns, x, x**2]))
+    return probability < CHANCE
+
+
+def _standardise(x: FloatArray) -> FloatArray:
+    return (x - x.mean()) / max(float(x.std()), 1e-300)
+
+
+def _test_columns(
+    residual: FloatArray,
+    columns: FloatArray,
+    extended: FloatArray,
+) -> tuple[float, int]:
+    """Test, by an F test, what the further columns of `extended` [n, l] explain of residuals [n].
+
+    Returns the probability that they explain so much by chance, 1 where there is nothing to test, and the degrees of
+    freedom that they leave.
+    """
     from scipy.special import fdtrc
 
-    x = (x - x.mean()) / max(float(x.std()), 1e-300)
-    (before, rank), (after, larger) = (
-        _unexplained(residual, columns),
-        _unexplained(residual, np.column_stack([columns, x, x**2])),
-    )
-    added, spare = larger - rank, len(x) - larger
-    if not added or spare < 1:
-        return False
-    return bool(fdtrc(added, spare, (before - after) / added / max(after / spare, 1e-300)) < CHANCE)
+    squares, rank = _unexplained(residual, columns)
+    squares_left, rank_extended = _unexplained(residual, extended)
+    added = rank_extended - rank
+    freedom = len(residual) - rank_extended
+    if not added or freedom < 1:
+        return 1.0, freedom
+    ratio = (squares - squares_left) / added / max(squares_left / freedom, 1e-300)
+    return float(fdtrc(added, freedom, ratio)), freedom
 
 
-def _means(values: FloatArray, errors: FloatArray) -> dict[float, float]:
-    """The mean error of each value [n]."""
-    distinct, place = np.unique(values, return_inverse=True)
-    means = np.bincount(place, errors) / np.bincount(place)
+def _mean_errors(values: FloatArray, errors: FloatArray) -> dict[float, float]:
+    """Average the errors [n] of each value [n]."""
+    distinct, index = np.unique(values, return_inverse=True)
+    means = np.bincount(index, errors) / np.bincount(index)
     return dict(zip(distinct.tolist(), means.tolist(), strict=True))
 
 
-def _distinct(*columns: FloatArray) -> int:
-    """How many different rows these columns [n] have."""
+def _count_distinct(*columns: FloatArray) -> int:
+    """Count the different rows of these columns [n]."""
     return len(np.unique(np.column_stack(columns), axis=0))
 
 
 def _unexplained(residual: FloatArray, columns: FloatArray) -> tuple[float, int]:
-    """The sum of squares that no combination of the columns [n, k] explains, and their rank."""
+    """Return the sum of squares that no combination of the columns [n, k] explains, and their rank."""
     scaled = columns / np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
     solution, _, rank, _ = np.linalg.lstsq(scaled, residual, rcond=RANK_TOLERANCE)
     return float(np.sum((residual - scaled @ solution) ** 2)), int(rank)
@@ -213,93 +330,160 @@ class Outliers:
 
 
 def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
-    """The suspicious runs among those used, from the fit θ [p] to all of them.
+    """Find the suspicious runs among those used, from the fit θ [p] to all of them.
 
     A one-sided run is suspicious only if the law of the others lies above it.
     """
-    weight, loss = problem.objective.weight, problem.columns["loss"]
-    used, one_sided = problem.used, problem.objective.one_sided
-    residual = -problem.objective.residuals(theta[None])[0]
-    if np.all((np.abs(residual) <= SMALLEST)[used] | (one_sided & (residual > 0))[used]):
-        return Outliers(np.zeros_like(used), residual, theta, False)
-    problem = problem.with_constant_below(float(np.quantile(loss[used], MOST)))  # a bad run must not limit it
-    sample = problem.sample(SAMPLED)
-    kept, theta = _core(sample, theta)
-    if sample is not problem:
-        measured = problem.measured
-        nearest, _ = _nearest(problem, theta[None], measured, int(np.ceil(CORE * measured.sum())))
-        kept = nearest[0] | (used & ~measured)
+    objective = problem.objective
+    is_used = problem.used
+    deviation = -objective.residuals(theta[None])[0]
+    is_ordinary = (np.abs(deviation) <= SMALLEST) | (objective.one_sided & (deviation > 0))
+    if np.all(is_ordinary[is_used]):
+        return Outliers(np.zeros_like(is_used), deviation, theta, False)
+
+    # A bad run must not limit the constant.
+    losses = problem.columns["loss"][is_used]
+    problem = problem.with_constant_below(float(np.quantile(losses, MOST)))
+    follows, theta = _find_core(problem, theta)
     for _ in range(20):
-        deviation, limit = _judge(problem, theta, kept)
-        agree = used & ((np.abs(deviation) <= limit) | (one_sided & (deviation > 0)))
-        if np.array_equal(agree, kept):
+        deviation, limit = _judge(problem, theta, follows)
+        is_ordinary = (np.abs(deviation) <= limit) | (objective.one_sided & (deviation > 0))
+        agrees = is_used & is_ordinary
+        if np.array_equal(agrees, follows):
             break
-        kept, theta = agree, _refit(problem, theta[None], (weight * agree)[None])[0]
-    suspicious = used & ~kept
-    return Outliers(suspicious, deviation, theta, bool(suspicious.sum() > MOST * used.sum()))
+        follows = agrees
+        theta = _refit(problem, theta[None], (objective.weight * agrees)[None])[0]
+    suspicious = is_used & ~follows
+    return Outliers(suspicious, deviation, theta, bool(suspicious.sum() > MOST * is_used.sum()))
 
 
-def _core(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
-    """The runs [n] of the best trimmed fit, one-sided ones included, and that fit."""
+def _find_core(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
+    """Return the runs [n] of the best trimmed fit, one-sided ones included, and that fit; of many, from a sample."""
+    sample = problem.sample(SAMPLED)
+    core, theta = _trim(sample, theta)
+    if sample is problem:
+        return core, theta
+    is_point = problem.measured
+    nearest, _ = _nearest(problem, theta[None], is_point, int(np.ceil(CORE * is_point.sum())))
+    return nearest[0] | (problem.used & ~is_point), theta
+
+
+def _trim(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
+    """Fit the runs that lie nearest to their own fit, from θ [p] and from random halves.
+
+    Returns these runs [n], one-sided ones included, and the fit [p].
+    """
     weight = problem.objective.weight
-    used, free = problem.measured, int(np.sum(problem.lower < problem.upper))
-    bounds = problem.used & ~used
-    count = int(used.sum())
-    size = min(count, max(int(np.ceil(CORE * count)), (count + free + 1) // 2))
+    is_point = problem.measured
+    is_bound = problem.used & ~is_point
+    n_points = int(is_point.sum())
+    n_free = int(np.sum(problem.lower < problem.upper))
+    size = min(n_points, max(int(np.ceil(CORE * n_points)), (n_points + n_free + 1) // 2))
+    half_size = max(n_points // 2, min(n_points, n_free + 1))
+
     rng = np.random.default_rng(0)
-    rows = np.flatnonzero(used)
-    halves = np.tile(bounds.astype(float), (HALVES, 1))
+    rows = np.flatnonzero(is_point)
+    halves = np.tile(is_bound.astype(float), (HALVES, 1))
     for half in halves:
-        half[rng.permutation(rows)[: max(count // 2, min(count, free + 1))]] = 1.0
-    start = np.tile(theta, (HALVES, 1))  # some halves are free of the bad runs that pulled θ
-    points = np.concatenate([theta[None], _refit(problem, start, weight * halves, 1e-4)])
-    kept, _ = _nearest(problem, points, used, size)
-    for steps in (2, 30):  # all for two steps; then the best few until nothing changes
+        sampled_rows = rng.permutation(rows)[:half_size]
+        half[sampled_rows] = 1.0
+    # Some halves are free of the bad runs that pulled θ.
+    points = _refit(problem, np.tile(theta, (HALVES, 1)), weight * halves, 1e-4)
+    points = np.concatenate([theta[None], points])
+
+    core, _ = _nearest(problem, points, is_point, size)
+    # All move for two steps, then the best few until nothing changes.
+    for steps in (2, 30):
         for _ in range(steps):
-            points = _refit(problem, points, weight * (kept | bounds), 1e-5)
-            before, (kept, distance) = kept, _nearest(problem, points, used, size)
-            if np.array_equal(before, kept):
+            points = _refit(problem, points, weight * (core | is_bound), 1e-5)
+            previous_core = core
+            core, squares = _nearest(problem, points, is_point, size)
+            if np.array_equal(previous_core, core):
                 break
-        best = np.argsort(distance, kind="stable")[:4]
-        points, kept, distance = points[best], kept[best], distance[best]
-    return kept[0] | bounds, points[0]
+        best = np.argsort(squares, kind="stable")[:4]
+        points = points[best]
+        core = core[best]
+    return core[0] | is_bound, points[0]
 
 
-def _nearest(problem: Problem, points: FloatArray, used: Mask, size: int) -> tuple[NDArray[np.bool_], FloatArray]:
-    """The `size` used runs nearest to each θ [S, p] as a mask [S, n], and the sum of their squared distances [S]."""
-    distance = np.where(used, np.abs(problem.objective.residuals(points)), np.inf)
+def _nearest(
+    problem: Problem,
+    points: FloatArray,
+    is_point: Mask,
+    size: int,
+) -> tuple[Mask, FloatArray]:
+    """Find the runs nearest to each of several fits.
+
+    Args:
+        points: the fits θ [S, p].
+        is_point: the runs to choose from [n].
+        size: how many to choose.
+
+    Returns:
+        A mask of the nearest runs [S, n], and the sum of their squared distances [S].
+    """
+    distance = np.where(is_point, np.abs(problem.objective.residuals(points)), np.inf)
     order = np.argsort(distance, axis=1, kind="stable")[:, :size]
-    kept = np.zeros(distance.shape, bool)
-    np.put_along_axis(kept, order, True, axis=1)
-    return kept, np.sum(np.take_along_axis(distance, order, axis=1) ** 2, axis=1)
+    is_near = np.zeros(distance.shape, bool)
+    np.put_along_axis(is_near, order, True, axis=1)
+    return is_near, np.sum(np.take_along_axis(distance, order, axis=1) ** 2, axis=1)
 
 
-def _judge(problem: Problem, theta: FloatArray, kept: Mask) -> tuple[FloatArray, FloatArray]:
-    """Deviation of ln L of every run from the fit without it [n], and how large it may be [n]."""
+def _judge(
+    problem: Problem,
+    theta: FloatArray,
+    follows: Mask,
+) -> tuple[FloatArray, FloatArray]:
+    """Compare every run with the fit without it.
+
+    Args:
+        theta: the fit [p].
+        follows: the runs [n] that it was fitted to.
+
+    Returns:
+        The deviation of ln L of every run [n], and how large it may be [n].
+    """
     from scipy.special import stdtrit
 
+    objective = problem.objective
     free = problem.free(theta)
-    residual, jacobian = (part[0] for part in problem.objective.linearised(theta[None]))
-    active = kept & ~problem.objective.idle(residual)
-    residual, jacobian = -residual, jacobian[:, free]
-    weight = float(problem.objective.weight[kept].mean())
-    prior = problem.objective.prior_rows(theta)[:, free] / np.sqrt(weight)
-    scale, singular, rotation = _decomposed(np.vstack([jacobian[active], prior]))
+    residual, jacobian = objective.linearise_at(theta)
+    is_active = follows & ~objective.is_idle(residual)
+    residual = -residual
+    jacobian = jacobian[:, free]
+
+    mean_weight = float(objective.weight[follows].mean())
+    prior = objective.prior_rows(theta)[:, free] / np.sqrt(mean_weight)
+    scale, singular, rotation = _decompose(np.vstack([jacobian[is_active], prior]))
     singular = np.maximum(singular, RANK_TOLERANCE * singular.max(initial=1e-300))
-    leverage = np.sum((jacobian / scale @ rotation.T / singular) ** 2, axis=1)
-    alone = np.where(active, np.maximum(1.0 - leverage, 1e-12), 1.0)  # a run of leverage 1 is its own prediction
-    fitted = float(leverage[active].sum()) if len(prior) else int(free.sum())
-    spare = int(active.sum()) - fitted
-    if spare < 1:
+    directions = jacobian / scale @ rotation.T
+    leverage = np.sum((directions / singular) ** 2, axis=1)
+    n_coefficients = float(leverage[is_active].sum()) if len(prior) else int(free.sum())
+    freedom = int(is_active.sum()) - n_coefficients
+    if freedom < 1:
         return residual, np.full(len(residual), np.inf)
-    judged = active & (leverage < 0.9)
-    sigma = 1.4826 * float(np.median(np.abs(residual[judged]) / np.sqrt(alone[judged]))) if judged.any() else np.inf
-    deviation = residual / alone
-    spread = sigma * np.where(active, 1.0 / np.sqrt(alone), np.sqrt(1.0 + leverage))
-    limit = np.maximum(-float(stdtrit(spare, TAIL / 2)) * spread, SMALLEST)
-    return deviation, limit
+
+    # The share of a run's error that is left once it has pulled the fit: a run of leverage 1 predicts itself.
+    share_left = np.where(is_active, np.maximum(1.0 - leverage, 1e-12), 1.0)
+    is_typical = is_active & (leverage < 0.9)
+    sigma = np.inf
+    if is_typical.any():
+        sizes = np.abs(residual[is_typical]) / np.sqrt(share_left[is_typical])
+        sigma = 1.4826 * float(np.median(sizes))
+    spread = sigma * np.where(is_active, 1.0 / np.sqrt(share_left), np.sqrt(1.0 + leverage))
+    quantile = -float(stdtrit(freedom, TAIL / 2))
+    return residual / share_left, np.maximum(quantile * spread, SMALLEST)
 
 
-def _refit(problem: Problem, theta: FloatArray, weight: FloatArray, tolerance: float = 1e-8) -> FloatArray:
-    """Fits from θ [S, p] with weights [S, n], stopped early: flat directions do not hide a bad run."""
-    return problem.solve(theta, weight, max_iterations=100 if tolerance < 1e-6 else 30, tolerance=tolerance).theta
+def _refit(
+    problem: Problem,
+    theta: FloatArray,
+    weight: FloatArray,
+    tolerance: float = 1e-8,
+) -> FloatArray:
+    """Fit from each θ [S, p] with weights [S, n].
+
+    The fit is stopped early: flat directions do not hide a bad run.
+    """
+    max_iterations = 100 if tolerance < 1e-6 else 30
+    return problem.solve(theta, weight, max_iterations=max_iterations, tolerance=tolerance).theta

@@ -18,7 +18,14 @@ from hub.base.inputs import as_it_is, reads, whole
 from hub.base.progress import progress_line
 from hub.base.tables import Table
 from scaling_law.figures.law_figures import predicted_against_observed
-from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
+from scaling_law.fitting.diagnostics import (
+    MOST,
+    Outliers,
+    design_problems,
+    examine,
+    find_outliers,
+    omitted_variables,
+)
 from scaling_law.fitting.holdout import Forecaster, Ranking, backtest_at_cuts, rank_kinds, rms
 from scaling_law.fitting.prior import Prior, read_prior, under
 from scaling_law.fitting.problem import BATCH, Problem, make_problem, start_points, variables_of
@@ -48,17 +55,24 @@ from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
-AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
+# Starts within this relative distance of the best objective agree with it.
+AGREEMENT = 1e-6
 # Options of the first stage.
 HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}
 LEAVE_OUT = 'outliers="set_aside" leaves them out'
-ALL = "all"  # kinds of laws
+# This asks for the best of all kinds of laws.
+ALL = "all"
 NO_CUT = "no cut of compute leaves six runs of three sizes below it"
-SEARCHED = 1024  # runs, at most, that starts are searched on; the best `FINALISTS` end on all runs
+# Starts that enter the second stage, of the scaled grid and the paper's.
+DEFAULT_RELEASE = {"scaled": 64, "paper": 256}
+# Starts are searched on at most this many runs; the best `FINALISTS` end on all runs.
+SEARCHED = 1024
 FINALISTS = 8
-MANY = 1000  # starts, of which those that share a basin are solved once
+# Of more starts than this, those that share a basin are solved once.
+MANY = 1000
 
 
 @dataclass(frozen=True)
@@ -98,7 +112,7 @@ class FitStatus:
 
     @property
     def trusted(self) -> bool:
-        """Whether the optimum is reached, of runs that one law describes."""
+        """True if the optimum is reached and one law describes the runs."""
         return self.converged and not self.blended
 
     @property
@@ -106,31 +120,32 @@ class FitStatus:
         state = "converged" if self.converged else "NOT converged"
         agreement = f"{self.n_agree} of the {self.n_released} best of {self.n_starts} starts agree"
         vague = ", ".join(dict.fromkeys(self.undetermined + self.bounds_hit))
-        open_to = "left to the prior" if self.prior else "not determined by the data"
-        rest = f"{open_to}: {vague}" if vague else "all coefficients determined"
+        determination = "all coefficients determined"
+        if vague:
+            reason = "left to the prior" if self.prior else "not determined by the data"
+            determination = f"{reason}: {vague}"
         ties = "".join(f"; {name} = {leader}" for name, leader in self.tied.items())
-        return f"{state}, {agreement}; {rest}{ties}"
+        return f"{state}, {agreement}; {determination}{ties}"
 
     @property
     def messages(self) -> tuple[str, ...]:
         """The status as sentences, most important first."""
-        sentences = [] if self.converged else ["The best start did not converge: the optimum is not reached."]
-        sentences += [f"{text[0].upper()}{text[1:]}." for text in (*self.doubts, *self.omitted, *self.warnings)]
-        if self.n_agree < max(2, self.n_released // 10) and self.n_released > 1:
+        sentences = []
+        if not self.converged:
+            sentences.append("The best start did not converge: the optimum is not reached.")
+        for text in (*self.doubts, *self.omitted, *self.warnings):
+            sentences.append(f"{text[0].upper()}{text[1:]}.")
+        few = max(2, self.n_released // 10)
+        if self.n_agree < few and self.n_released > 1:
             sentences.append(f"Only {self.n_agree} of {self.n_released} starts reached the best objective.")
         if self.suspicious:
-            pairs = zip(self.suspicious[:10], self.deviations, strict=False)
-            names = ", ".join(f"{name} ({nats:+.3g} nats)" for name, nats in pairs)
-            count = "1 run lies" if len(self.suspicious) == 1 else f"{len(self.suspicious)} runs lie"
-            fate = "set aside" if self.set_aside else f"still fitted; {LEAVE_OUT}"
-            more = ", …" if len(self.suspicious) > 10 else ""
-            sentences.append(f"{count} far from the law of the others ({fate}): {names}{more}.")
+            sentences.append(self._list_suspicious())
         if self.bounds_hit:
             sentences.append(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
         if self.undetermined:
-            each = [f"{name} ({self.error_in_words(name)})" for name in self.undetermined]
-            so = f", so as in the prior from {self.prior}" if self.prior else ""
-            sentences.append(f"Not determined by these runs{so}: {', '.join(each)}.")
+            errors = [f"{name} ({self.error_in_words(name)})" for name in self.undetermined]
+            source = f", so as in the prior from {self.prior}" if self.prior else ""
+            sentences.append(f"Not determined by these runs{source}: {', '.join(errors)}.")
         if not self.prior and (self.bounds_hit or self.undetermined):
             sentences.append(
                 "These coefficients are not identifiable from the runs. Trust predictions inside the fitted range; "
@@ -138,23 +153,36 @@ class FitStatus:
             )
         return (*sentences, *self.repetition)
 
+    def _list_suspicious(self) -> str:
+        """List the first ten suspicious runs with their deviations in a sentence."""
+        count = len(self.suspicious)
+        subject = "1 run lies" if count == 1 else f"{count} runs lie"
+        fate = "set aside" if self.set_aside else f"still fitted; {LEAVE_OUT}"
+        pairs = zip(self.suspicious[:10], self.deviations, strict=False)
+        names = ", ".join(f"{name} ({nats:+.3g} nats)" for name, nats in pairs)
+        ellipsis = ", …" if count > 10 else ""
+        return f"{subject} far from the law of the others ({fate}): {names}{ellipsis}."
+
     def error_in_words(self, name: str) -> str:
+        """Format the standard error of a coefficient, as a factor where it is that of a logarithm."""
         error = self.standard_errors[name]
         if not np.isfinite(error):
             return "not determined at all"
         if name not in self.logarithmic and name not in self.distances:
             return f"± {error:.2g}"
-        what = f" of {self.distances[name]}" if name in self.distances else ""
-        return f"×÷ {np.exp(error):.3g}{what}" if error < np.log(1e6) else f"more than ×÷ 1e6{what}"
+        distance = f" of {self.distances[name]}" if name in self.distances else ""
+        if error >= np.log(1e6):
+            return f"more than ×÷ 1e6{distance}"
+        return f"×÷ {np.exp(error):.3g}{distance}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Infinite numbers become None."""
-        return asdict(self) | {
-            "standard_errors": {name: finite(error) for name, error in self.standard_errors.items()},
-            "condition_number": finite(self.condition_number),
-            "verdict": self.verdict,
-            "messages": list(self.messages),
-        }
+        """Return the status as plain JSON values, None for infinite numbers."""
+        values = asdict(self)
+        values["standard_errors"] = {name: finite(error) for name, error in self.standard_errors.items()}
+        values["condition_number"] = finite(self.condition_number)
+        values["verdict"] = self.verdict
+        values["messages"] = list(self.messages)
+        return values
 
     def __str__(self) -> str:
         return self.verdict
@@ -187,12 +215,12 @@ class FitResult(Answer, Generic[LawT_co]):
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """One for each coefficient."""
+        """One row for each coefficient."""
         return tuple(self.to_rows())
 
     @property
     def trusted(self) -> bool:
-        """Whether the optimum is reached, of runs that one law describes."""
+        """True if the optimum is reached and one law describes the runs."""
         return self.status.trusted
 
     @property
@@ -221,106 +249,140 @@ class FitResult(Answer, Generic[LawT_co]):
         return errors_of(self.law, self.runs)
 
     def errors_on(self, runs: Runs) -> FloatArray:
+        """Return predicted minus observed loss of other runs, nats per token, [n]."""
         return errors_of(self.law, runs)
 
     def rmse_by_experts(self) -> dict[float, float]:
+        """Return the RMSE for each E, nats per token."""
         return {e: rms(errors) for e, errors in self._errors_by_experts().items()}
 
     def bias_by_experts(self) -> dict[float, float]:
-        """Mean of predicted minus observed for each E."""
+        """Return the mean of predicted minus observed for each E."""
         return {e: float(errors.mean()) for e, errors in self._errors_by_experts().items()}
 
     def _errors_by_experts(self) -> dict[float, FloatArray]:
-        errors, experts = self.residuals[self.measured], self.runs.experts[self.measured]
+        errors = self.residuals[self.measured]
+        experts = self.runs.experts[self.measured]
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
     @reads(n_resamples=whole(2), seed=whole())
-    def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
-        """Refits to resampled trunks, from the optimum; under a prior, each with a mean drawn from it."""
+    def bootstrap(
+        self,
+        n_resamples: int = 1000,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> Bootstrap:
+        """Refit to resampled trunks, from the optimum; under a prior, each with a mean drawn from it."""
         return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress)
 
     def facts(self) -> dict[str, Any]:
-        return (
-            {
-                "law": self.law.name,
-                "coefficients": self.law.coefficients,
-                "objective": self.objective,
-                "rmse": self.rmse,
-                "runs": int(self.used.sum()),
-                "source": self.runs.source,
-                "loss": self.runs.loss_name,
-                "vocab_size": self.runs.vocab_size,
-                "settings": self.problem.settings.to_dict(),
-                "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
-                "status": self.status.to_dict(),
-            }
-            | ({"kinds": self.kinds.to_dict()} if self.kinds else {})
-            | self._facts_of_repetition()
-        )
-
-    def _facts_of_repetition(self) -> dict[str, Any]:
-        return {} if self.repetition is None else {"repetition": asdict(self.repetition)}
+        facts: dict[str, Any] = {
+            "law": self.law.name,
+            "coefficients": self.law.coefficients,
+            "objective": self.objective,
+            "rmse": self.rmse,
+            "runs": int(self.used.sum()),
+            "source": self.runs.source,
+            "loss": self.runs.loss_name,
+            "vocab_size": self.runs.vocab_size,
+            "settings": self.problem.settings.to_dict(),
+            "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
+            "status": self.status.to_dict(),
+        }
+        if self.kinds is not None:
+            facts["kinds"] = self.kinds.to_dict()
+        if self.repetition is not None:
+            facts["repetition"] = asdict(self.repetition)
+        return facts
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row per coefficient; the standard error is NaN where it is fixed or at a bound."""
-        status, settings, values = self.status, self.problem.settings, self.law.coefficients
-        fixed = {*settings.fixed}
+        """Return one row per coefficient; the standard error is NaN where it is fixed or at a bound."""
+        status = self.status
+        tied = self.problem.settings.tied
         vague = {*status.undetermined, *status.bounds_hit}
+        fixed = {*self.problem.settings.fixed}
+        values = dict(self.law.coefficients)
         if self.repetition is not None:
-            values = values | self.repetition.coefficients
-            fixed |= {*self.repetition.coefficients} - {*self.repetition.errors}
-        return [
-            {
+            values.update(self.repetition.coefficients)
+            fixed.update(self.repetition.coefficients.keys() - self.repetition.errors.keys())
+        rows = []
+        for name, value in values.items():
+            row = {
                 "coefficient": name,
                 "value": value,
                 "standard_error": status.standard_errors.get(name, float("nan")),
                 "of_logarithm": name in status.logarithmic,
                 "fixed": name in fixed,
-                "tied_to": settings.tied.get(name),
+                "tied_to": tied.get(name),
                 "at_bound": name in status.bounds_hit,
-                "determined": name not in fixed and settings.tied.get(name, name) not in vague,
+                "determined": name not in fixed and tied.get(name, name) not in vague,
             }
-            for name, value in values.items()
-        ]
+            rows.append(row)
+        return rows
 
     def summary(self) -> RenderableType:  # type: ignore[override]
         from rich.console import Group
+
+        tables = [self._coefficient_table(), self._experts_table()]
+        if self.kinds is not None:
+            tables.insert(0, self.kinds.summary())
+        return Group(self._heading(), *tables)
+
+    def _heading(self) -> Text:
+        """Return the verdict, the formula, and how many runs of which table were fitted."""
         from rich.text import Text
 
         status = self.status
         count = f"{int(self.used.sum())} runs of {status.n_trunks} trunks ({status.trunk_source})"
+        if status.set_aside:
+            count += f", {len(status.set_aside)} set aside"
         bounds = int((self.used & ~self.measured).sum())
-        aside = f", {len(status.set_aside)} set aside" if status.set_aside else ""
-        aside += f", {bounds} as upper bounds" if bounds else ""
+        if bounds:
+            count += f", {bounds} as upper bounds"
         vocabulary = f", vocabulary {self.runs.vocab_size:,}" if self.runs.vocab_size else ""
-        head = Text(f"{self.verdict}\n")
-        head.append(f"{self.law.formula}\n", style="bold")
-        head.append(f"{count}{aside} from {self.runs.source}, {self.runs.loss_name}{vocabulary}; ")
-        head.append(f"objective {self.objective:.6g}")
-        rows, styles = [], []
+        heading = Text(f"{self.verdict}\n")
+        heading.append(f"{self.law.formula}\n", style="bold")
+        heading.append(f"{count} from {self.runs.source}, {self.runs.loss_name}{vocabulary}; ")
+        heading.append(f"objective {self.objective:.6g}")
+        return heading
+
+    def _coefficient_table(self) -> Table:
+        """Lay out the coefficients with their standard errors, in yellow those that the runs do not determine."""
+        status = self.status
+        rows = []
+        styles = []
         for row in self.to_rows():
-            name, doubtful = row["coefficient"], not (row["determined"] or row["fixed"])
-            error = status.error_in_words(name) if status.standard_errors.get(name) else ""
-            vague = "left to the prior" if status.prior else "not determined"
-            note = "at a bound" if row["at_bound"] else vague if doubtful else ""
-            note = f"= {row['tied_to']}" if row["tied_to"] else note
-            rows.append((name, f"{row['value']:.5g}", "fixed" if row["fixed"] else error, note))
-            styles.append("yellow" if doubtful else "")
-        coefficients = Table(("", "value", "standard error", ""), rows, title="Coefficients", styles=styles)
-        by_experts = Table(
+            name = row["coefficient"]
+            is_doubtful = not (row["determined"] or row["fixed"])
+            error = "fixed" if row["fixed"] else ""
+            if not row["fixed"] and status.standard_errors.get(name):
+                error = status.error_in_words(name)
+            note = ""
+            if row["tied_to"]:
+                note = f"= {row['tied_to']}"
+            elif row["at_bound"]:
+                note = "at a bound"
+            elif is_doubtful:
+                note = "left to the prior" if status.prior else "not determined"
+            rows.append((name, f"{row['value']:.5g}", error, note))
+            styles.append("yellow" if is_doubtful else "")
+        return Table(("", "value", "standard error", ""), rows, title="Coefficients", styles=styles)
+
+    def _experts_table(self) -> Table:
+        """Lay out the errors for each E, with the status below."""
+        rows = []
+        for e, errors in self._errors_by_experts().items():
+            rows.append((f"{e:g}", len(errors), f"{rms(errors):.4f}", f"{errors.mean():+.4f}"))
+        return Table(
             ("E", "runs", "RMSE", "mean error"),
-            [
-                (f"{e:g}", len(errors), f"{rms(errors):.4f}", f"{errors.mean():+.4f}")
-                for e, errors in self._errors_by_experts().items()
-            ],
+            rows,
             title="Errors per number of experts (nats)",
-            notes=[status.verdict],
-            warnings=status.messages,
+            notes=[self.status.verdict],
+            warnings=self.status.messages,
         )
-        return Group(head, *([self.kinds.summary()] if self.kinds else []), coefficients, by_experts)
 
     def figure(self, axes: Any = None) -> NDArray[Any]:
-        """Predicted against observed losses, with the errors below."""
+        """Plot predicted against observed losses, with the errors below."""
         return predicted_against_observed(self, axes)
 
     def __repr__(self) -> str:
@@ -328,12 +390,16 @@ class FitResult(Answer, Generic[LawT_co]):
 
 
 def finite(value: float) -> float | None:
+    """Return a number that JSON can hold; None for an infinite one and NaN."""
     return float(value) if np.isfinite(value) else None
 
 
 @reads
 def errors_of(law: Law, runs: Runs) -> FloatArray:
-    """Predicted minus observed loss, nats per token, [n]. RunsError for a variable of the law that the runs lack."""
+    """Return predicted minus observed loss, nats per token, [n].
+
+    RunsError for a variable of the law that the runs lack.
+    """
     variables = variables_of(runs, law)
     if law.repetition is not None and UNIQUE in runs:
         variables = (*variables, UNIQUE)
@@ -399,126 +465,170 @@ def fit(
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.
     """
-    table, counted = as_table(runs, loss, trunks), not (unique_tokens is None and epochs is None)
-    if counted:
+    table = as_table(runs, loss, trunks)
+    counts_repetition = unique_tokens is not None or epochs is not None
+    if counts_repetition:
         table = with_unique_tokens(table, unique_tokens, epochs)
     if kind == ALL:
-        robust: dict[str, Any] = {"huber_delta": huber_delta, "weights": weights, "l2": l2, "one_sided": one_sided}
-        search: dict[str, Any] = {"fixed": fixed, "bounds": bounds, "starts": starts, "release": release}
-        options = robust | search | {"outliers": outliers, "mix": mix, "prior": prior}
-        options |= {"unique_tokens": UNIQUE if counted else None}
-        return _best_kind(table, options | {"allow_unidentifiable": allow_unidentifiable})
+        options = {
+            "huber_delta": huber_delta,
+            "weights": weights,
+            "l2": l2,
+            "one_sided": one_sided,
+            "fixed": fixed,
+            "bounds": bounds,
+            "starts": starts,
+            "release": release,
+            "outliers": outliers,
+            "mix": mix,
+            "prior": prior,
+            "unique_tokens": UNIQUE if counts_repetition else None,
+            "allow_unidentifiable": allow_unidentifiable,
+        }
+        return _fit_best_kind(table, options)
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     if release is not None:
         check_count("release", release, 1)
+
+    # Of a curve with many checkpoints a few are fitted, with their weights.
     rows = rows_of_curves(table)
-    n_rows = len(table)
+    weights = _select_rows(rows, weights, len(table))
+    one_sided = _select_rows(rows, one_sided, len(table))
     table = with_few_checkpoints(table, rows)
-    weights, one_sided = (_at(rows, values, n_rows) for values in (weights, one_sided))
     problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
     variables = problem.objective.form.variables
     check_mix(table.recipe, variables, mix, table.source, (*table.columns, *table.texts))
     # Repeated tokens are said apart, with the option that counts them.
     doubts, blended = table.doubts({*variables, *DESIGN_VARIABLES, *REPEATED, *names_mixed(mix)})
-    if counted:
+    if counts_repetition:
         problem = repeated(problem, table[UNIQUE], Repetition())
-    warnings = _design_warnings(table, problem, allow_unidentifiable or prior is not None)
-    warnings += [table.thinned] if table.thinned else []
+    warnings = _check_design(table, problem, allow_unidentifiable or prior is not None)
+    if table.thinned:
+        warnings.append(table.thinned)
     theta = start_points(problem, starts)
-    if prior is not None:
-        prior = read_prior(prior)
-        problem, theta = under(prior, problem, theta)
-    search = {"n_starts": len(theta), "prior": problem.settings.prior, "doubts": doubts, "blended": blended}
+    law_prior = None if prior is None else read_prior(prior)
+    if law_prior is not None:
+        problem, theta = under(law_prior, problem, theta)
+
     if isinstance(starts, str):
-        final = _searched(problem, theta, release or (256 if starts == "paper" else 64), progress)
+        final = _search(problem, theta, release or DEFAULT_RELEASE[starts], progress)
     else:
-        final = _released(problem, theta)
+        final = _polish(problem, theta)
     repetition = None
-    if counted:
-        others = final.theta[1:]
+    if counts_repetition:
+        runner_ups = final.theta[1:]
         problem, final, repetition = fit_repetition(problem, table[UNIQUE], final.theta[0])
-        final = Solutions.sorted(final, _released(problem, others)) if len(others) else final
-    far = find_outliers(problem, final.theta[0])
-    if far.too_many:
-        count = f"{int(far.suspicious.sum())} of {int(problem.used.sum())} runs"
-        warnings.append(
-            f"{count} lie far from the law that fits the others; with more than {MOST:.0%} none is set aside: "
-            "check the table and the form of the law"
-        )
+        if len(runner_ups):
+            final = Solutions.sorted(final, _polish(problem, runner_ups))
+    far_runs = find_outliers(problem, final.theta[0])
+    if far_runs.too_many:
+        warnings.append(_warn_of_too_many(problem, far_runs))
     elif outliers == "set_aside":
-        problem = problem.without(far.suspicious)
-        final = _released(problem, np.vstack([far.theta, final.theta[1:]]))
-    rows = np.zeros(0, int) if far.too_many else np.flatnonzero(far.suspicious)
-    rows = rows[np.argsort(-np.abs(far.deviation[rows]), kind="stable")]  # the farthest first
-    names = tuple(table.run_id[i] for i in rows)
-    nats = table.loss[rows] * -np.expm1(-far.deviation[rows])
-    search |= {"suspicious": names, "deviations": tuple(nats.tolist()), "warnings": tuple(warnings)}
-    search["set_aside"] = names if outliers == "set_aside" else ()
-    result = _counted(describe(table, problem, final, search), repetition)
-    before, after = prior.conditions if prior is not None else None, result.law.conditions
-    if before is None or after is None:
-        return result
-    return replace(result, law=result.law.replace(conditions=replace(after, **join_limits(before, after))))
+        problem = problem.without(far_runs.suspicious)
+        final = _polish(problem, np.vstack([far_runs.theta, final.theta[1:]]))
+    suspicious, deviations = _rank_suspicious(table, far_runs)
+
+    search = {
+        "n_starts": len(theta),
+        "prior": problem.settings.prior,
+        "doubts": doubts,
+        "blended": blended,
+        "suspicious": suspicious,
+        "deviations": deviations,
+        "warnings": tuple(warnings),
+        "set_aside": suspicious if outliers == "set_aside" else (),
+    }
+    result = describe(table, problem, final, search)
+    if repetition is not None:
+        result = _add_repetition(result, repetition)
+    return result if law_prior is None else _widen_ranges(result, law_prior)
 
 
-def _counted(result: FitResult[Law], repetition: RepetitionFit | None) -> FitResult[Law]:
-    """The result with R*_D and R*_N in its status and conditions, where tokens are counted as what they are worth."""
-    if repetition is None:
+def _warn_of_too_many(problem: Problem, outliers: Outliers) -> str:
+    """Say that too many runs lie far from the law to set them aside."""
+    count = f"{int(outliers.suspicious.sum())} of {int(problem.used.sum())} runs"
+    return (
+        f"{count} lie far from the law that fits the others; with more than {MOST:.0%} none is set aside: "
+        "check the table and the form of the law"
+    )
+
+
+def _widen_ranges(result: FitResult[Law], law_prior: Prior) -> FitResult[Law]:
+    """Widen the ranges of a law under a prior to those of the runs of both, where both are known."""
+    conditions = result.law.conditions
+    if law_prior.conditions is None or conditions is None:
         return result
-    status, conditions = result.status, result.law.conditions
+    limits = join_limits(law_prior.conditions, conditions)
+    law = result.law.replace(conditions=replace(conditions, **limits))
+    return replace(result, law=law)
+
+
+def _rank_suspicious(runs: Runs, outliers: Outliers) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Return the names of suspicious runs, the farthest first, and how far they deviate, nats; none of too many."""
+    if outliers.too_many:
+        return (), ()
+    rows = np.flatnonzero(outliers.suspicious)
+    rows = rows[np.argsort(-np.abs(outliers.deviation[rows]), kind="stable")]
+    nats = runs.loss[rows] * -np.expm1(-outliers.deviation[rows])
+    return tuple(runs.run_id[i] for i in rows), tuple(nats.tolist())
+
+
+def _add_repetition(result: FitResult[Law], repetition: RepetitionFit) -> FitResult[Law]:
+    """Add R*_D and R*_N to the status and conditions of a fit that counts tokens as what they are worth."""
+    conditions = result.law.conditions
     # Every fit has conditions.
     assert conditions is not None
     status = replace(
-        status,
-        standard_errors={**status.standard_errors, **repetition.errors},
-        logarithmic=(*status.logarithmic, *repetition.errors),
-        bounds_hit=(*status.bounds_hit, *repetition.at_bound),
+        result.status,
+        standard_errors={**result.status.standard_errors, **repetition.errors},
+        logarithmic=(*result.status.logarithmic, *repetition.errors),
+        bounds_hit=(*result.status.bounds_hit, *repetition.at_bound),
         repetition=repetition.messages,
     )
-    used = result.runs.subset(result.used)
-    epochs = np.maximum(used.tokens / used[UNIQUE], 1.0)
-    spans = {**(conditions.variables or {}), "epochs": (float(epochs.min()), float(epochs.max()))}
-    law = result.law.replace(conditions=replace(conditions, variables=spans, status=status.verdict))
+    fitted_runs = result.runs.subset(result.used)
+    epochs = np.maximum(fitted_runs.tokens / fitted_runs[UNIQUE], 1.0)
+    ranges = {**(conditions.variables or {}), "epochs": (float(epochs.min()), float(epochs.max()))}
+    law = result.law.replace(conditions=replace(conditions, variables=ranges, status=status.verdict))
     return replace(result, law=law, status=status, repetition=repetition)
 
 
-def _at(rows: NDArray[np.intp], values: Any, count: int) -> Any:
-    """Take the rows of a setting that has a value for each of `count` runs."""
+def _select_rows(
+    rows: NDArray[np.intp],
+    values: Any,
+    count: int,
+) -> Any:
+    """Select the rows of a setting that has a value for each of `count` runs; leave any other as it is."""
     is_list = isinstance(values, (Sequence, np.ndarray)) and not isinstance(values, str)
     has_each = is_list and getattr(values, "ndim", 1) == 1 and len(values) == count
     return np.asarray(values)[rows] if has_each else values
 
 
-def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
-    """The fit of the kind that rolling origin ranks first. ValueError where no cut leaves enough runs below it."""
-    single = {name: options[name] for name in ("fixed", "bounds") if options[name]}
-    single |= {name: options[name] for name in ("weights", "one_sided") if not isinstance(options[name], str | None)}
-    single |= {} if isinstance(options["starts"], str) else {"starts": options["starts"]}
-    if single:
-        raise InputError(
-            f"{next(iter(single))}: cannot go with ",
-            given("kind", "all"),
-            ", which takes columns by name and no coefficients",
-        )
-    results, left_out = dict[str, FitResult[Law]](), dict[str, str]()
+def _fit_best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
+    """Fit the kind that rolling origin ranks first. ValueError where no cut leaves enough runs below it."""
+    _check_options_of_all(options)
+    results: dict[str, FitResult[Law]] = {}
+    left_out: dict[str, str] = {}
     for name, law in LAWS.items():
+        if not law.form.terms:
+            continue
         try:
-            if law.form.terms:
-                results[name] = fit(runs, name, **options)
+            results[name] = fit(runs, name, **options)
         except ValueError as error:
             left_out[name] = str(error)
+    if not results:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise InputError(f"{runs.source}: no kind fits: {reasons}")
 
-    # The fit to all runs is near those to some of them.
     def make_forecaster(result: FitResult[Law]) -> Forecaster:
+        # The fit to all runs is near those to some of them.
+        options_below = {**options, "starts": [result.law]}
+
         def forecast(train: Runs, test: Runs) -> FloatArray:
-            refit = fit(train, result.law.name, **{**options, "starts": [result.law]})
-            return refit.errors_on(test) + test.loss
+            return fit(train, result.law.name, **options_below).errors_on(test) + test.loss
 
         return forecast
 
-    if not results:
-        raise InputError(f"{runs.source}: no kind fits: {'; '.join(f'{k}: {why}' for k, why in left_out.items())}")
     backtests = backtest_at_cuts(runs, {name: make_forecaster(result) for name, result in results.items()})
     ranking = rank_kinds(backtests, [*results], left_out)
     if not ranking.cuts:
@@ -526,81 +636,121 @@ def _best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
     return replace(results[ranking.kinds[0]], kinds=ranking)
 
 
-def _released(problem: Problem, theta: FloatArray) -> Solutions:
-    parts = (problem.solve(batch, max_iterations=1000, tolerance=1e-12) for batch in _batches(problem, theta))
-    return Solutions.sorted(*parts)
+def _check_options_of_all(options: Mapping[str, Any]) -> None:
+    """Raise InputError for a setting that only a single kind, or all of its runs, can have."""
+    of_single_kind = [name for name in ("fixed", "bounds") if options[name]]
+    for name in ("weights", "one_sided"):
+        if not isinstance(options[name], str | None):
+            of_single_kind.append(name)
+    if not isinstance(options["starts"], str):
+        of_single_kind.append("starts")
+    if of_single_kind:
+        problem = f"{of_single_kind[0]}: cannot go with "
+        raise InputError(problem, given("kind", "all"), ", which takes columns by name and no coefficients")
 
 
-def _agree(final: Solutions, problem: Problem) -> int:
-    """How many starts reached the lowest objective."""
+def _polish(problem: Problem, theta: FloatArray) -> Solutions:
+    """Solve from each θ [S, p] to a tight tolerance, with all parameters released."""
+    batches = _split_batches(problem, theta)
+    return Solutions.sorted(*(problem.solve(batch, max_iterations=1000, tolerance=1e-12) for batch in batches))
+
+
+def _count_agreeing(final: Solutions, problem: Problem) -> int:
+    """Count the starts that reached the lowest objective."""
     best = float(final.cost.min())
     return int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor))
 
 
-def _searched(problem: Problem, theta: FloatArray, release: int, progress: bool) -> Solutions:
-    """The best of the starts θ [S, p] on all runs, of many runs after a search on a sample of them."""
+def _search(
+    problem: Problem,
+    theta: FloatArray,
+    release: int,
+    progress: bool,
+) -> Solutions:
+    """Find the best of the starts θ [S, p] on all runs, of many runs after a search on a sample of them."""
     sample = problem.sample(SEARCHED)
-    final = _two_stages(sample, theta, release, progress)
-    return final if sample is problem else _released(problem, final.theta[:FINALISTS])
+    final = _search_in_two_stages(sample, theta, release, progress)
+    return final if sample is problem else _polish(problem, final.theta[:FINALISTS])
 
 
-def _two_stages(problem: Problem, theta: FloatArray, release: int, progress: bool) -> Solutions:
-    """The best of the starts θ [S, p], released after a first stage with E_start and E_max held."""
-    distinct = distinct_starts(problem, theta)
-    held = _first_stage(problem, theta[distinct], progress)
-    final = _released(problem, held.theta[:release])
-    if distinct.all() or 2 * _agree(final, problem) >= len(final.cost):
+def _search_in_two_stages(
+    problem: Problem,
+    theta: FloatArray,
+    release: int,
+    progress: bool,
+) -> Solutions:
+    """Find the best of the starts θ [S, p], released after a first stage with E_start and E_max held."""
+    is_distinct = distinct_starts(problem, theta)
+    stage = _first_stage(problem, theta[is_distinct], progress)
+    final = _polish(problem, stage.theta[:release])
+    if is_distinct.all() or 2 * _count_agreeing(final, problem) >= len(final.cost):
         return final
-    # too many minima to leave any start out
-    held = Solutions.sorted(held, _first_stage(problem, theta[~distinct], progress))
-    return _released(problem, held.theta[:release])
+    # There are too many minima to leave any start out.
+    stage = Solutions.sorted(stage, _first_stage(problem, theta[~is_distinct], progress))
+    return _polish(problem, stage.theta[:release])
 
 
-def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutions:
+def _first_stage(
+    problem: Problem,
+    theta: FloatArray,
+    progress: bool,
+) -> Solutions:
     """Solve from each θ [S, p] with E_start and E_max held, in batches that share both."""
     groups = [theta]
     if problem.objective.n_transform:
-        shared, index = np.unique(theta[:, problem.objective.first_transform :], axis=0, return_inverse=True)
-        groups = [theta[index.ravel() == i] for i in range(len(shared))]
-    parts: list[Solutions] = []
+        transforms = theta[:, problem.objective.first_transform :]
+        distinct, index = np.unique(transforms, axis=0, return_inverse=True)
+        groups = [theta[index.ravel() == i] for i in range(len(distinct))]
+    solutions: list[Solutions] = []
     with progress_line("fit", len(theta), "starts", progress) as advance:
-        for batch in (batch for group in groups for batch in _batches(problem, group)):
-            parts.append(problem.solve(batch, **HELD))
-            advance(len(batch), f"objective {min(float(part.cost.min()) for part in parts):.4g}")
-    return Solutions.sorted(*parts)
+        for group in groups:
+            for batch in _split_batches(problem, group):
+                solutions.append(problem.solve(batch, **HELD))
+                best = min(float(solution.cost.min()) for solution in solutions)
+                advance(len(batch), f"objective {best:.4g}")
+    return Solutions.sorted(*solutions)
 
 
-def _batches(problem: Problem, theta: FloatArray) -> list[FloatArray]:
+def _split_batches(problem: Problem, theta: FloatArray) -> list[FloatArray]:
     return [theta[i : i + problem.batch] for i in range(0, len(theta), problem.batch)]
 
 
 def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
-    """Which of many starts θ [S, p] that share E_start and E_max may end elsewhere than the best; of few, all.
+    """Mark those of many starts θ [S, p] that share E_start and E_max which may end elsewhere than the best.
 
-    Each takes one step, without which starts far up in the box see one basin only, and the lowest are solved. A start
-    shares the basin of the best of these if the objective falls at each quarter of the straight way from its step
-    there.
+    Of few, all. Each takes one step, without which starts far up in the box see one basin only, and the lowest are
+    solved. A start shares the basin of the best of these if the objective falls at each quarter of the straight way
+    from its step there.
     """
     if len(theta) <= MANY or np.ptp(theta[:, problem.objective.first_transform :], axis=0).any():
         return np.ones(len(theta), bool)
-    steps = [problem.solve(batch, **HELD | {"max_iterations": 1}) for batch in _batches(problem, theta)]
-    points, last = (np.concatenate([getattr(part, name) for part in steps]) for name in ("theta", "cost"))
-    lowest = np.argsort(last, kind="stable")[:BATCH]
+    one_step = {**HELD, "max_iterations": 1}
+    steps = [problem.solve(batch, **one_step) for batch in _split_batches(problem, theta)]
+    points = np.concatenate([solution.theta for solution in steps])
+    last_cost = np.concatenate([solution.cost for solution in steps])
+    lowest = np.argsort(last_cost, kind="stable")[:BATCH]
     best = Solutions.sorted(problem.solve(theta[lowest], **HELD))
-    falls = last >= best.cost[0]
-    for part in (0.25, 0.5, 0.75):
-        way = points + part * (best.theta[0] - points)
-        cost = np.concatenate(
-            [problem.objective.evaluate(p, hold_transform=True).cost for p in _batches(problem, way)]
-        )
-        falls &= cost <= last
-        last = cost
-    falls[lowest] = False  # the best itself, and others for it to agree with
+    falls = last_cost >= best.cost[0]
+    for share in (0.25, 0.5, 0.75):
+        batches = _split_batches(problem, points + share * (best.theta[0] - points))
+        evaluations = [problem.objective.evaluate(batch, hold_transform=True) for batch in batches]
+        cost = np.concatenate([evaluation.cost for evaluation in evaluations])
+        falls &= cost <= last_cost
+        last_cost = cost
+    # The best itself stays, and others for it to agree with.
+    falls[lowest] = False
     return ~falls
 
 
-def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
-    """The runs, of which there must be some; `loss` and `trunks` of a loaded table are those it was loaded with."""
+def as_table(
+    runs: Any,
+    loss: str | None,
+    trunks: str,
+) -> Runs:
+    """Return the runs, of which there must be some.
+
+    `loss` and `trunks` of a loaded table are those it was loaded with.
+    """
     if not isinstance(trunks, str):
         raise InputError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
     if not isinstance(runs, Runs):
@@ -614,71 +764,120 @@ def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
     return runs.each_its_own_trunk() if trunks == "run" else runs
 
 
-def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -> list[str]:
-    """What this design cannot determine; ValueError unless that is allowed."""
+def _check_design(
+    runs: Runs,
+    problem: Problem,
+    allow_unidentifiable: bool,
+) -> list[str]:
+    """Say what this design cannot determine; ValueError unless that is allowed."""
+    objective = problem.objective
     problems = design_problems(problem)
     if problems and not allow_unidentifiable:
-        fix = given("fixed", {problem.objective.names[0]: "…"}, in_shell=f"--fix {problem.objective.names[0]}=…")
+        name = objective.names[0]
+        fix = given("fixed", {name: "…"}, in_shell=f"--fix {name}=…")
         unchecked = given("allow_unidentifiable", True)
-        said = f"{runs.source}: {'; '.join(problems)}. Fix coefficients ("
-        raise InputError(said, fix, "), fit another law, or pass ", unchecked)
-    for name, low in zip(problem.objective.names, np.exp(problem.lower), strict=True):
-        below = int(np.sum(runs.loss <= low)) if name in problem.objective.constants else 0
-        if below:
-            problems.append(f"the constant {name} ≥ {low:g} is above the loss of {below} of {len(runs)} runs")
+        reason = f"{runs.source}: {'; '.join(problems)}. Fix coefficients ("
+        raise InputError(reason, fix, "), fit another law, or pass ", unchecked)
+    for name, low in zip(objective.names, np.exp(problem.lower), strict=True):
+        n_below = int(np.sum(runs.loss <= low))
+        if name in objective.constants and n_below:
+            problems.append(f"the constant {name} ≥ {low:g} is above the loss of {n_below} of {len(runs)} runs")
     return problems
 
 
 def describe(
-    runs: Runs, problem: Problem, final: Solutions, search: Mapping[str, Any], chosen: int = 0
+    runs: Runs,
+    problem: Problem,
+    final: Solutions,
+    search: Mapping[str, Any],
+    index: int = 0,
 ) -> FitResult[Law]:
-    """The result of finished start `chosen` (0: the best); `search` holds the FitStatus fields all starts share."""
-    theta, best = final.theta[chosen], float(final.cost[chosen])
-    objective, free = problem.objective, problem.free(theta)
-    at_bound = ~free & (problem.lower < problem.upper)
-    condition_number, standard_errors, undetermined = examine(objective, theta, free)
-    used = runs.subset(problem.used)
+    """Make the result of the finished start `index` (0: the best).
+
+    `search` holds the FitStatus fields that all starts share.
+    """
+    theta = final.theta[index]
+    objective = problem.objective
     law = objective.make_law(theta)
     errors = errors_of(law, runs)
     rmse = rms(errors[problem.measured])
+    fitted_runs = runs.subset(problem.used)
+
+    free = problem.free(theta)
+    is_at_bound = ~free & (problem.lower < problem.upper)
+    condition_number, standard_errors, undetermined = examine(objective, theta, free)
+    omitted = omitted_variables(problem, theta, runs, errors)
+    repetition = unexplained_repetition(problem, theta, runs)
     status = FitStatus(
-        converged=bool(final.converged[chosen]),
+        converged=bool(final.converged[index]),
         n_released=len(final.cost),
-        n_agree=_agree(final, problem),
-        bounds_hit=tuple(name for name, hit in zip(objective.names, at_bound, strict=True) if hit),
+        n_agree=_count_agreeing(final, problem),
+        bounds_hit=tuple(name for name, hit in zip(objective.names, is_at_bound, strict=True) if hit),
         condition_number=condition_number,
         standard_errors=standard_errors,
         logarithmic=tuple(name for name in objective.names if name in objective.positive),
         distances=objective.distances,
         undetermined=undetermined,
-        n_trunks=used.n_trunks,
-        trunk_source=used.trunk_source,
-        omitted=(*omitted_variables(problem, theta, runs, errors), *unexplained_repetition(problem, theta, runs)),
+        n_trunks=fitted_runs.n_trunks,
+        trunk_source=fitted_runs.trunk_source,
+        omitted=(*omitted, *repetition),
         tied=problem.settings.tied,
         **search,
     )
-    aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""
-    bounds = int((problem.used & ~problem.measured).sum())
-    aside += f"; {bounds} of {len(runs)} runs as upper bounds" if bounds else ""
-    selection = f", where {runs.where}" if runs.where else ""
-    selection += f", read with {runs.read_as}" if runs.read_as else ""
-    selection += f"; {runs.thinned}" if runs.thinned else ""
-    selection += f", under a prior from {problem.settings.prior}" if problem.settings.prior else ""
-    spans = {n: used.column(n) for n in sorted({*law.form.variables} - {"n_active", "tokens", "experts"})}
-    mixed = differences(used.recipe, law.form.variables)
-    selection += f", mixing runs that differ in {in_words(mixed)}" if mixed else ""
-    conditions = used.conditions(
-        f"fitted on {runs.source}{selection} ({runs.loss_name}){aside}",
+
+    ranges = {}
+    for name in sorted({*law.form.variables} - {"n_active", "tokens", "experts"}):
+        values = fitted_runs.column(name)
+        ranges[name] = (float(values.min()), float(values.max()))
+    conditions = fitted_runs.conditions(
+        _provenance(runs, problem, law, status),
         objective=problem.settings.to_dict(),
         rmse=rmse,
         status=status.verdict,
         trunks=status.n_trunks,
         trunk_source=status.trunk_source,
         set_aside=status.set_aside,
-        warmup_tokens=used.warmup_tokens,
-        variables={name: (float(values.min()), float(values.max())) for name, values in spans.items()} or None,
+        warmup_tokens=fitted_runs.warmup_tokens,
+        variables=ranges or None,
         omitted=status.omitted,
         doubts=status.doubts,
     )
-    fitted = law.replace(conditions=conditions)
-    return FitResult(fitted, best, rmse, status, runs, problem, theta, final, check=None)
+    return FitResult(
+        law=law.replace(conditions=conditions),
+        objective=float(final.cost[index]),
+        rmse=rmse,
+        status=status,
+        runs=runs,
+        problem=problem,
+        theta=theta,
+        finalists=final,
+        check=None,
+    )
+
+
+def _provenance(
+    runs: Runs,
+    problem: Problem,
+    law: Law,
+    status: FitStatus,
+) -> str:
+    """Say on which of the runs the law was fitted, and how these were read."""
+    provenance = f"fitted on {runs.source}"
+    if runs.where:
+        provenance += f", where {runs.where}"
+    if runs.read_as:
+        provenance += f", read with {runs.read_as}"
+    if runs.thinned:
+        provenance += f"; {runs.thinned}"
+    if problem.settings.prior:
+        provenance += f", under a prior from {problem.settings.prior}"
+    mixed = differences(runs.subset(problem.used).recipe, law.form.variables)
+    if mixed:
+        provenance += f", mixing runs that differ in {in_words(mixed)}"
+    provenance += f" ({runs.loss_name})"
+    if status.set_aside:
+        provenance += f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers"
+    n_bounds = int((problem.used & ~problem.measured).sum())
+    if n_bounds:
+        provenance += f"; {n_bounds} of {len(runs)} runs as upper bounds"
+    return provenance

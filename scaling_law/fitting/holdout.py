@@ -30,12 +30,17 @@ if TYPE_CHECKING:
 Forecaster = Callable[[Runs, Runs], FloatArray]
 
 EXTREMES = ("loss", "n_active", "flops", "tokens")
-RESAMPLES, SEED, LEVEL = 2000, 0, (0.025, 0.975)
+RESAMPLES = 2000
+SEED = 0
+LEVEL = (0.025, 0.975)
 
-CUTS = 10.0 ** (np.arange(1, 9) / 4)  # times below the largest compute
+# Cuts lie this many times below the largest compute.
+CUTS = 10.0 ** (np.arange(1, 9) / 4)
 # A cut needs this many runs and sizes below it.
-MIN_RUNS, MIN_SIZES = 6, 3
-SAME_SIZE = 0.05  # sizes closer than this in ln N count as one
+MIN_RUNS = 6
+MIN_SIZES = 3
+# Sizes closer than this in ln N count as one.
+SAME_SIZE = 0.05
 TINY = 1e-9
 
 
@@ -59,16 +64,16 @@ class Split(Summarised):
         return pandas.concat([runs.to_pandas().assign(part=name) for name, runs in self.parts.items()])
 
     def summary(self) -> Table:
-        rows = [
-            (
+        rows = []
+        for name, runs in self.parts.items():
+            row = (
                 name,
                 len(runs),
                 _format_range(runs.n_active, format_count),
                 _format_range(runs.tokens, format_count),
                 _format_range(runs.loss, "{:.4f}".format),
             )
-            for name, runs in self.parts.items()
-        ]
+            rows.append(row)
         return Table(("part", "runs", "N_act", "D", "loss"), rows, title=f"Split by {self.by}")
 
 
@@ -79,7 +84,12 @@ def _format_range(values: NDArray[Any], form: Callable[[float], str]) -> str:
 
 
 @reads
-def split(runs: Runs, by: str = "loss", validation: int = 30, test: int = 0) -> Split:
+def split(
+    runs: Runs,
+    by: str = "loss",
+    validation: int = 30,
+    test: int = 0,
+) -> Split:
     """Hold out the `test` most extreme runs, then the next `validation`, and train on the rest.
 
     The paper (Section "Optimization of Formula Coefficients") selects by the 30 runs that it holds out, a validation
@@ -96,8 +106,8 @@ def split(runs: Runs, by: str = "loss", validation: int = 30, test: int = 0) -> 
     check_count("test", test, 0)
     values = _read_order(runs, by)
     if validation + test >= len(runs):
-        parts = given("validation", validation), ", ", given("test", test)
-        raise InputError(*parts, f" must leave some of the {len(runs)} runs")
+        options = (given("validation", validation), ", ", given("test", test))
+        raise InputError(*options, f" must leave some of the {len(runs)} runs")
     rank = np.argsort(np.argsort(values if by == "loss" else -values, kind="stable"))
     is_test = rank < test
     is_train = rank >= test + validation
@@ -108,13 +118,13 @@ def _read_order(runs: Runs, by: str) -> FloatArray:
     """Return the values that order the runs, [n]."""
     if by in EXTREMES:
         return np.asarray(getattr(runs, by))
-    asked = given("by", by, in_shell=f"--split {by}")
+    option = given("by", by, in_shell=f"--split {by}")
     if by not in runs.columns:
         columns = ", ".join(map(repr, (*EXTREMES, *runs.columns)))
-        raise InputError(asked, f" must be a numeric column of the runs: {columns}")
+        raise InputError(option, f" must be a numeric column of the runs: {columns}")
     missing = np.flatnonzero(np.isnan(runs.columns[by]))
     if missing.size:
-        raise InputError(asked, f": {missing.size} runs have no value, first {runs.run_id[missing[0]]!r}")
+        raise InputError(option, f": {missing.size} runs have no value, first {runs.run_id[missing[0]]!r}")
     return runs.columns[by]
 
 
@@ -146,14 +156,19 @@ class HeldOut:
     @cached_property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the RMSE over resampled held-out runs."""
-        drawn = np.random.default_rng(SEED).integers(len(self.errors), size=(RESAMPLES, len(self.errors)))
-        low, high = np.quantile(np.sqrt((self.errors[drawn] ** 2).mean(axis=1)), LEVEL)
+        count = len(self.errors)
+        resamples = np.random.default_rng(SEED).integers(count, size=(RESAMPLES, count))
+        rmse = np.sqrt((self.errors[resamples] ** 2).mean(axis=1))
+        low, high = np.quantile(rmse, LEVEL)
         return float(low), float(high)
 
 
 @dataclass(frozen=True, repr=False)
 class Backtest(ResultTable):
-    """What each law forecasts of the runs `test` from the runs `train`; `left_out` says why a law has no forecast."""
+    """Errors of laws that forecast the runs `test` from the runs `train`.
+
+    `left_out` says why a law has no forecast.
+    """
 
     train: Runs
     test: Runs
@@ -172,35 +187,41 @@ class Backtest(ResultTable):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each law that has a forecast."""
-        return [
-            {
+        rows = []
+        for name, held_out in self.laws.items():
+            low, high = held_out.interval
+            row = {
                 "law": name,
                 "rmse": held_out.rmse,
-                "rmse_low": held_out.interval[0],
-                "rmse_high": held_out.interval[1],
+                "rmse_low": low,
+                "rmse_high": high,
                 "bias": held_out.bias,
             }
-            for name, held_out in self.laws.items()
-        ]
+            rows.append(row)
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         runs = {"train": len(self.train), "test": len(self.test)}
         return {"runs": runs, "laws": self.to_rows(), "left_out": dict(self.left_out)}
 
     def summary(self) -> Table:
-        rows = [
-            (r["law"], f"{r['rmse']:.4f} ({r['rmse_low']:.4f} to {r['rmse_high']:.4f})", f"{r['bias']:+.4f}")
-            for r in self.to_rows()
-        ]
+        rows = []
+        for row in self.to_rows():
+            interval = f"{row['rmse_low']:.4f} to {row['rmse_high']:.4f}"
+            rows.append((row["law"], f"{row['rmse']:.4f} ({interval})", f"{row['bias']:+.4f}"))
         title = f"{len(self.test)} runs forecast from {len(self.train)}, nats"
         notes = [f"{name}: {reason}" for name, reason in self.left_out.items()]
         return Table(("law", "RMSE (95 %)", "mean error"), rows, title=title, notes=notes)
 
 
-def evaluate_forecasters(train: Runs, test: Runs, forecasters: Mapping[str, Forecaster]) -> Backtest:
+def evaluate_forecasters(
+    train: Runs,
+    test: Runs,
+    forecasters: Mapping[str, Forecaster],
+) -> Backtest:
     """Compare each forecast with the held-out losses; leave out a law that `train` cannot determine (ValueError)."""
-    laws = dict[str, HeldOut]()
-    left_out = dict[str, str]()
+    laws: dict[str, HeldOut] = {}
+    left_out: dict[str, str] = {}
     for name, forecast in forecasters.items():
         try:
             laws[name] = HeldOut(np.asarray(forecast(train, test) - test.loss))
@@ -209,7 +230,11 @@ def evaluate_forecasters(train: Runs, test: Runs, forecasters: Mapping[str, Fore
     return Backtest(train, test, laws, left_out)
 
 
-def backtest_at_cuts(runs: Runs, forecasters: Mapping[str, Forecaster], may_test: Any = True) -> tuple[Backtest, ...]:
+def backtest_at_cuts(
+    runs: Runs,
+    forecasters: Mapping[str, Forecaster],
+    may_test: Any = True,
+) -> tuple[Backtest, ...]:
     """Fit each law below each cut of compute, and forecast the runs above it of which `may_test` [runs] is true."""
     pairs = [(runs.subset(is_below), runs.subset(~is_below & may_test)) for is_below in _find_cuts(runs)]
     return tuple(evaluate_forecasters(train, test, forecasters) for train, test in pairs if len(test))
@@ -217,11 +242,12 @@ def backtest_at_cuts(runs: Runs, forecasters: Mapping[str, Forecaster], may_test
 
 def _find_cuts(runs: Runs) -> list[NDArray[np.bool_]]:
     """Return a mask of the runs below each cut that leaves enough of them."""
-    masks = dict[int, NDArray[np.bool_]]()
+    masks: dict[int, NDArray[np.bool_]] = {}
     for divisor in CUTS:
         is_below = runs.flops <= runs.flops.max() / divisor * (1 + TINY)
         count = int(is_below.sum())
-        if count >= MIN_RUNS and count_sizes(runs.subset(is_below)) >= MIN_SIZES:
+        has_enough = count >= MIN_RUNS and count_sizes(runs.subset(is_below)) >= MIN_SIZES
+        if has_enough:
             # Two cuts with the same runs below them are one.
             masks.setdefault(count, is_below)
     return list(masks.values())
@@ -251,19 +277,19 @@ def pool_errors(backtests: Sequence[Backtest], names: Sequence[str]) -> tuple[ND
     their errors.
     """
     errors = [backtest.errors_of(names) for backtest in backtests]
-    kept = np.arange(len(names))
+    indices = np.arange(len(names))
     if backtests:
         share = np.mean([np.isfinite(at_cut).any(axis=1) for at_cut in errors], axis=0)
         is_frequent = share >= 0.5
-        kept = np.flatnonzero(is_frequent if is_frequent.any() else ~is_frequent)
+        indices = np.flatnonzero(is_frequent if is_frequent.any() else ~is_frequent)
 
-    columns = [np.zeros((len(kept) + 2, 0))]
+    columns = [np.zeros((len(indices) + 2, 0))]
     for at_cut, backtest in zip(errors, backtests, strict=True):
-        rows = np.vstack([at_cut[kept], backtest.test.loss, backtest.log_distance])
+        rows = np.vstack([at_cut[indices], backtest.test.loss, backtest.log_distance])
         columns.append(rows[:, np.isfinite(rows).all(axis=0)])
     *pooled, loss, log_distance = np.hstack(columns)
     cuts = sum(column.shape[1] > 0 for column in columns)
-    return kept, PooledErrors(np.array(pooled), loss, log_distance, cuts)
+    return indices, PooledErrors(np.array(pooled), loss, log_distance, cuts)
 
 
 @dataclass(frozen=True, repr=False)
@@ -295,22 +321,29 @@ class Ranking(ResultTable):
         return Table(("kind", "RMSE", "cuts where not determined"), rows, title=title, notes=notes)
 
 
-def rank_kinds(backtests: Sequence[Backtest], kinds: Sequence[str], left_out: Mapping[str, str]) -> Ranking:
+def rank_kinds(
+    backtests: Sequence[Backtest],
+    kinds: Sequence[str],
+    left_out: Mapping[str, str],
+) -> Ranking:
     """Rank these kinds by their errors at the cuts; `left_out` says why others could not be tested."""
-    kept, pooled = pool_errors(backtests, kinds)
+    indices, pooled = pool_errors(backtests, kinds)
     rmse = np.array([rms(errors) for errors in pooled.errors])
     order = np.argsort(rmse, kind="stable")
-    ranked = [kinds[kept[place]] for place in order]
+    ranked = [kinds[indices[rank]] for rank in order]
 
     reasons = dict(left_out)
     for kind in kinds:
         if kind not in ranked:
             first = next(backtest.left_out[kind] for backtest in backtests if kind in backtest.left_out)
             reasons[kind] = f"most cuts do not determine it: {first}"
+    failed = []
+    for kind in ranked:
+        failed.append(sum(kind in backtest.left_out for backtest in backtests))
     return Ranking(
         kinds=tuple(ranked),
         rmse=tuple(map(float, rmse[order])),
-        failed=tuple(sum(kind in backtest.left_out for backtest in backtests) for kind in ranked),
+        failed=tuple(failed),
         cuts=pooled.cuts,
         held_out=len(pooled.loss),
         left_out=reasons,

@@ -1,4 +1,4 @@
-"""Effective speed-up of measured runs over a baseline's ladder, on each evaluation set by itself.
+"""The effective speed-up of measured runs over a baseline's ladder, on each evaluation set by itself.
 
     L(C) = L∞ + A C^−α  through the baseline's runs;   factor = the C at which L(C) is a run's loss, over what it spent
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.formulas.law import check_level
+from scaling_law.law import Law
 from scaling_law.planning.minimiser import first_below
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.table import Runs
@@ -42,6 +44,7 @@ class MeasuredSpeedup(ResultTable):
     level: float
 
     def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each evaluation set and run."""
         return [dict(row) for row in self.rows]
 
     def summary(self) -> Table:
@@ -58,7 +61,7 @@ def measured_speedup(
     *,
     level: float = 0.9,
 ) -> MeasuredSpeedup:
-    """How many times the FLOPs of measured runs a baseline needs for their losses, on each evaluation set.
+    """Compute how many times the FLOPs of measured runs a baseline needs for their losses, on each evaluation set.
 
     Args:
         baseline: its best runs of several budgets; a Runs, or anything `load_runs` reads.
@@ -71,49 +74,125 @@ def measured_speedup(
     """
     check_level(level)
     losses = [losses] if isinstance(losses, str) else losses
-    one, two = (t if isinstance(t, Runs) else load_runs(t, losses[0] if losses else None) for t in (baseline, runs))
-    names, pins = tuple(losses or (one.loss_name,)), dict(asymptotes or {})
+    loss = losses[0] if losses else None
+    baseline = baseline if isinstance(baseline, Runs) else load_runs(baseline, loss)
+    runs = runs if isinstance(runs, Runs) else load_runs(runs, loss)
+    names = tuple(losses or (baseline.loss_name,))
+    pins = dict(asymptotes or {})
     for name in pins.keys() - {*names}:
         raise InputError(unknown("asymptotes: evaluation set ", name, names))
-    rows = (row for name in names for row in _on_set(name, one, two, pins.get(name), level))
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        ladder = _fit_ladder(name, baseline, pins.get(name))
+        rows += _compare(name, ladder, runs, level)
     return MeasuredSpeedup(tuple(rows), level)
 
 
-def _on_set(name: str, baseline: Runs, runs: Runs, pin: float | None, level: float) -> Iterator[dict[str, Any]]:
-    baseline, runs = (replace(table, loss=table.positive(name), recipe={}) for table in (baseline, runs))
-    k = 3 if pin is None else 2
-    if len(baseline) <= k:
-        raise InputError(f"{name}: {len(baseline)} runs of the baseline leave no lack of fit; {k + 1} are needed")
-    law = fit(baseline, "ladder", fixed={} if pin is None else {"c": pin}, huber_delta=1e3).law  # least squares
+@dataclass(frozen=True)
+class _Ladder:
+    """L(C) through the baseline's runs on one evaluation set.
+
+    `covariance` [k, k] of ln A, α and, if it is fitted, L∞ is per unit of `variance`, that of ln L about the ladder,
+    which has `freedom` degrees of freedom.
+    """
+
+    law: Law
+    covariance: FloatArray
+    variance: float
+    freedom: int
+
+
+def _evaluate_ladder(
+    law: Law,
+    n_fitted: int,
+    log_flops: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Return the loss c + a (C / 6)^−α, and the derivatives of its logarithm by ln a, α and, if it is fitted, c."""
     a, alpha, c = law.coefficients.values()
+    x = log_flops - np.log(6.0)
+    power = a * np.exp(-alpha * x)
+    loss = power + c
+    slopes = np.stack([power, -power * x, np.ones_like(x)], axis=-1)
+    return loss, slopes[..., :n_fitted] / loss[..., None]
 
-    def ladder(log_flops: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The loss, and the derivatives of ln L by ln A, α and, if it is fitted, L∞, [..., k]."""
-        x = log_flops - np.log(6.0)
-        power = a * np.exp(-alpha * x)
-        return power + c, np.stack([power, -power * x, np.ones_like(x)], axis=-1)[..., :k] / (power + c)[..., None]
 
-    design = ladder(np.log(baseline.flops))[1]
+def _fit_ladder(
+    name: str,
+    baseline: Runs,
+    pin: float | None,
+) -> _Ladder:
+    """Fit a ladder to the baseline's runs on an evaluation set, with its asymptote pinned or not."""
+    baseline = replace(baseline, loss=baseline.positive(name), recipe={})
+    n_fitted = 3 if pin is None else 2
+    freedom = len(baseline) - n_fitted
+    if freedom < 1:
+        raise InputError(
+            f"{name}: {len(baseline)} runs of the baseline leave no lack of fit; {n_fitted + 1} are needed"
+        )
+    fixed = {} if pin is None else {"c": pin}
+    # A threshold far above all residuals makes this least squares.
+    law = fit(baseline, "ladder", fixed=fixed, huber_delta=1e3).law
+    _, design = _evaluate_ladder(law, n_fitted, np.log(baseline.flops))
     squares = np.log1p(errors_of(law, baseline) / baseline.loss) ** 2
-    covariance, variance = np.linalg.pinv(design.T @ design), squares.sum() / (len(baseline) - k)
-    reach = student.ppf(0.5 + level / 2, len(baseline) - k)
-    for run, flops, loss in zip(runs.run_id, np.log(runs.flops), runs.loss, strict=True):
-
-        def inside(log_factor: FloatArray, flops: float = flops, loss: float = loss) -> FloatArray:
-            """Above 0 where the ladder's loss is the run's, as far as can be told."""
-            at, by = ladder(flops + log_factor)
-            error = np.sqrt(variance * (1.0 + np.einsum("...p,pq,...q->...", by, covariance, by)))
-            return np.asarray(reach * error - np.abs(np.log(at / loss)))
-
-        factor = 6.0 * (a / (loss - c)) ** (1.0 / alpha) / np.exp(flops) if loss > c else np.inf
-        row = {"set": name, "run": run, "flops": float(np.exp(flops)), "loss": float(loss), "factor": float(factor)}
-        row |= {end: _end(inside, float(np.log(factor)), side) for end, side in (("low", -1.0), ("high", 1.0))}
-        yield row | {"asymptote": c, "exponent": alpha, "lack_of_fit": float(np.sqrt(variance))}
+    return _Ladder(
+        law=law,
+        covariance=np.asarray(np.linalg.pinv(design.T @ design), float),
+        variance=squares.sum() / freedom,
+        freedom=freedom,
+    )
 
 
-def _end(inside: Callable[[FloatArray], FloatArray], log_factor: float, side: float) -> float:
-    """Where factors end that are `inside`, on one side; 0 or infinite where they do not."""
+def _compare(
+    name: str,
+    ladder: _Ladder,
+    runs: Runs,
+    level: float,
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each run: its factor and the interval of it, on this evaluation set."""
+    a, alpha, c = ladder.law.coefficients.values()
+    quantile = student.ppf(0.5 + level / 2, ladder.freedom)
+    for run, log_flops, loss in zip(runs.run_id, np.log(runs.flops), runs.positive(name), strict=True):
+        flops = float(np.exp(log_flops))
+        factor = np.inf
+        if loss > c:
+            factor = 6.0 * (a / (loss - c)) ** (1.0 / alpha) / np.exp(log_flops)
+        margin = partial(_margin, ladder, quantile, log_flops, loss)
+        yield {
+            "set": name,
+            "run": run,
+            "flops": flops,
+            "loss": float(loss),
+            "factor": float(factor),
+            "low": _find_limit(margin, float(np.log(factor)), -1.0),
+            "high": _find_limit(margin, float(np.log(factor)), 1.0),
+            "asymptote": c,
+            "exponent": alpha,
+            "lack_of_fit": float(np.sqrt(ladder.variance)),
+        }
+
+
+def _margin(
+    ladder: _Ladder,
+    quantile: float,
+    log_flops: float,
+    loss: float,
+    log_factor: FloatArray,
+) -> FloatArray:
+    """Return a number above 0 where the ladder's loss is the run's, as far as can be told."""
+    ladder_loss, slopes = _evaluate_ladder(ladder.law, len(ladder.covariance), log_flops + log_factor)
+    leverage = np.einsum("...p,pq,...q->...", slopes, ladder.covariance, slopes)
+    error = np.sqrt(ladder.variance * (1.0 + leverage))
+    return np.asarray(quantile * error - np.abs(np.log(ladder_loss / loss)))
+
+
+def _find_limit(
+    margin: Callable[[FloatArray], FloatArray],
+    log_factor: float,
+    side: float,
+) -> float:
+    """Find the factor at which the margin falls to 0 on one side; 0 or infinite where it does not."""
     start = float(np.clip(log_factor, -FURTHEST, FURTHEST))
-    way = float(first_below(lambda x: inside(start + side * x), np.array(0.0), np.array(2.0 * FURTHEST)))
-    endless = np.isnan(way) or log_factor == side * np.inf
-    return float(np.exp(side * np.inf if endless else start + side * way))
+    longest = np.array(2.0 * FURTHEST)
+    distance = float(first_below(lambda x: margin(start + side * x), np.array(0.0), longest))
+    is_endless = np.isnan(distance) or log_factor == side * np.inf
+    return float(np.exp(side * np.inf if is_endless else start + side * distance))

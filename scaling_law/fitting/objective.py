@@ -31,30 +31,33 @@ Mask = NDArray[np.bool_]
 Limits = Mapping[str, tuple[float, float]]
 # Logarithms of variables [n], and of transforms [S, n].
 Logs = Mapping[str, FloatArray]
+Slopes = list[FloatArray]
+Designs = list[FloatArray]
 
 
 class Evaluation(NamedTuple):
-    """Q, gradient and Gauss-Newton matrix of the Huber-reweighted least squares at S parameter vectors."""
+    """Q [S], gradient [S, p] and Gauss-Newton matrix [S, p, p] of the Huber-reweighted least squares."""
 
-    cost: FloatArray  # [S]
-    gradient: FloatArray  # [S, p]
-    curvature: FloatArray  # [S, p, p]
+    cost: FloatArray
+    gradient: FloatArray
+    curvature: FloatArray
 
 
 class Columns(NamedTuple):
-    """A term against the runs: where its parameters are in θ, the features that its coefficients multiply, and the
-    matrix from the parameters to the coefficients.
+    """A term against the runs: where its parameters are in θ, and the features that its coefficients multiply.
+
+    `indices` are a slice where the parameters stand together. The feature of the scale is 1 and stands first in
+    `features`; `offset` has no coefficient. `to_natural` is the matrix from the parameters to the coefficients.
     """
 
-    at: Any  # a slice where the parameters stand together, else indices
-    # The feature of the scale is 1 and stands first.
+    indices: Any
     features: tuple[Features, ...]
     offset: Features
-    back: FloatArray
+    to_natural: FloatArray
 
     @property
     def centred(self) -> bool:
-        return bool(np.any(self.back != np.eye(len(self.back))))
+        return bool(np.any(self.to_natural != np.eye(len(self.to_natural))))
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,26 @@ class FitSettings:
     tied: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
-        settings |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
-        settings["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
-        settings |= {"tied": self.tied} if self.tied else {}
-        settings |= {"one_sided": self.one_sided} if self.one_sided else {}
-        settings |= {"prior": self.prior} if self.prior else {}
+        """Return the settings for a record; an open end of a bound is None."""
+        bounds = {}
+        for name, limits in self.bounds.items():
+            bounds[name] = [limit if np.isfinite(limit) else None for limit in limits]
+        settings: dict[str, Any] = {
+            "loss": "huber",
+            "delta": self.huber_delta,
+            "on": "ln L",
+            "aggregation": "sum",
+            "weights": self.weights,
+            "l2": self.l2,
+            "fixed": self.fixed,
+            "starts": self.starts,
+            "outliers": self.outliers,
+            "bounds": bounds,
+        }
+        for name in ("tied", "one_sided", "prior"):
+            value = getattr(self, name)
+            if value:
+                settings[name] = value
         return settings
 
 
@@ -94,12 +111,31 @@ class Objective:
     `carry` [p, p], which takes any θ to one that keeps the ties, and are zero for theirs.
     """
 
-    def __init__(self, settings: FitSettings, columns: Mapping[str, FloatArray], one_sided: Mask) -> None:
-        self.law, self.fixed, limited = settings.law, settings.fixed, {*settings.fixed, *settings.bounds}
-        self.huber_delta, self.l2, self.one_sided = settings.huber_delta, settings.l2, one_sided
+    def __init__(
+        self,
+        settings: FitSettings,
+        columns: Mapping[str, FloatArray],
+        one_sided: Mask,
+    ) -> None:
+        self.law = settings.law
+        self.fixed = settings.fixed
+        self.tied = settings.tied
+        self.huber_delta = settings.huber_delta
+        self.l2 = settings.l2
+        self.one_sided = one_sided
+
         self.form: Form = LAWS[self.law].form
-        self.names, self.positive, self.constants = self.form.coefficients, self.form.positive, self.form.constants
-        self.target, self.weight = np.log(columns["loss"]), columns["weight"]
+        self.names = self.form.coefficients
+        self.positive = self.form.positive
+        self.constants = self.form.constants
+        self.outer = self.names.index(self.form.outer) if self.form.outer else None
+        self.n_transform = len(self.form.parameters)
+        self.first_transform = self.size - self.n_transform
+        limited = {*settings.fixed, *settings.bounds}
+        self.follows = {p.name: p.above for p in self.form.parameters if p.above and p.name not in limited}
+
+        self.target = np.log(columns["loss"])
+        self.weight = columns["weight"]
         self.logs = {name: np.log(columns[name]) for name in self.form.variables}
         # A transform is computed once for each distinct value of its variables.
         self.grids = []
@@ -107,15 +143,11 @@ class Objective:
             stacked = np.stack([columns[name] for name in transform.variables])
             distinct, index = np.unique(stacked, axis=1, return_inverse=True)
             self.grids.append((distinct, index.ravel()))
-        self.n_transform = len(self.form.parameters)
-        self.first_transform = self.size - self.n_transform
-        self.outer = self.names.index(self.form.outer) if self.form.outer else None
-        self.follows = {p.name: p.above for p in self.form.parameters if p.above and p.name not in limited}
-        self.terms, self.to_natural = self._centred(limited)
-        self.tied = settings.tied
-        self.carry = self._carry()
+
+        self.terms, self.to_natural = self._centre_terms(limited)
+        self.carry = self._carry_ties()
         self.penalty: Penalty | None = None
-        self._last: tuple[bytes, tuple[Logs, list[FloatArray], list[FloatArray]]] | None = None
+        self._last: tuple[bytes, tuple[Logs, Slopes, Designs]] | None = None
 
     @property
     def size(self) -> int:
@@ -123,94 +155,109 @@ class Objective:
 
     @property
     def distances(self) -> dict[str, str]:
-        """What is fitted as its logarithm for each parameter of a transform, in words."""
+        """The distance in words whose logarithm is fitted for each parameter of a transform."""
         return {p.name: f"{p.name} − {self.follows.get(p.name, f'{p.floor:g}')}" for p in self.form.parameters}
 
     def of_rows(self, rows: NDArray[np.intp]) -> Objective:
         """Sum over these runs alone; θ keeps its meaning."""
-        part = copy.copy(self)
-        part.target = self.target[rows]
-        part.weight = self.weight[rows]
-        part.one_sided = self.one_sided[rows]
-        part.logs = {name: column[rows] for name, column in self.logs.items()}
-        part.grids = [(distinct, index[rows]) for distinct, index in self.grids]
-        part._last = None
-        return part
+        objective = copy.copy(self)
+        objective.target = self.target[rows]
+        objective.weight = self.weight[rows]
+        objective.one_sided = self.one_sided[rows]
+        objective.logs = {name: column[rows] for name, column in self.logs.items()}
+        objective.grids = [(distinct, index[rows]) for distinct, index in self.grids]
+        objective._last = None
+        return objective
 
     def reference_logs(self) -> dict[str, FloatArray]:
-        """All logarithms [n], of transforms at their first start."""
+        """Return all logarithms [n], of transforms at their first start."""
         logs = dict(self.logs)
         for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
             logs[transform.name] = transform.log(*distinct, *transform.starts[0])[index]
         return logs
 
-    def _centred(self, limited: Collection[str]) -> tuple[list[Columns], FloatArray]:
-        """The terms, and the matrix from θ to the uncentred coefficients."""
+    def _centre_terms(self, limited: Collection[str]) -> tuple[list[Columns], FloatArray]:
+        """Return the terms, and the matrix from θ to the uncentred coefficients."""
         weights = self.weight / self.weight.sum()
         means = {name: float(weights @ column) for name, column in self.reference_logs().items()}
-        matrix = np.asarray(np.linalg.inv(local_matrix(self.form, means, limited)))
+        to_natural = np.asarray(np.linalg.inv(local_matrix(self.form, means, limited)))
         terms = []
         for term in self.form.terms:
             rows = np.array([self.names.index(name) for name in term.coefficients])
-            together = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
-            at = slice(rows[0], rows[0] + len(rows)) if together else rows
-            features = (((1.0, ()),), *term.features.values())
-            terms.append(Columns(at, features, term.offset, matrix[np.ix_(rows, rows)]))
-        return terms, matrix
+            span = slice(rows[0], rows[0] + len(rows))
+            is_together = np.array_equal(rows, np.arange(span.start, span.stop))
+            columns = Columns(
+                indices=span if is_together else rows,
+                features=(((1.0, ()),), *term.features.values()),
+                offset=term.offset,
+                to_natural=to_natural[np.ix_(rows, rows)],
+            )
+            terms.append(columns)
+        return terms, to_natural
 
-    def _carry(self) -> FloatArray:
-        """The matrix from θ to the θ whose tied coefficients equal those that they follow."""
+    def _carry_ties(self) -> FloatArray:
+        """Return the matrix from θ to the θ whose tied coefficients equal those that they follow."""
         follow = np.array([self.names.index(name) for name in self.tied], int)
         lead = np.array([self.names.index(name) for name in self.tied.values()], int)
         carry = np.eye(self.size)
-        apart = self.to_natural[follow] - self.to_natural[lead]
+        difference = self.to_natural[follow] - self.to_natural[lead]
         carry[follow] = 0.0
-        carry[follow] = -np.linalg.solve(apart[:, follow], apart @ carry)
+        carry[follow] = -np.linalg.solve(difference[:, follow], difference @ carry)
         return carry
 
     def from_coefficients(self, values: Mapping[str, Any]) -> FloatArray:
-        """θ of coefficients given as scalars or arrays [S]; shape [p] or [S, p]."""
-        return np.asarray(np.linalg.solve(self.to_natural, natural_of(self.form, values, self.follows).T).T)
+        """Return θ of coefficients given as scalars or arrays [S]; shape [p] or [S, p]."""
+        natural = natural_of(self.form, values, self.follows)
+        return np.asarray(np.linalg.solve(self.to_natural, natural.T).T)
 
     def coefficients(self, theta: FloatArray) -> FloatArray:
-        """Coefficients in the law's order, of θ's shape."""
+        """Return coefficients in the law's order, of θ's shape."""
         values = values_of(self.form, theta @ self.to_natural.T, self.follows)
-        values |= {name: np.full(theta.shape[:-1], value) for name, value in self.fixed.items()}
-        values |= {name: values[leader] for name, leader in self.tied.items()}
+        for name, value in self.fixed.items():
+            values[name] = np.full(theta.shape[:-1], value)
+        for name, leader in self.tied.items():
+            values[name] = values[leader]
         return np.stack([values[name] for name in LAWS[self.law].coefficient_names()], axis=-1)
 
     def make_law(self, theta: FloatArray) -> Law:
-        """The law of θ [p]."""
-        return LAWS[self.law](**dict(zip(LAWS[self.law].coefficient_names(), self.coefficients(theta), strict=True)))
+        """Make the law of θ [p]."""
+        law = LAWS[self.law]
+        return law(**dict(zip(law.coefficient_names(), self.coefficients(theta), strict=True)))
 
     def residuals(self, theta: FloatArray) -> FloatArray:
-        """ln L̂ − ln L, [S, n], for θ [S, p]."""
+        """Compute ln L̂ − ln L, [S, n], for θ [S, p]."""
         logs, _, designs = self._features(theta)
-        return self._prediction(theta, logs, designs)[0]
+        return self._predict(theta, logs, designs)[0]
 
-    def linearised(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
+    def linearise(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Compute ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
         logs, slopes, designs = self._features(theta)
-        residual, shares = self._prediction(theta, logs, designs)
+        residual, shares = self._predict(theta, logs, designs)
         jacobian = self._jacobian(theta, logs, designs, slopes, residual, shares)
         return residual, jacobian @ self.carry if self.tied else jacobian
 
-    def idle(self, residual: FloatArray) -> Mask:
-        """One-sided runs that the law lies below, which cost nothing; of the residuals' shape."""
+    def linearise_at(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Compute ln L̂ − ln L, [n], and its derivatives ∂ ln L̂ / ∂θ, [n, p], for one θ [p]."""
+        residual, jacobian = self.linearise(theta[None])
+        return residual[0], jacobian[0]
+
+    def is_idle(self, residual: FloatArray) -> Mask:
+        """Mark one-sided runs that the law lies below, which cost nothing; of the residuals' shape."""
         return self.one_sided & (residual < 0)
 
     def influence(self, residual: FloatArray) -> FloatArray:
-        """Weights of the least squares that stands for the Huber loss at these residuals."""
-        weight = np.where(self.idle(residual), 0.0, self.weight)
+        """Return weights of the least squares that stands for the Huber loss at these residuals."""
+        weight = np.where(self.is_idle(residual), 0.0, self.weight)
         return np.asarray(weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
 
     def prior_rows(self, theta: FloatArray) -> FloatArray:
-        """What the penalty is worth at θ [p] as rows of a Jacobian of runs of weight 1, [k, p]; none without one."""
+        """Return the penalty at θ [p] as rows of a Jacobian of runs of weight 1, [k, p]; none without one."""
         if self.penalty is None:
             return np.zeros((0, self.size))
         natural = self.to_natural @ theta
         slopes = self.penalty.coordinates.jacobian(natural) @ self.to_natural
-        return np.asarray(np.sqrt(self.penalty.variance[0]) * self.penalty.root(natural).T @ slopes @ self.carry)
+        root = np.sqrt(self.penalty.variance[0]) * self.penalty.root(natural).T
+        return np.asarray(root @ slopes @ self.carry)
 
     def evaluate(
         self,
@@ -220,22 +267,19 @@ class Objective:
         hold_transform: bool = False,
         rows: NDArray[np.int64] | None = None,
     ) -> Evaluation:
-        """Q, gradient and Gauss-Newton matrix at θ [S, p], with weights [n] or [S, n] (default: the runs' own).
+        """Compute Q, gradient and Gauss-Newton matrix at θ [S, p].
 
-        `rows` [S] says which of the `penalty`'s priors each θ has, where these differ.
-
-        Where all θ share the transforms' parameters, `hold_transform` fixes them, and a few matrix products serve all.
+        Args:
+            weight: weights [n] or [S, n] of the runs; None for their own.
+            hold_transform: fix the transforms' parameters, which all θ share; a few matrix products then serve all.
+            rows: which of the `penalty`'s priors each θ has, [S], where these differ.
         """
         weight = self.weight if weight is None else weight
         theta = theta @ self.carry.T if self.tied else theta
+        natural = theta @ self.to_natural.T
         logs, slopes, designs = self._features(theta[:1] if hold_transform else theta)
-        residual, shares = self._prediction(theta, logs, designs)
-        size = np.abs(residual)
-        if self.one_sided.any():
-            size[self.idle(residual)] = 0.0
-        inner = np.minimum(size, self.huber_delta)
-        cost = np.sum(weight * inner * (size - 0.5 * inner), axis=1)
-        influence = weight * inner / np.maximum(size, 1e-300)
+        residual, shares = self._predict(theta, logs, designs)
+        cost, influence = self._huber(residual, weight)
         if hold_transform and self.outer is None:
             gradient, curvature = self._moments(designs, residual, shares, influence)
         else:
@@ -243,26 +287,36 @@ class Objective:
             weighted = jacobian * influence[..., None]
             gradient = np.matmul(weighted.swapaxes(1, 2), residual[..., None])[..., 0]
             curvature = np.matmul(jacobian.swapaxes(1, 2), weighted)
+
         if self.l2:
-            natural = theta @ self.to_natural.T
             cost = cost + 0.5 * self.l2 * np.sum(natural**2, axis=1)
             gradient = gradient + self.l2 * natural @ self.to_natural
             curvature = curvature + self.l2 * self.to_natural.T @ self.to_natural
         if self.penalty is not None:
-            penalty = self.penalty if rows is None else self.penalty.take(rows)
-            by_prior, slope, bend = penalty.evaluate(theta @ self.to_natural.T)
-            cost = cost + by_prior
-            gradient = gradient + slope @ self.to_natural
-            curvature = curvature + self.to_natural.T @ bend @ self.to_natural
+            penalty = self.penalty if rows is None else self.penalty.select(rows)
+            prior_cost, prior_gradient, prior_curvature = penalty.evaluate(natural)
+            cost = cost + prior_cost
+            gradient = gradient + prior_gradient @ self.to_natural
+            curvature = curvature + self.to_natural.T @ prior_curvature @ self.to_natural
         if self.tied:
             gradient = gradient @ self.carry
             curvature = self.carry.T @ curvature @ self.carry
         return Evaluation(cost, gradient, curvature)
 
-    def _features(self, theta: FloatArray) -> tuple[Logs, list[FloatArray], list[FloatArray]]:
-        """All logarithms, ∂ ln transform / ∂θ, and each term's columns, [n, k] if all θ share them, else [S, n, k].
+    def _huber(self, residual: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Sum the Huber losses of the residuals [S, n] over runs, [S], and return the influence of each run [S, n]."""
+        size = np.abs(residual)
+        if self.one_sided.any():
+            size[self.is_idle(residual)] = 0.0
+        inner = np.minimum(size, self.huber_delta)
+        cost = np.sum(weight * inner * (size - 0.5 * inner), axis=1)
+        return cost, weight * inner / np.maximum(size, 1e-300)
 
-        The last are kept, as held transforms repeat.
+    def _features(self, theta: FloatArray) -> tuple[Logs, Slopes, Designs]:
+        """Return all logarithms, ∂ ln transform / ∂θ, and each term's columns.
+
+        The columns are [n, k] if all θ share them, else [S, n, k]. The last answer is stored, since transforms that
+        are held repeat.
         """
         key = theta[:, self.first_transform :].tobytes()
         if self._last is None or self._last[0] != key:
@@ -270,107 +324,170 @@ class Objective:
             designs = []
             for term in self.terms:
                 columns = [total(features, logs) for features in term.features]
-                stacked = np.stack(np.broadcast_arrays(*columns, self.target)[:-1], axis=-1) @ term.back
-                designs.append(stacked[0] if stacked.ndim == 3 and len(stacked) == 1 else stacked)
+                # The target gives columns of constants their length.
+                broadcast = np.broadcast_arrays(*columns, self.target)[:-1]
+                design = np.stack(broadcast, axis=-1) @ term.to_natural
+                is_shared = design.ndim == 3 and len(design) == 1
+                designs.append(design[0] if is_shared else design)
             self._last = key, (logs, slopes, designs)
         return self._last[1]
 
-    def _transforms(self, theta: FloatArray) -> tuple[Logs, list[FloatArray]]:
-        """All logarithms (of transforms [S, n]; S = 1 where θ shares them), and ∂ ln transform / ∂θ, each [S, n]."""
+    def _transforms(self, theta: FloatArray) -> tuple[Logs, Slopes]:
+        """Return all logarithms, and ∂ ln transform / ∂θ, each [S, n].
+
+        Logarithms of transforms are [S, n], with S = 1 where θ shares them.
+        """
         if not self.n_transform:
             return self.logs, []
         values = {name: column[:, None] for name, column in values_of(self.form, theta, self.follows).items()}
-        logs, slopes = dict(self.logs), []
+        logs = dict(self.logs)
+        slopes = []
         for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
             parameters = [values[p.name] for p in transform.parameters]
-            logs[transform.name], *partial = (part[:, index] for part in transform.gradient(*distinct, *parameters))
-            by = dict(zip((p.name for p in transform.parameters), partial, strict=True))
+            log, *gradient = (columns[:, index] for columns in transform.gradient(*distinct, *parameters))
+            logs[transform.name] = log
+            slope_by = dict(zip((p.name for p in transform.parameters), gradient, strict=True))
             for p in transform.parameters:
-                moved = by[p.name] + sum(by[q] for q, above in self.follows.items() if above == p.name)
-                base = values[self.follows[p.name]] if p.name in self.follows else p.floor
-                slopes.append(moved * (values[p.name] - base))
+                slope = slope_by[p.name]
+                # A parameter takes along those whose distance is measured from it.
+                for follower, leader in self.follows.items():
+                    if leader == p.name:
+                        slope = slope + slope_by[follower]
+                floor = values[self.follows[p.name]] if p.name in self.follows else p.floor
+                slopes.append(slope * (values[p.name] - floor))
         return logs, slopes
 
-    def _prediction(
-        self, theta: FloatArray, logs: Logs, designs: list[FloatArray]
+    def _predict(
+        self,
+        theta: FloatArray,
+        logs: Logs,
+        designs: Designs,
     ) -> tuple[FloatArray, list[FloatArray]]:
-        """Residuals [S, n], and the derivative of ln L̂ by each term's exponent [S, n]: its share of the loss."""
+        """Return residuals [S, n], and each term's share of the loss [S, n].
+
+        The share is the derivative of ln L̂ by the term's exponent.
+        """
         exponents = []
         for term, design in zip(self.terms, designs, strict=True):
-            values = theta[:, term.at]
+            values = theta[:, term.indices]
             exponent = values @ design.T if design.ndim == 2 else np.matmul(design, values[..., None])[..., 0]
-            exponents.append(exponent + total(term.offset, logs) if term.offset else exponent)
+            if term.offset:
+                exponent = exponent + total(term.offset, logs)
+            exponents.append(exponent)
         if self.outer is None:
             log_loss, shares = _log_sum(exponents)
             return log_loss - self.target, shares
+
+        # The sum of the powers has an exponent of its own.
         outer = np.exp(theta[:, self.outer, None])
-        outside = [i for i, term in enumerate(self.form.terms) if not term.slopes]
-        inside = [i for i in range(len(exponents)) if i not in outside]
-        log_sum, parts = _log_sum([exponents[i] for i in inside])
-        log_loss, (powered, *constants) = _log_sum([outer * log_sum, *(exponents[i] for i in outside)])
-        shares = [powered * outer * part for part in parts]
-        for i, share in zip(outside, constants, strict=True):
-            shares.insert(i, share)
+        is_constant = [not term.slopes for term in self.form.terms]
+        powers = [exponents[i] for i, constant in enumerate(is_constant) if not constant]
+        constants = [exponents[i] for i, constant in enumerate(is_constant) if constant]
+        log_sum, power_shares = _log_sum(powers)
+        log_loss, (sum_share, *constant_shares) = _log_sum([outer * log_sum, *constants])
+
+        power_shares = [sum_share * outer * share for share in power_shares]
+        shares = []
+        for constant in is_constant:
+            shares.append(constant_shares.pop(0) if constant else power_shares.pop(0))
         return log_loss - self.target, shares
 
     def _jacobian(
         self,
         theta: FloatArray,
         logs: Logs,
-        designs: list[FloatArray],
-        slopes: list[FloatArray],
+        designs: Designs,
+        slopes: Slopes,
         residual: FloatArray,
         shares: list[FloatArray],
     ) -> FloatArray:
+        """Return ∂ ln L̂ / ∂θ, [S, n, p].
+
+        Args:
+            theta: parameters [S, p].
+            logs: logarithms of variables [n] and transforms [S, n].
+            designs: the columns of each term, [n, k] or [S, n, k].
+            slopes: ∂ ln transform / ∂θ for each parameter of a transform, [S, n].
+            residual: ln L̂ − ln L, [S, n].
+            shares: each term's share of the loss, [S, n].
+        """
         jacobian = np.zeros((*residual.shape, self.size))
         for term, design, share in zip(self.terms, designs, shares, strict=True):
-            jacobian[..., term.at] += share[..., None] * design
+            jacobian[..., term.indices] += share[..., None] * design
         if self.outer is not None:
             constants = [share for share, term in zip(shares, self.form.terms, strict=True) if not term.slopes]
-            powered = np.maximum(1.0 - sum(constants, start=0.0), 1e-300)  # the part of L̂ that has the exponent
+            # The share of L̂ that has the exponent.
+            powered = np.maximum(1.0 - sum(constants, start=0.0), 1e-300)
             jacobian[..., self.outer] = powered * (residual + self.target + np.log(powered))
-        last, natural = self.first_transform, theta @ self.to_natural.T
+
+        natural = theta @ self.to_natural.T
+        column = self.first_transform
         for transform in self.form.transforms:
-            by_log = np.zeros_like(residual)  # ∂ ln L̂ / ∂ ln transform
+            # This is ∂ ln L̂ / ∂ ln transform.
+            slope = np.zeros_like(residual)
             for term, share in zip(self.terms, shares, strict=True):
-                by_log += share * self._exponent_slope(term, natural[:, term.at], transform.name, logs)
+                slope += share * self._exponent_slope(term, natural[:, term.indices], transform.name, logs)
             for _ in transform.parameters:
-                jacobian[..., last] = by_log * slopes[last - self.first_transform]
-                last += 1
+                jacobian[..., column] = slope * slopes[column - self.first_transform]
+                column += 1
         return jacobian
 
-    def _exponent_slope(self, term: Columns, coefficients: FloatArray, name: str, logs: Logs) -> Any:
-        """∂ exponent / ∂ ln `name`, [S, n] or [S, 1]."""
+    def _exponent_slope(
+        self,
+        term: Columns,
+        coefficients: FloatArray,
+        name: str,
+        logs: Logs,
+    ) -> Any:
+        """Return ∂ exponent / ∂ ln `name`, [S, n] or [S, 1]."""
         slope: Any = 0.0
         for i, features in enumerate((*term.features, term.offset)):
-            if rest := derivative(features, name):
-                parameter = coefficients[:, i, None] if i < len(term.features) else 1.0
-                slope = slope + parameter * total(rest, logs)
+            factors = derivative(features, name)
+            if factors:
+                coefficient = coefficients[:, i, None] if i < len(term.features) else 1.0
+                slope = slope + coefficient * total(factors, logs)
         return slope
 
     def _moments(
-        self, designs: list[FloatArray], residual: FloatArray, shares: list[FloatArray], influence: FloatArray
+        self,
+        designs: Designs,
+        residual: FloatArray,
+        shares: list[FloatArray],
+        influence: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
+        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] from columns that all θ share.
+
+        Args:
+            designs: the columns of each term [n, k].
+            residual: ln L̂ − ln L, [S, n].
+            shares: each term's share of the loss, [S, n].
+            influence: weights of the least squares, [S, n].
+        """
         count = len(residual)
-        gradient, curvature = np.zeros((count, self.size)), np.zeros((count, self.size, self.size))
+        gradient = np.zeros((count, self.size))
+        curvature = np.zeros((count, self.size, self.size))
         weighted = [influence * share for share in shares]
-        rows = [np.arange(self.size)[term.at] for term in self.terms]
-        for i, left in enumerate(designs):
-            gradient[:, self.terms[i].at] += (weighted[i] * residual) @ left
-            for j, right in enumerate(designs[i:], start=i):
-                products = (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
-                block = ((weighted[i] * shares[j]) @ products).reshape(count, left.shape[1], right.shape[1])
-                curvature[:, rows[i][:, None], rows[j]] += block
+
+        indices = [np.arange(self.size)[term.indices] for term in self.terms]
+        for i, design in enumerate(designs):
+            gradient[:, self.terms[i].indices] += (weighted[i] * residual) @ design
+            rows = indices[i]
+            for j, other_design in enumerate(designs[i:], start=i):
+                columns = indices[j]
+                products = design[:, :, None] * other_design[:, None, :]
+                sums = (weighted[i] * shares[j]) @ products.reshape(len(design), -1)
+                block = sums.reshape(count, len(rows), len(columns))
+                curvature[:, rows[:, None], columns] += block
                 if j > i:
-                    curvature[:, rows[j][:, None], rows[i]] += block.swapaxes(1, 2)
+                    curvature[:, columns[:, None], rows] += block.swapaxes(1, 2)
         return gradient, curvature
 
 
 def _log_sum(exponents: Sequence[FloatArray]) -> tuple[FloatArray, list[FloatArray]]:
-    """ln Σ exp(exponent), and the share of each."""
+    """Return ln Σ exp(exponent), and the share of each."""
     top = exponents[0]
-    for other in exponents[1:]:
-        top = np.maximum(top, other)
+    for exponent in exponents[1:]:
+        top = np.maximum(top, exponent)
     sizes = [np.exp(exponent - top) for exponent in exponents]
-    whole = sum(sizes[1:], start=sizes[0])
-    return top + np.log(whole), [size / whole for size in sizes]
+    size_sum = sum(sizes[1:], start=sizes[0])
+    return top + np.log(size_sum), [size / size_sum for size in sizes]

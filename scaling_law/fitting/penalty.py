@@ -1,4 +1,4 @@
-"""What a prior adds to the objective: minus its log density at each θ, times the variance of the runs' noise.
+"""The term that a prior adds to the objective: minus its log density at each θ, times the variance of the runs' noise.
 
 The prior is Student's t (a Gaussian at infinite degrees of freedom) of coordinates x in which the coefficients of laws
 are near normal: the logarithm of each term at a reference (1B parameters, 20B tokens, one expert), of the exponents of
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,13 @@ from scaling_law.formulas.terms import (
 from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import FloatArray
 
-LOG_SIZE, LOG_TOKENS = float(np.log(1e9)), float(np.log(2e10))  # the reference: 1B parameters, 20B tokens
-ROLES = (SIZE, SLOPE, CONSTANT, BY_DESIGN, INTERACTION, OUTER, TRANSFORM)  # the order of coordinates
-FLATTEST = 1e-3  # exponents: below, and for those of the other sign, the logarithm goes on as its tangent
+# The reference is a model of 1B parameters on 20B tokens.
+LOG_SIZE = float(np.log(1e9))
+LOG_TOKENS = float(np.log(2e10))
+# Coordinates stand in this order.
+ROLES = (SIZE, SLOPE, CONSTANT, BY_DESIGN, INTERACTION, OUTER, TRANSFORM)
+# Below this exponent, and for those of the other sign, the logarithm goes on as its tangent.
+FLATTEST = 1e-3
 
 
 @dataclass(frozen=True)
@@ -56,21 +61,31 @@ class Coordinates:
 
     @classmethod
     def of(cls, form: Form, values: Mapping[str, float] | None = None) -> Coordinates:
-        """The coordinates of laws near the one of these coefficients, which give the signs of exponents.
+        """Make the coordinates of laws near the one of these coefficients, which give the signs of exponents.
 
-        Without `values`: falling with sizes, and transforms as at their first start.
+        Without `values`, laws fall with sizes, and transforms are as at their first start.
         """
         names = tuple(sorted(form.coefficients, key=lambda name: ROLES.index(form.roles[name])))
         order = [form.coefficients.index(name) for name in names]
-        at, ahead = (_reference(form, values, LOG_TOKENS + step) for step in (0.0, 1.0))
-        matrix = local_matrix(form, at)[order]
-        slopes = np.array([form.roles[name] == SLOPE for name in names])
-        away = -np.ones(len(names)) if values is None else np.sign(matrix @ natural_of(form, values))
-        by_tokens = local_matrix(form, ahead)[order] - matrix
-        return cls(names, matrix, by_tokens, np.where(slopes, np.where(away > 0, 1.0, -1.0), 0.0))
+        logs = _reference_logs(form, values, LOG_TOKENS)
+        logs_ahead = _reference_logs(form, values, LOG_TOKENS + 1.0)
+        matrix = local_matrix(form, logs)[order]
+        matrix_ahead = local_matrix(form, logs_ahead)[order]
+
+        is_exponent = np.array([form.roles[name] == SLOPE for name in names])
+        is_positive = np.zeros(len(names), bool)
+        if values is not None:
+            is_positive = matrix @ natural_of(form, values) > 0
+        sign = np.where(is_positive, 1.0, -1.0)
+        return cls(
+            names=names,
+            matrix=matrix,
+            by_tokens=matrix_ahead - matrix,
+            sign=np.where(is_exponent, sign, 0.0),
+        )
 
     def of_natural(self, natural: FloatArray) -> FloatArray:
-        """x of natural coordinates, both [..., k]."""
+        """Return x of natural coordinates, both [..., k]."""
         y = natural @ self.matrix.T
         size = y * self.sign
         tangent = np.log(FLATTEST) + (size - FLATTEST) / FLATTEST
@@ -78,81 +93,107 @@ class Coordinates:
         return np.where(self.sign == 0, y, logs)
 
     def natural(self, x: FloatArray) -> FloatArray:
-        """Natural coordinates of x, both [..., k]."""
+        """Return natural coordinates of x, both [..., k]."""
         low = np.log(FLATTEST)
         size = np.where(x > low, np.exp(np.where(self.sign == 0, 0.0, x)), FLATTEST * (1.0 + x - low))
         y = np.where(self.sign == 0, x, self.sign * size)
         return np.asarray(np.linalg.solve(self.matrix, y[..., None])[..., 0])
 
     def jacobian(self, natural: FloatArray) -> FloatArray:
-        """∂x / ∂ natural coordinates, [..., k, k], at [..., k]."""
-        return self._stretch(natural)[..., None] * self.matrix
+        """Return ∂x / ∂ natural coordinates, [..., k, k], at [..., k]."""
+        return self._log_slopes(natural)[..., None] * self.matrix
 
     def shift_by_tokens(self, natural: FloatArray) -> FloatArray:
-        """∂x / ∂ ln D of the reference [k]: how x moves with the unit of D."""
-        return self._stretch(natural) * (self.by_tokens @ natural)
+        """Return ∂x / ∂ ln D of the reference [k]: how x moves with the unit of D."""
+        return self._log_slopes(natural) * (self.by_tokens @ natural)
 
-    def _stretch(self, natural: FloatArray) -> FloatArray:
-        """∂x / ∂ (what the logarithms are taken of)."""
+    def _log_slopes(self, natural: FloatArray) -> FloatArray:
+        """Return the derivatives of the logarithms in x by their arguments, [..., k]; 1 where x has none."""
         size = np.maximum((natural @ self.matrix.T) * self.sign, FLATTEST)
         return np.where(self.sign == 0, 1.0, self.sign / size)
 
 
-def _reference(form: Form, values: Mapping[str, float] | None, log_tokens: float) -> dict[str, float]:
-    """ln of every variable and transform of the reference."""
-    logs = {name: LOG_SIZE if is_size(name) else 0.0 for name in form.variables} | {"tokens": log_tokens}
+def _reference_logs(
+    form: Form,
+    values: Mapping[str, float] | None,
+    log_tokens: float,
+) -> dict[str, float]:
+    """Return ln of every variable and transform of the reference."""
+    logs = {name: LOG_SIZE if is_size(name) else 0.0 for name in form.variables}
+    logs["tokens"] = log_tokens
     for transform in form.transforms:
+        variables = [np.exp(logs[name]) for name in transform.variables]
         parameters = [values[p.name] for p in transform.parameters] if values else transform.starts[0]
-        logs[transform.name] = float(transform.log(*(np.exp(logs[v]) for v in transform.variables), *parameters))
+        logs[transform.name] = float(transform.log(*variables, *parameters))
     return logs
 
 
-def local_matrix(form: Form, logs: Mapping[str, float], as_is: Collection[str] = ()) -> FloatArray:
-    """What coefficients are where variables and transforms have these logarithms, by natural coordinates, [k, k].
+def local_matrix(
+    form: Form,
+    logs: Mapping[str, float],
+    unchanged: Collection[str] = (),
+) -> FloatArray:
+    """Return local coordinates as a matrix [k, k] on natural ones, where variables and transforms have these `logs`.
 
-    For a scale that is ln of its term; for one that multiplies a single logarithm, what the term's exponent gains per
-    unit of it. Interactions, coefficients of several features or terms, and those of terms with a fixed exponent or a
-    coefficient of `as_is` are what they are.
+    The local coordinate of a scale is ln of its term; of a coefficient that multiplies a single logarithm, what the
+    term's exponent gains per unit of it. Interactions, coefficients of several features or terms, and those of terms
+    with a fixed exponent or a coefficient that stays `unchanged` are their own.
     """
-    place, matrix = {name: i for i, name in enumerate(form.coefficients)}, np.eye(len(form.coefficients))
-    uses = Counter(name for term in form.terms for features in term.features.items() for name in features[:1])
+    index = {name: i for i, name in enumerate(form.coefficients)}
+    matrix = np.eye(len(form.coefficients))
+    n_terms = Counter(chain.from_iterable(term.features for term in form.terms))
     for term in form.terms:
-        if term.offset or {*term.coefficients} & {*as_is}:
+        if term.offset or {*term.coefficients} & {*unchanged}:
             continue
-        for other, features in term.features.items():
-            matrix[place[term.scale], place[other]] = total(features, logs)
-        for name, ((sign, factors), *more) in term.features.items():
-            if uses[name] > 1 or more or len(factors) > 1:
+        for column, features in term.features.items():
+            matrix[index[term.scale], index[column]] = total(features, logs)
+        for name, ((sign, factors), *further_features) in term.features.items():
+            if n_terms[name] > 1 or further_features or len(factors) > 1:
                 continue
-            for other, features in term.features.items():
-                matrix[place[name], place[other]] = sign * total(derivative(features, factors[0]), logs)
+            for column, features in term.features.items():
+                matrix[index[name], index[column]] = sign * total(derivative(features, factors[0]), logs)
     return matrix
 
 
-def natural_of(form: Form, values: Mapping[str, Any], above: Mapping[str, str] | None = None) -> FloatArray:
-    """Natural coordinates [..., k] of coefficients, given as scalars or arrays.
+def natural_of(
+    form: Form,
+    values: Mapping[str, Any],
+    above: Mapping[str, str] | None = None,
+) -> FloatArray:
+    """Return natural coordinates [..., k] of coefficients, given as scalars or arrays.
 
     The distance of a transform's parameter is that from the one that `above` names, else from its floor.
     """
-    natural = {k: np.log(values[k]) if k in form.positive else np.asarray(values[k], float) for k in form.coefficients}
+    natural: dict[str, Any] = {}
+    for name in form.coefficients:
+        natural[name] = np.log(values[name]) if name in form.positive else np.asarray(values[name], float)
+    bases = _bases(form, above)
     for p in form.parameters:
-        base = _base(form, above).get(p.name)
-        natural[p.name] = np.log(np.maximum(natural[p.name] - (p.floor if base is None else values[base]), 1e-300))
+        floor = values[bases[p.name]] if p.name in bases else p.floor
+        natural[p.name] = np.log(np.maximum(natural[p.name] - floor, 1e-300))
     return np.stack(np.broadcast_arrays(*natural.values()), axis=-1)
 
 
-def values_of(form: Form, natural: FloatArray, above: Mapping[str, str] | None = None) -> dict[str, FloatArray]:
-    """The coefficients of natural coordinates [..., k]."""
+def values_of(
+    form: Form,
+    natural: FloatArray,
+    above: Mapping[str, str] | None = None,
+) -> dict[str, FloatArray]:
+    """Return the coefficients of natural coordinates [..., k]."""
     columns = dict(zip(form.coefficients, np.moveaxis(natural, -1, 0), strict=True))
     values = {name: np.exp(column) if name in form.positive else column for name, column in columns.items()}
+    bases = _bases(form, above)
     for p in form.parameters:
-        base = _base(form, above).get(p.name)
-        values[p.name] = (p.floor if base is None else values[base]) + np.exp(columns[p.name])
+        floor = values[bases[p.name]] if p.name in bases else p.floor
+        values[p.name] = floor + np.exp(columns[p.name])
     return values
 
 
-def _base(form: Form, above: Mapping[str, str] | None) -> Mapping[str, str]:
-    return {p.name: p.above for p in form.parameters if p.above} if above is None else above
+def _bases(form: Form, above: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the parameter from which the distance of each transform's parameter is measured, where there is one."""
+    if above is not None:
+        return above
+    return {p.name: p.above for p in form.parameters if p.above}
 
 
 @dataclass(frozen=True)
@@ -168,45 +209,73 @@ class Penalty:
     variance: FloatArray
     coordinates: Coordinates
 
-    def take(self, rows: NDArray[np.int64] | slice) -> Penalty:
-        """The priors of these rows of θ."""
+    def select(self, rows: NDArray[np.int64] | slice) -> Penalty:
+        """Return the priors of these rows of θ."""
         if len(self.mean) == 1:
             return self
-        return replace(self, **{name: getattr(self, name)[rows] for name in ("mean", "precision", "dof", "variance")})
+        return Penalty(
+            mean=self.mean[rows],
+            precision=self.precision[rows],
+            dof=self.dof[rows],
+            variance=self.variance[rows],
+            coordinates=self.coordinates,
+        )
 
     def root(self, natural: FloatArray) -> FloatArray:
-        """L of the precision L Lᵀ by which laws lie about the first mean, [k, k], for one at natural coordinates [k].
+        """Return L of the precision L Lᵀ by which laws lie about the first mean, [k, k].
 
         In the middle, Student's t is more peaked than the covariance of what it describes, which counts there; in its
-        tails it is wider.
+        tails, as at distant natural coordinates [k], it is wider.
         """
-        away = self.coordinates.of_natural(natural) - self.mean[0]
-        pull = self.pull_of(away @ self.precision[0] @ away)[0]
+        distance = self.coordinates.of_natural(natural) - self.mean[0]
+        pull = self.pull_of(distance @ self.precision[0] @ distance)[0]
         return np.asarray(np.linalg.cholesky(self.precision[0] * min(pull, 1.0)))
 
-    def drawn(self, natural: FloatArray, count: int, seed: int) -> Penalty:
-        """The one prior at `count` means, which scatter as it does for a law at natural coordinates [k]."""
+    def sample(
+        self,
+        natural: FloatArray,
+        count: int,
+        seed: int,
+    ) -> Penalty:
+        """Repeat the one prior at `count` means, which scatter as it does for a law at natural coordinates [k]."""
         root = np.linalg.inv(self.root(natural))
         scatter = np.random.default_rng(seed).standard_normal((count, len(natural))) @ root
-        alike = ("precision", "dof", "variance")
-        repeated: dict[str, Any] = {name: np.repeat(getattr(self, name), count, axis=0) for name in alike}
-        return replace(self, mean=self.mean + scatter, **repeated)
+        return Penalty(
+            mean=self.mean + scatter,
+            precision=np.repeat(self.precision, count, axis=0),
+            dof=np.repeat(self.dof, count, axis=0),
+            variance=np.repeat(self.variance, count, axis=0),
+            coordinates=self.coordinates,
+        )
 
     def evaluate(self, natural: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Cost [S], gradient [S, k] and Gauss-Newton matrix [S, k, k] at natural coordinates [S, k]."""
+        """Compute cost [S], gradient [S, k] and Gauss-Newton matrix [S, k, k] at natural coordinates [S, k]."""
+        distance = self.coordinates.of_natural(natural) - self.mean
+        pull = np.matmul(self.precision, distance[..., None])[..., 0]
+        square = np.sum(distance * pull, axis=1)
+
+        is_heavy = np.isfinite(self.dof)
+        dof = np.where(is_heavy, self.dof, 1.0)
+        heavy_cost = (dof + natural.shape[1]) * np.log1p(square / dof)
+        cost = np.where(is_heavy, heavy_cost, square)
+
         jacobian = self.coordinates.jacobian(natural)
-        away = self.coordinates.of_natural(natural) - self.mean
-        pull = np.matmul(self.precision, away[..., None])[..., 0]
-        square = np.sum(away * pull, axis=1)
-        heavy = np.isfinite(self.dof)
-        dof = np.where(heavy, self.dof, 1.0)
-        cost = np.where(heavy, (dof + natural.shape[1]) * np.log1p(square / dof), square)
+        transposed = jacobian.swapaxes(1, 2)
+        gradient = np.matmul(transposed, pull[..., None])[..., 0]
+        curvature = transposed @ self.precision @ jacobian
         weight = self.variance * self.pull_of(square)
-        gradient = np.matmul(jacobian.swapaxes(1, 2), pull[..., None])[..., 0]
-        curvature = jacobian.swapaxes(1, 2) @ self.precision @ jacobian
-        return 0.5 * self.variance * cost, weight[:, None] * gradient, weight[:, None, None] * curvature
+        return (
+            0.5 * self.variance * cost,
+            weight[:, None] * gradient,
+            weight[:, None, None] * curvature,
+        )
 
     def pull_of(self, square: FloatArray) -> FloatArray:
-        """The part of the precision that still pulls a law at these squared distances [S]: less under heavy tails."""
-        size, dof = self.mean.shape[1], np.where(np.isfinite(self.dof), self.dof, 1.0)
-        return np.where(np.isfinite(self.dof), (dof + size) / (dof + square), 1.0)
+        """Return the share of the precision that still pulls a law at these squared distances [S].
+
+        It is less than 1 far out, under heavy tails.
+        """
+        size = self.mean.shape[1]
+        is_heavy = np.isfinite(self.dof)
+        dof = np.where(is_heavy, self.dof, 1.0)
+        return np.where(is_heavy, (dof + size) / (dof + square), 1.0)

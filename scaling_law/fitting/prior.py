@@ -38,7 +38,8 @@ from scaling_law.size.arrays import FloatArray
 
 CHINCHILLA = Coordinates.of(ChinchillaLaw.form)
 POPULATION = Path(__file__).with_name("population.json")
-FORMAT, VERSION = "population", 1
+FORMAT = "population"
+VERSION = 1
 # The lab of the published joint law.
 PUBLISHER = "ideas"
 # A prior near Chinchilla's law, weaker than any population.
@@ -135,7 +136,13 @@ def law_of(natural: FloatArray, kind: str = "chinchilla") -> Law:
     return LAWS[kind](**values)
 
 
-def units_covariance(kind: str, coordinates: Coordinates, mean: FloatArray, loss: float, tokens: float) -> FloatArray:
+def units_covariance(
+    kind: str,
+    coordinates: Coordinates,
+    mean: FloatArray,
+    loss: float,
+    tokens: float,
+) -> FloatArray:
     """Return the covariance of free factors of the loss, which shifts all terms, and of D."""
     form = LAWS[kind].form
     natural = coordinates.natural(mean)
@@ -169,7 +176,7 @@ def prior_of(law: Law, population: Prior) -> Prior:
         covariance = covariance + covariance_of_draws(law, coordinates)
     provenance = law.conditions.provenance if law.conditions else f"a {law.name} law"
     draws = "no draws" if law.draws is None else "its draws"
-    moved = Prior(
+    prior_of_law = Prior(
         mean=coordinates.of_natural(natural),
         covariance=covariance,
         dof=population.dof,
@@ -180,7 +187,7 @@ def prior_of(law: Law, population: Prior) -> Prior:
         coordinates=coordinates,
         conditions=law.conditions,
     )
-    return moved.in_units(*OTHER_CORPUS)
+    return prior_of_law.in_units(*OTHER_CORPUS)
 
 
 def covariance_of_draws(law: Law, coordinates: Coordinates) -> FloatArray:
@@ -192,7 +199,11 @@ def covariance_of_draws(law: Law, coordinates: Coordinates) -> FloatArray:
     return np.asarray(np.cov(coordinates.of_natural(natural_of(law.form, coefficients)).T))
 
 
-def spread_between_labs(law: Law, coordinates: Coordinates, population: FloatArray) -> FloatArray:
+def spread_between_labs(
+    law: Law,
+    coordinates: Coordinates,
+    population: FloatArray,
+) -> FloatArray:
     """Return how far a law of another lab lies from this one, a covariance [k, k], from the population's [5, 5].
 
     Terms in a size, terms in D, their exponents and the constant are matched with Chinchilla's. Of the rest nothing is
@@ -305,13 +316,17 @@ class Modes:
         """
         objective = make_problem(replace(runs, loss=np.ones(len(runs))), self.kind).objective
         from_natural = np.linalg.inv(objective.to_natural)
-        log_losses, jacobian = objective.linearised(self.natural @ from_natural.T)
+        log_losses, jacobian = objective.linearise(self.natural @ from_natural.T)
         slopes = jacobian @ from_natural
         variance = np.einsum("snp,spq,snq->sn", slopes, self.covariance, slopes)
         return log_losses, np.sqrt(np.maximum(variance, 0.0))
 
 
-def modes(runs: Runs, priors: Sequence[Prior], weights: Any = None) -> Modes:
+def modes(
+    runs: Runs,
+    priors: Sequence[Prior],
+    weights: Any = None,
+) -> Modes:
     """Fit a law under each prior, all of one kind; `weights` [n] or [S, n] are inverse variances of ln L, relative."""
     problem = make_problem(runs, priors[0].kind)
     run_weights = np.ones(len(runs)) if weights is None else weights
@@ -328,7 +343,11 @@ def modes(runs: Runs, priors: Sequence[Prior], weights: Any = None) -> Modes:
     return Modes(theta @ to_natural.T, to_natural @ covariance @ to_natural.T, noise, priors[0].kind)
 
 
-def under(prior: Prior, problem: Problem, starts: FloatArray) -> tuple[Problem, FloatArray]:
+def under(
+    prior: Prior,
+    problem: Problem,
+    starts: FloatArray,
+) -> tuple[Problem, FloatArray]:
     """Return the problem with the prior, weighed by the noise at the mode, and its starts with the mode before them.
 
     The noise is that of a run of average weight. ValueError for a prior of another kind of law.
@@ -345,7 +364,10 @@ def under(prior: Prior, problem: Problem, starts: FloatArray) -> tuple[Problem, 
 
 
 def _fit_modes(
-    problem: Problem, priors: Sequence[Prior], weight: FloatArray, usual_noise: FloatArray
+    problem: Problem,
+    priors: Sequence[Prior],
+    weight: FloatArray,
+    usual_noise: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
     """Fit θ [S, k] from the priors' means, and estimate the noise [S] there; the objective gets the penalty."""
     natural = np.array([prior.coordinates.natural(prior.mean) for prior in priors])
@@ -368,13 +390,18 @@ def penalty_of(priors: Sequence[Prior], noise: FloatArray) -> Penalty:
     return Penalty(means, precisions, dof, dependence * noise**2, priors[0].coordinates)
 
 
-def estimate_noise(problem: Problem, theta: FloatArray, weight: FloatArray, usual_noise: FloatArray) -> FloatArray:
+def estimate_noise(
+    problem: Problem,
+    theta: FloatArray,
+    weight: FloatArray,
+    usual_noise: FloatArray,
+) -> FloatArray:
     """Estimate the standard deviation of ln L of one run [S]; the usual noise counts as `NOISE_DOF` runs.
 
     Residuals are trimmed as the Huber loss does.
     """
     residuals = problem.objective.residuals(theta)
-    size = np.where(problem.objective.idle(residuals), 0.0, np.abs(residuals))
+    size = np.where(problem.objective.is_idle(residuals), 0.0, np.abs(residuals))
     squares = weight * size * np.minimum(size, problem.objective.huber_delta)
     n_runs = (weight > 0).sum(axis=1)
     total = NOISE_DOF * usual_noise**2 + squares.sum(axis=1)
@@ -415,8 +442,8 @@ def member_of(
     precision = _nearest_semidefinite(precision)
     pull = precision @ x + prior_precision @ (x - start.mean)
     if terms:
-        kept = np.array([start.coordinates.names.index(term) for term in terms])
-        pull, precision = _marginalise(pull, precision, kept, prior_precision, start.mean)
+        indices = np.array([start.coordinates.names.index(term) for term in terms])
+        pull, precision = _marginalise(pull, precision, indices, prior_precision, start.mean)
     return Member(
         name,
         lab,
@@ -436,16 +463,28 @@ def _nearest_semidefinite(matrix: FloatArray) -> FloatArray:
 
 
 def _marginalise(
-    pull: FloatArray, precision: FloatArray, kept: Any, prior_precision: FloatArray, prior_mean: FloatArray
+    pull: FloatArray,
+    precision: FloatArray,
+    indices: Any,
+    prior_precision: FloatArray,
+    prior_mean: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return pull and precision of the coordinates `kept`; the others take any value that the prior allows."""
-    dropped = np.setdiff1d(np.arange(len(pull)), kept)
-    rest = np.ix_(dropped, dropped)
-    coupling = precision[np.ix_(kept, dropped)] @ np.linalg.inv(precision[rest] + prior_precision[rest])
-    prior_pull = prior_precision[rest] @ prior_mean[dropped]
-    kept_pull = pull[kept] - coupling @ (pull[dropped] + prior_pull)
-    kept_precision = precision[np.ix_(kept, kept)] - coupling @ precision[np.ix_(dropped, kept)]
-    return kept_pull, kept_precision
+    """Return pull and precision of some coordinates, while the others take any value that the prior allows.
+
+    Args:
+        pull: precision times mean, of all coordinates [k].
+        precision: that of all coordinates [k, k].
+        indices: the coordinates that stay.
+        prior_precision: that of the prior [k, k].
+        prior_mean: that of the prior [k].
+    """
+    dropped = np.setdiff1d(np.arange(len(pull)), indices)
+    block = np.ix_(dropped, dropped)
+    coupling = precision[np.ix_(indices, dropped)] @ np.linalg.inv(precision[block] + prior_precision[block])
+    prior_pull = prior_precision[block] @ prior_mean[dropped]
+    marginal_pull = pull[indices] - coupling @ (pull[dropped] + prior_pull)
+    marginal_precision = precision[np.ix_(indices, indices)] - coupling @ precision[np.ix_(dropped, indices)]
+    return marginal_pull, marginal_precision
 
 
 def estimate(
@@ -474,10 +513,12 @@ def estimate(
     assumed_labs = 0.0 if assumed is None else ASSUMED_LABS
     assumed_sum = np.zeros((size, size)) if assumed is None else ASSUMED_LABS * assumed
     least_variance = LEAST_SPREAD**2 if assumed is None else 0.0
+
     pull, precision = _in_all_coordinates(sets, start.coordinates.names)
     pull = pull / dependence
     precision = precision / dependence
-    mean, covariance = start.mean, start.covariance
+    mean = start.mean
+    covariance = start.covariance
     for _ in range(rounds):
         centres, spreads = _expected_members(sets, start, mean, covariance, pull, precision)
         # Student's t lets a lab be unlike all others: a distant member weighs less.
@@ -486,17 +527,22 @@ def estimate(
         tail_weights = (dof + size) / (dof + distances) if np.isfinite(dof) else np.ones(len(sets))
         member_weights = weights * tail_weights
         mean = member_weights @ centres / member_weights.sum()
+
         second_moments = _second_moments(centres - mean, spreads)
         total = np.einsum("s,sij->ij", member_weights, second_moments) + assumed_sum
         covariance = total / (weights.sum() + assumed_labs)
-        diagonal = np.diag(np.maximum(np.diag(covariance), least_variance))
+        variances = np.maximum(np.diag(covariance), least_variance)
+        diagonal = np.diag(variances)
         covariance = (1.0 - shrinkage) * covariance + shrinkage * diagonal
-    noise = float(np.exp(np.average([np.log(member.noise) for member in sets], weights=weights)))
+
+    log_noises = [np.log(member.noise) for member in sets]
+    noise = float(np.exp(np.average(log_noises, weights=weights)))
     names = tuple(member.name for member in sets)
     if assumed is None:
         # The mean, too, is estimated.
         covariance = covariance * (n_labs / (n_labs - 1.0)) * (1.0 + 1.0 / n_labs)
         return Prior(mean, covariance, dof, noise, dependence, names)
+
     # Members say little of some terms: the mean is as uncertain as they are.
     information = precision @ np.linalg.inv(np.eye(size) + covariance @ precision)
     mean_precision = np.einsum("s,sij->ij", weights, information) + np.linalg.inv(start.covariance)
@@ -573,11 +619,11 @@ def prior(
 
 @cache
 def _population(experts: str | None) -> Prior:
-    members, settings, of_experts, usual = read_population(POPULATION)
-    base = estimate(members, **settings)
-    if (experts or usual) == "published":
-        return base
-    return replace(base, experts=terms_of_experts(of_experts, base))
+    members, settings, members_of_experts, default_experts = read_population(POPULATION)
+    population = estimate(members, **settings)
+    if (experts or default_experts) == "published":
+        return population
+    return replace(population, experts=terms_of_experts(members_of_experts, population))
 
 
 def read_prior(value: Any) -> Prior:

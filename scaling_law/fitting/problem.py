@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,16 @@ from scaling_law.runs.table import Runs, RunsError
 from scaling_law.runs.thinning import spread_evenly
 from scaling_law.size.arrays import FloatArray
 
-BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
-CELLS = 1_000_000  # starts × runs, at most, that are solved together
-C_BOX = 1e-6  # smallest c, as a part of the lowest loss
+Mask = NDArray[np.bool_]
+# The (low, high) of coefficients; an open end is infinite.
+Intervals = dict[str, tuple[float, float]]
+
+# Starts that are solved together: arrays of 128 × runs stay in the processor's cache.
+BATCH = 128
+# At most this many starts × runs are solved together.
+CELLS = 1_000_000
+# The smallest c, as a share of the lowest loss.
+C_BOX = 1e-6
 # Keeps degenerate data and resamples from running to infinity, for coefficients of centred (True) and plain features:
 # of the logarithms of scales and outer exponents, else of the coefficients themselves.
 WIDE_BOX = {
@@ -57,6 +64,10 @@ PAPER_GRID: dict[str, tuple[float, ...]] = {
     OUTER: (1.0,),
 }
 SCALED_SLOPES = {SLOPE: (-0.1, -0.4), BY_DESIGN: (-0.2, 0.2), INTERACTION: (0.0,)}
+SCALED_OUTERS = (1.0, 0.2)
+# The constant as a share of the lowest loss, and the first term as a share of the rest.
+CONSTANT_SHARES = (0.05, 0.5, 0.85)
+TERM_SHARES = (0.2, 0.5, 0.8)
 
 
 @dataclass(frozen=True)
@@ -70,12 +81,12 @@ class Problem:
     columns: Mapping[str, FloatArray]
 
     @property
-    def used(self) -> NDArray[np.bool_]:
+    def used(self) -> Mask:
         """Runs [n] of positive weight."""
         return self.objective.weight > 0
 
     @property
-    def measured(self) -> NDArray[np.bool_]:
+    def measured(self) -> Mask:
         """Runs [n] of positive weight whose loss the law should meet, not only stay below."""
         return self.used & ~self.objective.one_sided
 
@@ -84,48 +95,60 @@ class Problem:
         """The objective at residuals of 1e-8: decreasing it further means nothing."""
         return 1e-16 * float(self.objective.weight.sum())
 
-    def free(self, theta: FloatArray) -> NDArray[np.bool_]:
-        """Parameters [p] that are neither fixed nor at a bound at θ [p]."""
-        span = 1e-9 * np.maximum(1.0, np.abs(theta))
-        return np.asarray((theta > self.lower + span) & (theta < self.upper - span))
+    @property
+    def batch(self) -> int:
+        """The number of starts to solve together: their arrays of starts × runs stay small."""
+        return int(np.clip(CELLS // max(len(self.objective.target), 1), 1, BATCH))
+
+    def free(self, theta: FloatArray) -> Mask:
+        """Mark the parameters [p] that are neither fixed nor at a bound at θ [p]."""
+        margin = 1e-9 * np.maximum(1.0, np.abs(theta))
+        return np.asarray((theta > self.lower + margin) & (theta < self.upper - margin))
 
     def with_constant_below(self, loss: float) -> Problem:
-        """The problem with `loss` as the upper end of c, unless c was fixed or bounded."""
+        """Return the problem with `loss` as the upper end of c, unless c was fixed or bounded."""
         free = {*self.objective.constants} - {*self.settings.fixed, *self.settings.bounds}
-        here = [name in free for name in self.objective.names]
-        return replace(self, upper=np.where(here, np.log(loss), self.upper))
+        is_free = [name in free for name in self.objective.names]
+        return replace(self, upper=np.where(is_free, np.log(loss), self.upper))
 
     def sample(self, most: int) -> Problem:
-        """The problem of at most about `most` of the runs used, spread evenly over models, with all extremes.
+        """Return the problem of at most about `most` of the runs used, spread evenly over models, with all extremes.
 
         Bounds stay those of all runs. The problem itself where it has no more runs than that.
         """
-        used = np.flatnonzero(self.used)
-        if len(used) <= most:
+        used_rows = np.flatnonzero(self.used)
+        if len(used_rows) <= most:
             return self
-        rows = used[spread_evenly([column[used] for column in self.columns.values()], most)]
+        rows = used_rows[spread_evenly([column[used_rows] for column in self.columns.values()], most)]
         columns = {name: column[rows] for name, column in self.columns.items()}
         return replace(self, objective=self.objective.of_rows(rows), columns=columns)
 
-    def without(self, aside: NDArray[np.bool_]) -> Problem:
-        """The problem without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
-        kept = self.used & ~aside
+    def without(self, set_aside: Mask) -> Problem:
+        """Return the problem without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
+        is_left = self.used & ~set_aside
         objective = copy.copy(self.objective)
-        objective.weight = np.where(kept, self.objective.weight, 0.0)
-        problem = self.with_constant_below(float(self.columns["loss"][kept].min()))
+        objective.weight = np.where(is_left, self.objective.weight, 0.0)
+        problem = self.with_constant_below(float(self.columns["loss"][is_left].min()))
         return replace(problem, objective=objective, settings=replace(self.settings, outliers="set_aside"))
 
     def solve(
-        self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False, **options: Any
+        self,
+        theta: FloatArray,
+        weight: FloatArray | None = None,
+        *,
+        hold_transform: bool = False,
+        **options: Any,
     ) -> Solutions:
         """Minimise from each θ [S, p], with weights [S, n].
 
         `hold_transform` fixes the E_start and E_max that all θ share.
         """
-        lower, upper = self.lower.copy(), self.upper.copy()
+        lower = self.lower.copy()
+        upper = self.upper.copy()
         if hold_transform:
-            last = slice(self.objective.first_transform, None)
-            lower[last] = upper[last] = theta[0, last]
+            transform = slice(self.objective.first_transform, None)
+            lower[transform] = theta[0, transform]
+            upper[transform] = theta[0, transform]
 
         def evaluate(points: FloatArray, rows: NDArray[np.int64]) -> Evaluation:
             weights = None if weight is None else weight[rows]
@@ -135,11 +158,6 @@ class Problem:
         if not self.settings.tied:
             return solutions
         return replace(solutions, theta=solutions.theta @ self.objective.carry.T)
-
-    @property
-    def batch(self) -> int:
-        """How many starts to solve together: their arrays of starts × runs stay small."""
-        return int(np.clip(CELLS // max(len(self.objective.target), 1), 1, BATCH))
 
 
 def make_problem(
@@ -153,296 +171,502 @@ def make_problem(
     starts: Any = "scaled",
     one_sided: Any = None,
 ) -> Problem:
-    """Check the settings; ValueError names the one that is wrong."""
+    """Check the settings and make their problem; ValueError names the one that is wrong."""
     if not isinstance(law, str) or law not in LAWS:
         raise InputError(unknown("kind=", law, sorted(LAWS)))
-    if not LAWS[law].form.terms:
+    form = LAWS[law].form
+    if not form.terms:
         raise InputError(f"kind={law!r} is not a sum of terms, so it cannot be fitted")
-    huber_delta, l2 = _number("huber_delta", huber_delta), _number("l2", l2)
+    huber_delta = _read_number("huber_delta", huber_delta)
+    l2 = _read_number("l2", l2)
     if not huber_delta > 0:
         raise InputError(f"huber_delta={huber_delta!r} must be positive and finite")
     if not l2 >= 0:
         raise InputError(f"l2={l2!r} must be finite and not negative")
-    if starts not in ("scaled", "paper") if isinstance(starts, str) else not isinstance(starts, Sequence):
-        raise InputError(f"starts={starts!r} must be 'scaled', 'paper' or a list of laws")
-    name = starts if isinstance(starts, str) else f"{len(starts)} given laws"
-    weight, weights_name = _weights(runs, weights)
-    bound = _one_sided(runs, one_sided)
-    numbers, ties = _split_ties(LAWS[law].form, fixed or {}, bounds or {})
-    limits = _checked_limits(law, numbers, bounds or {})
-    held = {name: low for name, (low, high) in limits.items() if low == high}
-    ranges = {name: ends for name, ends in limits.items() if name not in held}
+    starts_name = _name_starts(starts)
+    weight, weights_name = _read_weights(runs, weights)
+    is_bound = _read_one_sided(runs, one_sided)
+    numbers, ties = _split_ties(form, fixed or {}, bounds or {})
+    limits = _read_limits(form, numbers, bounds or {})
     settings = FitSettings(
-        law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()), tied=ties
+        law=law,
+        huber_delta=huber_delta,
+        l2=l2,
+        weights=weights_name,
+        fixed={name: low for name, (low, high) in limits.items() if low == high},
+        bounds={name: (low, high) for name, (low, high) in limits.items() if low != high},
+        starts=starts_name,
+        one_sided=int(is_bound.sum()),
+        tied=ties,
     )
-    variables = variables_of(runs, LAWS[law])
-    columns = {name: runs.positive(name) for name in (*variables, "loss")} | {"weight": weight}
-    objective = Objective(settings, columns, bound)
-    return Problem(objective, *_box(objective, limits, runs.loss), settings, columns)
+    columns = {name: runs.positive(name) for name in (*variables_of(runs, LAWS[law]), "loss")}
+    columns["weight"] = weight
+    objective = Objective(settings, columns, is_bound)
+    lower, upper = _make_box(objective, limits, runs.loss)
+    return Problem(objective, lower, upper, settings, columns)
 
 
 def variables_of(runs: Runs, law: Law | type[Law]) -> tuple[str, ...]:
-    """The columns that a law reads. RunsError for one that the runs do not have."""
-    if missing := [name for name in law.form.variables if name not in runs]:
+    """Return the columns that a law reads. RunsError for one that the runs do not have."""
+    missing = [name for name in law.form.variables if name not in runs]
+    if missing:
         raise RunsError(f"{runs.source}: the {law.name} law reads {', '.join(missing)}, which these runs do not have")
     return law.form.variables
 
 
-def _number(name: str, value: Any, missing: float | None = None, or_one_of: Sequence[str] = ()) -> float:
-    """A finite number; `missing`, where given, stands for None and is itself allowed."""
+def _read_number(
+    name: str,
+    value: Any,
+    missing: float | None = None,
+    choices: Sequence[str] = (),
+) -> float:
+    """Read a finite number.
+
+    Args:
+        name: the setting, for errors.
+        value: what the user gave.
+        missing: the number that None stands for, which is allowed even if infinite.
+        choices: texts that the setting may also be, for errors.
+    """
+    if value is None and missing is not None:
+        return missing
     try:
-        number = missing if value is None and missing is not None else float(value)
+        number = float(value)
     except (TypeError, ValueError):
-        also = f", or one of {', '.join(or_one_of)}" if or_one_of and isinstance(value, str) else ""
-        raise InputError(f"{name}={literal(value)} must be a number{also}") from None
+        alternative = f", or one of {', '.join(choices)}" if choices and isinstance(value, str) else ""
+        raise InputError(f"{name}={literal(value)} must be a number{alternative}") from None
     if not np.isfinite(number) and number != missing:
         raise InputError(f"{name}={literal(value)} must be finite")
     return number
 
 
-def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
+def _name_starts(starts: Any) -> str:
+    """Name the starts for a record."""
+    is_known = starts in ("scaled", "paper") if isinstance(starts, str) else isinstance(starts, Sequence)
+    if not is_known:
+        raise InputError(f"starts={starts!r} must be 'scaled', 'paper' or a list of laws")
+    return starts if isinstance(starts, str) else f"{len(starts)} given laws"
+
+
+def _read_weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
+    """Return the weights of the runs [n], and their name for a record."""
     if weights is None:
         return np.ones(len(runs)), "equal"
     if isinstance(weights, str) and weights == "inverse_loss":
         return runs.loss.min() / runs.loss, weights
-    named = isinstance(weights, str)
-    if named and weights not in runs.columns:
-        raise InputError(unknown("weights=", weights, ["inverse_loss", *runs.columns]))
+    label = "weights"
+    name = "given"
+    if isinstance(weights, str):
+        if weights not in runs.columns:
+            raise InputError(unknown("weights=", weights, ["inverse_loss", *runs.columns]))
+        label = f"weights={weights!r}"
+        name = weights
+        weights = runs.columns[weights]
     try:
-        array = np.asarray(runs.columns[weights] if named else weights, float)
+        array = np.asarray(weights, float)
     except (TypeError, ValueError, OverflowError):
         array = np.zeros(0)
-    if array.shape != (len(runs),) or not np.all(np.isfinite(array) & (array >= 0)) or not array.any():
-        label = f"={weights!r}" if named else ""
-        allowed = f"'inverse_loss', or a column or list of {len(runs)} finite numbers ≥ 0, not all zero"
-        raise InputError(f"weights{label} must be {allowed}")
-    return array, weights if named else "given"
+    is_valid = array.shape == (len(runs),) and np.all(np.isfinite(array) & (array >= 0)) and array.any()
+    if not is_valid:
+        choices = f"'inverse_loss', or a column or list of {len(runs)} finite numbers ≥ 0, not all zero"
+        raise InputError(f"{label} must be {choices}")
+    return array, name
 
 
-def _one_sided(runs: Runs, one_sided: Any) -> NDArray[np.bool_]:
-    """The mask [n] of the runs that are upper bounds: given as such, or as the column that is 1 for them, else 0."""
+def _read_one_sided(runs: Runs, one_sided: Any) -> Mask:
+    """Return the mask [n] of the runs that are upper bounds: given, or as the column that is 1 for them, else 0."""
     if one_sided is None:
         return np.zeros(len(runs), bool)
-    label = f"={one_sided!r}" if isinstance(one_sided, str) else ""
-    mask = runs.column(one_sided) if isinstance(one_sided, str) else numbers_of("one_sided", one_sided)
+    if isinstance(one_sided, str):
+        label = f"one_sided={one_sided!r}"
+        mask = runs.column(one_sided)
+    else:
+        label = "one_sided"
+        mask = numbers_of("one_sided", one_sided)
     if mask.shape != (len(runs),) or not np.isin(mask, (0, 1)).all():
-        raise InputError(f"one_sided{label} must be {len(runs)} values true or false, or the name of such a column")
+        raise InputError(f"{label} must be {len(runs)} values true or false, or the name of such a column")
     if mask.all():
-        raise InputError(f"one_sided{label}: all {len(runs)} runs are upper bounds; at least one must not be")
+        raise InputError(f"{label}: all {len(runs)} runs are upper bounds; at least one must not be")
     return mask.astype(bool)
 
 
 def _split_ties(
-    form: Form, fixed: Mapping[str, float | str], bounds: Limits
+    form: Form,
+    fixed: Mapping[str, float | str],
+    bounds: Limits,
 ) -> tuple[dict[str, float | str], dict[str, str]]:
-    """Part what is fixed to numbers from what is tied to another coefficient, which is the last of a chain.
+    """Separate what is fixed to numbers from what is tied to another coefficient, which is the last of a chain.
 
     What is tied to a number is fixed to it.
     """
-    names, roles = form.coefficients, form.roles
-    targets = {name: value.strip() for name, value in fixed.items() if isinstance(value, str) and name in names}
-    targets = {name: value for name, value in targets.items() if value in names}
-    numbers = {name: value for name, value in fixed.items() if name not in targets}
+    targets: dict[str, str] = {}
+    numbers: dict[str, float | str] = {}
+    for name, value in fixed.items():
+        is_tie = name in form.coefficients and isinstance(value, str) and value.strip() in form.coefficients
+        if is_tie:
+            targets[name] = str(value).strip()
+        else:
+            numbers[name] = value
+
     ties: dict[str, str] = {}
     for name, target in targets.items():
-        label = f"fixed: {name}={target!r}"
-        if name in bounds:
-            raise InputError(f"{label} ties it, so bounds cannot hold {name}, too: bound {target}")
-        if roles[name] != roles[target] or roles[name] == TRANSFORM:
-            alike = [other for other in names if roles[other] == roles[name] != TRANSFORM and other != name]
-            raise InputError(f"{label} must be {' or '.join(['a number', *alike])}")
+        _check_tie(form, name, target, bounds)
         chain = [name]
-        while target in targets and target not in chain:
-            chain.append(target)
-            target = targets[target]
-        if target in chain:
-            raise InputError(f"{label} goes in a circle: {' = '.join([*chain, target])}")
-        if target in numbers:
-            numbers[name] = numbers[target]
+        leader = target
+        while leader in targets and leader not in chain:
+            chain.append(leader)
+            leader = targets[leader]
+        if leader in chain:
+            raise InputError(f"fixed: {name}={target!r} goes in a circle: {' = '.join([*chain, leader])}")
+        if leader in numbers:
+            numbers[name] = numbers[leader]
         else:
-            ties[name] = target
+            ties[name] = leader
     return numbers, ties
 
 
-def _checked_limits(law: str, fixed: Mapping[str, float | str], bounds: Limits) -> dict[str, tuple[float, float]]:
-    """(low, high) of each coefficient in `bounds` and, low = high, in `fixed`; an open end is infinite."""
-    form = LAWS[law].form
-    names, floors = form.coefficients, floors_of(form)
-    limits: dict[str, tuple[float, float]] = {}
-    for setting, values in (("fixed", fixed), ("bounds", bounds)):
-        for name, value in values.items():
-            label = f"{setting}: {name}"
-            if name not in names:
-                raise InputError(f"{setting}: ", unknown("coefficient ", name, names))
-            if setting == "fixed":
-                low = high = _number(label, value, or_one_of=names)
-                text = repr(low)
-            elif not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
-                raise InputError(f"{label}={literal(value)} must be a pair (low, high)")
-            else:
-                low, high = _number(label, value[0], -np.inf), _number(label, value[1], np.inf)
-                text = repr((low, high))
-            floor = floors.get(name, -np.inf)
-            low = -np.inf if low == floor else low
-            if not low <= high:
-                raise InputError(f"{label}={text} must be ordered, low ≤ high")
-            if high <= floor or (np.isfinite(low) and low <= floor):
-                raise InputError(f"{label}={text} must be {'positive' if floor == 0.0 else f'above {floor:g}'}")
-            if name in limits and not low <= limits[name][0] <= high:
-                raise InputError(f"fixed: {name}={limits[name][0]!r} lies outside its bounds {low, high}")
-            limits.setdefault(name, (low, high))
+def _check_tie(
+    form: Form,
+    name: str,
+    target: str,
+    bounds: Limits,
+) -> None:
+    """Raise InputError for a coefficient that is bounded as well as tied, or tied to one of another role."""
+    if name in bounds:
+        raise InputError(f"fixed: {name}={target!r} ties it, so bounds cannot hold {name}, too: bound {target}")
+    role = form.roles[name]
+    if role == form.roles[target] and role != TRANSFORM:
+        return
+    choices = ["a number"]
+    for coefficient in form.coefficients:
+        if form.roles[coefficient] == role != TRANSFORM and coefficient != name:
+            choices.append(coefficient)
+    raise InputError(f"fixed: {name}={target!r} must be {' or '.join(choices)}")
+
+
+def _read_limits(
+    form: Form,
+    fixed: Mapping[str, float | str],
+    bounds: Limits,
+) -> Intervals:
+    """Return (low, high) of each coefficient in `bounds` and, low = high, in `fixed`; an open end is infinite."""
+    limits: Intervals = {}
+    for name, number in fixed.items():
+        limits[name] = _read_interval(form, "fixed", name, number)
+    for name, pair in bounds.items():
+        low, high = _read_interval(form, "bounds", name, pair)
+        if name in limits and not low <= limits[name][0] <= high:
+            raise InputError(f"fixed: {name}={limits[name][0]!r} lies outside its bounds {low, high}")
+        limits.setdefault(name, (low, high))
+
     for p in form.parameters:
-        low, high = limits.get(str(p.above), (-np.inf, np.inf))[0], limits.get(p.name, (-np.inf, np.inf))[1]
-        if low >= high:
-            raise InputError(f"{p.above}={low!r} must be below {p.name}={high!r}")
+        low_below, _ = limits.get(str(p.above), (-np.inf, np.inf))
+        _, high = limits.get(p.name, (-np.inf, np.inf))
+        if low_below >= high:
+            raise InputError(f"{p.above}={low_below!r} must be below {p.name}={high!r}")
     return limits
 
 
+def _read_interval(
+    form: Form,
+    setting: str,
+    name: str,
+    value: Any,
+) -> tuple[float, float]:
+    """Read the (low, high) of a coefficient.
+
+    Args:
+        setting: "bounds", where the value is a pair, or "fixed", where it is a number.
+    """
+    label = f"{setting}: {name}"
+    if name not in form.coefficients:
+        raise InputError(f"{setting}: ", unknown("coefficient ", name, form.coefficients))
+    if setting == "fixed":
+        low = high = _read_number(label, value, choices=form.coefficients)
+        text = repr(low)
+    elif isinstance(value, (tuple, list, np.ndarray)) and len(value) == 2:
+        low = _read_number(label, value[0], -np.inf)
+        high = _read_number(label, value[1], np.inf)
+        text = repr((low, high))
+    else:
+        raise InputError(f"{label}={literal(value)} must be a pair (low, high)")
+
+    floor = floors_of(form).get(name, -np.inf)
+    if low == floor:
+        low = -np.inf
+    if not low <= high:
+        raise InputError(f"{label}={text} must be ordered, low ≤ high")
+    if high <= floor or (np.isfinite(low) and low <= floor):
+        requirement = "positive" if floor == 0.0 else f"above {floor:g}"
+        raise InputError(f"{label}={text} must be {requirement}")
+    return low, high
+
+
 def floors_of(form: Form) -> dict[str, float]:
-    """What each coefficient that has a lower end must lie above."""
-    return dict.fromkeys(form.positive, 0.0) | {p.name: p.floor for p in form.parameters}
+    """Return the number that each coefficient with a lower end must lie above."""
+    floors = dict.fromkeys(form.positive, 0.0)
+    for p in form.parameters:
+        floors[p.name] = p.floor
+    return floors
 
 
-def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The box [p], [p] of θ, with defaults for open ends."""
-    roles = objective.form.roles
-    upper = np.full(objective.size, np.inf)
-    for term, columns in zip(objective.form.terms, objective.terms, strict=True):
-        wide = WIDE_BOX[columns.centred]
-        upper[columns.at] = [wide[roles[name]] for name in term.coefficients]
-    if objective.outer is not None:
-        upper[objective.outer] = WIDE_BOX[False][OUTER]
-    lower = -upper
-    lowest, highest = (float(losses.min()), float(losses.max())) if len(losses) else (1.0, np.inf)
+def _make_box(
+    objective: Objective,
+    limits: Intervals,
+    losses: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Return the box [p], [p] of θ, with defaults for open ends."""
+    lower, upper = _wide_box(objective)
+    lowest = float(losses.min()) if len(losses) else 1.0
+    highest = float(losses.max()) if len(losses) else np.inf
     for i, name in enumerate(objective.names[: objective.first_transform]):
         low, high = limits.get(name, (-np.inf, np.inf))
         if name in objective.constants:
             lower[i], upper[i] = np.log([C_BOX * lowest, lowest])
             if low >= highest:
-                what = f"{'fixed' if low == high else 'bounds'}: {name}={low:g}"
-                losses_of = f"the losses of the runs, {lowest:g} to {highest:g} nats per token"
-                raise InputError(f"{what} must be below {losses_of}")
-        for side, end in ((lower, low), (upper, high)):
-            if np.isfinite(end):
-                side[i] = np.log(end) if name in objective.positive else end
+                setting = "fixed" if low == high else "bounds"
+                loss_range = f"{lowest:g} to {highest:g} nats per token"
+                raise InputError(f"{setting}: {name}={low:g} must be below the losses of the runs, {loss_range}")
+
+        is_log = name in objective.positive
+        if np.isfinite(low):
+            lower[i] = np.log(low) if is_log else low
+        if np.isfinite(high):
+            upper[i] = np.log(high) if is_log else high
         if lower[i] > upper[i]:
             raise InputError(f"bounds: {name}={limits[name]} must not be open here: give both ends")
-    follow = [objective.names.index(name) for name in objective.tied]
-    # A tied coefficient does not move by itself.
-    lower[follow] = upper[follow] = 0.0
-    boxes = _transform_box(objective, limits).values()
-    lower[objective.first_transform :], upper[objective.first_transform :] = np.reshape([*boxes], (-1, 2)).T
+
+    for name in objective.tied:
+        # A tied coefficient does not move by itself.
+        i = objective.names.index(name)
+        lower[i] = 0.0
+        upper[i] = 0.0
+    for name, (low, high) in _transform_box(objective, limits).items():
+        i = objective.names.index(name)
+        lower[i] = low
+        upper[i] = high
     return lower, upper
 
 
-def _transform_box(objective: Objective, limits: Limits) -> dict[str, tuple[float, float]]:
-    """The box of each parameter of a transform, as the logarithm of its distance."""
-    spans: dict[str, tuple[float, float]] = {}
+def _wide_box(objective: Objective) -> tuple[FloatArray, FloatArray]:
+    """Return the default box [p], [p], infinite for parameters of transforms."""
+    roles = objective.form.roles
+    upper = np.full(objective.size, np.inf)
+    for term, columns in zip(objective.form.terms, objective.terms, strict=True):
+        widths = WIDE_BOX[columns.centred]
+        upper[columns.indices] = [widths[roles[name]] for name in term.coefficients]
+    if objective.outer is not None:
+        upper[objective.outer] = WIDE_BOX[False][OUTER]
+    return -upper, upper
+
+
+def _transform_box(objective: Objective, limits: Intervals) -> Intervals:
+    """Return the box of each parameter of a transform, as the logarithm of its distance."""
+    distances: Intervals = {}
     for p in objective.form.parameters:
-        low, high = limits.get(p.name, (-np.inf, np.inf))
         if p.name in objective.follows:
-            spans[p.name] = p.box
+            distances[p.name] = p.box
             continue
-        least = p.floor + (p.box[0] if p.above is None else 0.0)
-        low, high = (low if np.isfinite(low) else least), (high if np.isfinite(high) else max(p.floor + p.box[1], low))
+        low, high = limits.get(p.name, (-np.inf, np.inf))
+        is_open = not np.isfinite(high)
+        if not np.isfinite(low):
+            low = p.floor + (p.box[0] if p.above is None else 0.0)
+        if is_open:
+            high = max(p.floor + p.box[1], low)
+
         if p.above:
-            below = [p.floor + distance for distance in spans[p.above]]
-            low = max(low, below[0] * (1 + 1e-6))  # limited itself: E_start stays below all that it may be
-            high = max(high, 2.0 * low) if not np.isfinite(limits[p.name][1]) else high
-            below[1] = min(below[1], low * (1 - 1e-6))
-            if low > high or below[0] > below[1]:
-                raise InputError(f"{p.above}={below[0]:g} must be above {p.floor:g} and below {p.name}")
-            spans[p.above] = (below[0] - p.floor, below[1] - p.floor)
-        spans[p.name] = (low - p.floor, high - p.floor)
-    return {name: (float(np.log(low)), float(np.log(high))) for name, (low, high) in spans.items()}
+            # The parameter is limited itself, so E_start stays below all that it may be.
+            low_below = p.floor + distances[p.above][0]
+            high_below = p.floor + distances[p.above][1]
+            low = max(low, low_below * (1 + 1e-6))
+            if is_open:
+                high = max(high, 2.0 * low)
+            high_below = min(high_below, low * (1 - 1e-6))
+            if low > high or low_below > high_below:
+                raise InputError(f"{p.above}={low_below:g} must be above {p.floor:g} and below {p.name}")
+            distances[p.above] = (low_below - p.floor, high_below - p.floor)
+        distances[p.name] = (low - p.floor, high - p.floor)
+
+    boxes = {}
+    for name, (low, high) in distances.items():
+        boxes[name] = (float(np.log(low)), float(np.log(high)))
+    return boxes
 
 
 def start_points(problem: Problem, starts: Any) -> FloatArray:
-    """θ [S, p], inside the box."""
-    objective, fixed = problem.objective, problem.settings.fixed
-    form, pairs = objective.form, list(product(*(transform.starts for transform in objective.form.transforms)))
+    """Return θ [S, p], inside the box."""
+    objective = problem.objective
+    fixed = problem.settings.fixed
+    starts_of_transforms = [transform.starts for transform in objective.form.transforms]
+    combinations = [tuple(chain(*combination)) for combination in product(*starts_of_transforms)]
     if starts == "paper":
-        slopes = {name: _signed(term, name, PAPER_GRID, form.roles) for term in form.terms for name in term.features}
-        grid = {name: slopes.get(name, PAPER_GRID.get(form.roles[name], ())) for name in objective.names}
-        coefficients = _grid({name: fixed.get(name, values) for name, values in grid.items() if values})
-        pairs = pairs[:1]
+        coefficients = _paper_starts(objective, fixed)
+        combinations = combinations[:1]
     elif starts == "scaled":
         coefficients = _scaled_starts(objective, problem.columns, fixed)
     else:
-        wrong = [law for law in starts if not isinstance(law, LAWS[objective.law])]
-        if wrong or not len(starts):
-            raise InputError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
-        coefficients = {name: np.array([law.coefficients[name] for law in starts]) for name in objective.names}
-        pairs = []
-    if form.parameters and pairs:
-        rows = list(
-            dict.fromkeys(_transform_start(form, fixed, [v for start in pair for v in start]) for pair in pairs)
-        )
-        count = len(next(iter(coefficients.values())))
-        coefficients = {name: np.tile(values, len(rows)) for name, values in coefficients.items()}
-        columns = np.repeat(np.array(rows), count, axis=0).T
-        coefficients |= {p.name: column for p, column in zip(form.parameters, columns, strict=True)}
+        coefficients = _coefficients_of(starts, objective)
+        combinations = []
+    if objective.form.parameters and combinations:
+        coefficients = _with_transform_starts(objective.form, fixed, coefficients, combinations)
     return np.clip(objective.from_coefficients(coefficients), problem.lower, problem.upper)
 
 
-def _grid(choices: Mapping[str, Any]) -> dict[str, FloatArray]:
-    """All combinations of the choices, each name as an array [S]."""
-    table = np.array(list(product(*(np.atleast_1d(values) for values in choices.values()))))
+def _coefficients_of(laws: Sequence[Law], objective: Objective) -> dict[str, FloatArray]:
+    """Return the coefficients of the laws that a fit starts from, each as an array [S]."""
+    wrong = [law for law in laws if not isinstance(law, LAWS[objective.law])]
+    if wrong or not len(laws):
+        raise InputError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
+    return {name: np.array([law.coefficients[name] for law in laws]) for name in objective.names}
+
+
+def _with_transform_starts(
+    form: Form,
+    fixed: Mapping[str, float],
+    coefficients: Mapping[str, FloatArray],
+    combinations: Sequence[tuple[float, ...]],
+) -> dict[str, FloatArray]:
+    """Repeat starts of the coefficients for each start of the transforms' parameters.
+
+    Args:
+        coefficients: their starts, each an array [S].
+        combinations: starts of all the transforms' parameters together.
+    """
+    # Where parameters are fixed, several combinations are one.
+    rows = list(dict.fromkeys([_transform_start(form, fixed, start) for start in combinations]))
+    count = len(next(iter(coefficients.values())))
+    repeated = {name: np.tile(values, len(rows)) for name, values in coefficients.items()}
+    columns = np.repeat(np.array(rows), count, axis=0).T
+    for p, column in zip(form.parameters, columns, strict=True):
+        repeated[p.name] = column
+    return repeated
+
+
+def _make_grid(choices: Mapping[str, Any]) -> dict[str, FloatArray]:
+    """Return all combinations of the choices, each name as an array [S]."""
+    columns = [np.atleast_1d(values) for values in choices.values()]
+    table = np.array(list(product(*columns)))
     return dict(zip(choices, table.T, strict=True))
 
 
-def _signed(term: Term, name: str, table: Mapping[str, Any], roles: Mapping[str, str]) -> tuple[float, ...]:
-    """What `table` has for a coefficient's role, turned where the term has it with a minus."""
+def _signed(
+    term: Term,
+    name: str,
+    table: Mapping[str, Any],
+    roles: Mapping[str, str],
+) -> tuple[float, ...]:
+    """Return the values of a coefficient's role in `table`, negated where the term has it with a minus."""
     sign = term.features[name][0][0]
     return tuple(sign * value for value in table[roles[name]])
 
 
-def _transform_start(form: Form, fixed: Mapping[str, float], start: Sequence[float]) -> tuple[float, ...]:
-    """A start of the transforms' parameters that respects what is fixed and keeps their order."""
+def _transform_start(
+    form: Form,
+    fixed: Mapping[str, float],
+    start: Sequence[float],
+) -> tuple[float, ...]:
+    """Return a start of the transforms' parameters that respects what is fixed and keeps their order."""
     parameters = {p.name: fixed.get(p.name, value) for p, value in zip(form.parameters, start, strict=True)}
     for p in form.parameters:
-        if p.above and p.above not in fixed and p.name in fixed:
+        if not p.above:
+            continue
+        if p.above not in fixed and p.name in fixed:
             parameters[p.above] = min(parameters[p.above], 0.5 * (p.floor + parameters[p.name]))
-        elif p.above and p.above in fixed and p.name not in fixed:
+        elif p.above in fixed and p.name not in fixed:
             parameters[p.name] = max(parameters[p.name], 2.0 * parameters[p.above])
     return tuple(parameters.values())
 
 
+def _paper_starts(objective: Objective, fixed: Mapping[str, float]) -> dict[str, FloatArray]:
+    """Return the grid of the paper, coefficients as arrays [S], but for the transforms' parameters."""
+    form = objective.form
+    slopes: dict[str, tuple[float, ...]] = {}
+    for term in form.terms:
+        for name in term.features:
+            slopes[name] = _signed(term, name, PAPER_GRID, form.roles)
+    choices: dict[str, Any] = {}
+    for name in objective.names:
+        values = slopes.get(name, PAPER_GRID.get(form.roles[name], ()))
+        if values:
+            choices[name] = fixed.get(name, values)
+    return _make_grid(choices)
+
+
 def _scaled_starts(
-    objective: Objective, columns: Mapping[str, FloatArray], fixed: Mapping[str, float]
+    objective: Objective,
+    columns: Mapping[str, FloatArray],
+    fixed: Mapping[str, float],
 ) -> dict[str, FloatArray]:
-    """A grid around the data, coefficients as arrays [S]: terms fall in sizes and hardly depend on the rest."""
+    """Return a grid around the data, coefficients as arrays [S].
+
+    Terms fall in sizes and hardly depend on the rest.
+    """
     form = objective.form
     powers = [term for term in form.terms if term.slopes]
+    grid = _make_grid(_scaled_choices(objective, powers, fixed))
+    starts = {name: grid[name] for name in objective.names if name in grid}
+    for name in objective.constants:
+        if name in fixed:
+            starts[name] = np.full_like(grid["constant share"], fixed[name])
+        else:
+            starts[name] = grid["constant share"] * columns["loss"].min()
+
+    median_loss = np.exp(np.median(np.log(columns["loss"])))
+    constant = sum(starts[name] for name in objective.constants)
+    # The sum of the terms at the middle of the runs.
+    term_sum = np.maximum(median_loss - constant, 0.02 * median_loss)
+    if form.outer:
+        term_sum = term_sum ** (1.0 / grid[form.outer])
+
+    mean_logs = {name: float(np.mean(values)) for name, values in objective.reference_logs().items()}
+    for i, term in enumerate(powers):
+        for name in term.features:
+            if name not in fixed:
+                starts[name] = starts[name] - _interaction_slope(term, name, fixed, mean_logs)
+        share = grid["first share"]
+        if i > 0:
+            share = (1.0 - share) / (len(powers) - 1)
+        size = term_sum * share
+        if term.scale in fixed:
+            starts[term.scale] = np.full_like(size, fixed[term.scale])
+        else:
+            starts[term.scale] = np.exp(np.log(size) - term.exponent(starts, mean_logs))
+    return starts
+
+
+def _scaled_choices(
+    objective: Objective,
+    powers: Sequence[Term],
+    fixed: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return the values of the shares of the loss and of the exponents of terms that starts combine."""
+    form = objective.form
     choices: dict[str, Any] = {
-        "floor": (0.05, 0.5, 0.85) if objective.constants else 0.0,  # the constant, as a part of the lowest loss
-        "share": (0.2, 0.5, 0.8) if len(powers) > 1 else 1.0,  # the first term's part of the rest
+        "constant share": CONSTANT_SHARES if objective.constants else 0.0,
+        "first share": TERM_SHARES if len(powers) > 1 else 1.0,
     }
     for term in powers:
-        slopes = {name: _signed(term, name, SCALED_SLOPES, form.roles) for name in term.features}
-        choices |= {name: fixed.get(name, values) for name, values in slopes.items() if name not in choices}
+        for name in term.features:
+            if name not in choices:
+                choices[name] = fixed.get(name, _signed(term, name, SCALED_SLOPES, form.roles))
     if form.outer:
-        choices[form.outer] = fixed.get(form.outer, (1.0, 0.2))
-    at = _grid(choices)
-    start = {name: at[name] for name in objective.names if name in at}
-    for name in objective.constants:
-        start[name] = np.full_like(at["floor"], fixed[name]) if name in fixed else at["floor"] * columns["loss"].min()
-    middle = np.exp(np.median(np.log(columns["loss"])))
-    rest = np.maximum(middle - sum(start[name] for name in objective.constants), 0.02 * middle)
-    rest = rest ** (1.0 / at[form.outer]) if form.outer else rest
-    means = {name: float(np.mean(values)) for name, values in objective.reference_logs().items()}
-    for i, term in enumerate(powers):
-        start |= {name: start[name] - _spill(term, name, fixed, means) for name in term.features if name not in fixed}
-        size = rest * (at["share"] if i == 0 else (1.0 - at["share"]) / (len(powers) - 1))
-        scale = np.exp(np.log(size) - term.exponent(start, means))
-        start[term.scale] = np.full_like(size, fixed[term.scale]) if term.scale in fixed else scale
-    return start
+        choices[form.outer] = fixed.get(form.outer, SCALED_OUTERS)
+    return choices
 
 
-def _spill(term: Term, name: str, fixed: Mapping[str, float], means: Mapping[str, float]) -> float:
-    """What the term's fixed interactions add to this slope at the middle of the runs."""
+def _interaction_slope(
+    term: Term,
+    name: str,
+    fixed: Mapping[str, float],
+    mean_logs: Mapping[str, float],
+) -> float:
+    """Return what the term's fixed interactions add to this slope at the middle of the runs."""
     (sign, factors), *_ = term.features[name]
     if len(factors) > 1:
         return 0.0
-    products = [(value * s, f) for other, value in fixed.items() for s, f in term.features.get(other, ())]
-    return float(sign * total([one for one in derivative(products, factors[0]) if one[1]], means))
+    products = []
+    for coefficient, value in fixed.items():
+        for feature_sign, feature_factors in term.features.get(coefficient, ()):
+            products.append((value * feature_sign, feature_factors))
+    slopes = [(factor, names) for factor, names in derivative(products, factors[0]) if names]
+    return float(sign * total(slopes, mean_logs))

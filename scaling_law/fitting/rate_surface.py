@@ -37,6 +37,8 @@ from scaling_law.size.architecture import non_embedding_parameters
 from scaling_law.size.arrays import FloatArray
 
 Extra = Literal["tokens", "batch"]
+Mask = NDArray[np.bool_]
+Rows = NDArray[np.intp]
 EXTRAS: tuple[Extra, ...] = ("tokens", "batch")
 # The column of a mapped table, and that of run records.
 RATE_COLUMNS = ("learning_rate", "schedule_peak_learning_rate")
@@ -44,6 +46,7 @@ RATE_COLUMNS = ("learning_rate", "schedule_peak_learning_rate")
 _STEPS = 30
 # Least share of the largest eigenvalue of sums of squares of unit columns.
 _SINGULAR = 1e-10
+_SYMBOLS = {"slope_n": "N", "slope_e": "E", "slope_d": "D"}
 
 
 @dataclass(frozen=True)
@@ -57,102 +60,169 @@ class SettingsGrid:
     size: FloatArray
     experts: FloatArray
     tokens: FloatArray
-    model: NDArray[np.intp]
+    model: Rows
     ln_rate: FloatArray
     batch: FloatArray | None
     loss: FloatArray
 
     @classmethod
     def of(cls, tables: Sequence[Runs], reading: Reading = "code") -> SettingsGrid:
-        """The grids of tables that share a loss; RunsError for a missing or non-positive setting, and without runs."""
+        """Join the grids of tables that share a loss.
+
+        RunsError for a missing or non-positive setting, and without runs.
+        """
         if not sum(map(len, tables)):
             raise RunsError("no runs to fit a learning-rate law to")
-        groups, start = list[NDArray[np.intp]](), 0
-        for runs in tables:
-            groups += [group + start for group in models_of(runs, ("batch_tokens", *RATE_COLUMNS))]
-            start += len(runs)
-        joined = {name: np.concatenate([runs[name] for runs in tables]) for name in ("experts", "tokens", "loss")}
-        first = np.array([group[0] for group in groups])
-        model = np.empty(start, np.intp)
-        for label, group in enumerate(groups):
-            model[group] = label
-        has_batch = all("batch_tokens" in runs for runs in tables)
-        rates = [rate_column(runs) for runs in tables]
-        batch = np.concatenate([runs.positive("batch_tokens") for runs in tables]) if has_batch else None
-        if batch is not None and max(batch[group].max() / batch[group].min() for group in groups) <= 1 + SAME:
-            batch = None
+        groups = _group_rows(tables)
+        first_rows = np.array([group[0] for group in groups])
+        experts, tokens, loss = (_concatenate(tables, name) for name in ("experts", "tokens", "loss"))
+        model = np.empty(len(loss), np.intp)
+        for index, rows in enumerate(groups):
+            model[rows] = index
+        batch = _read_batches(tables, groups)
+        sizes = np.concatenate([counted_sizes(runs, reading) for runs in tables])
+        rates = np.concatenate([runs.positive(rate_column(runs)) for runs in tables])
         return cls(
-            size=np.concatenate([counted_sizes(runs, reading) for runs in tables])[first],
-            experts=joined["experts"][first],
-            tokens=np.array([joined["tokens"][group].mean() for group in groups]),
+            size=sizes[first_rows],
+            experts=experts[first_rows],
+            tokens=np.array([tokens[rows].mean() for rows in groups]),
             model=model,
-            ln_rate=np.log(np.concatenate([runs.positive(rate) for runs, rate in zip(tables, rates, strict=True)])),
+            ln_rate=np.log(rates),
             batch=batch,
-            loss=joined["loss"],
+            loss=loss,
         )
 
     def __len__(self) -> int:
         return len(self.size)
 
     @cached_property
-    def best(self) -> NDArray[np.intp]:
+    def best(self) -> Rows:
         """The run of least loss of each model [models]."""
         order = np.lexsort((self.loss, self.model))
         return order[np.searchsorted(self.model[order], np.arange(len(self)))]
 
-    def near_best(self, within: float) -> NDArray[np.bool_]:
+    def near_best(self, within: float) -> Mask:
         """Mark the runs [n] whose loss is `within` nats of the best of their model, and the best three of each."""
-        near = self.loss <= self.loss[self.best][self.model] + within
+        is_near = self.loss <= self.loss[self.best][self.model] + within
         order = np.lexsort((self.loss, self.model))
         starts = np.searchsorted(self.model[order], np.arange(len(self)))
         rank = np.empty(len(self.loss), np.intp)
         rank[order] = np.arange(len(order)) - starts[self.model[order]]
-        return near | (rank < 3)
+        return is_near | (rank < 3)
 
     def regret(self, law: LearningRateLaw, model: int) -> float:
-        """The loss at the law's rate above that of the model's best run, at the batch of that run; nats.
+        """Compute the loss at the law's rate above that of the model's best run, at the batch of that run; nats.
 
         Linear in ln LR between the runs of that batch; NaN outside of them.
         """
-        at = self.best[model]
-        near = self.model == model
+        best_run = self.best[model]
+        is_comparable = self.model == model
         batch = None
         if self.batch is not None:
-            batch = self.batch[at]
-            near &= np.isclose(self.batch, batch, rtol=SAME)
-        rate = np.log(law.at(self.size[model], self.experts[model], self.tokens[model], batch))
-        order = np.flatnonzero(near)[np.argsort(self.ln_rate[near])]
-        return loss_between(rate, self.ln_rate[order], self.loss[order]) - float(self.loss[at])
+            batch = self.batch[best_run]
+            is_comparable &= np.isclose(self.batch, batch, rtol=SAME)
+        ln_rate = np.log(law.at(self.size[model], self.experts[model], self.tokens[model], batch))
+        order = np.flatnonzero(is_comparable)[np.argsort(self.ln_rate[is_comparable])]
+        return loss_between(ln_rate, self.ln_rate[order], self.loss[order]) - float(self.loss[best_run])
 
     def best_rates(self, within: float = 0.03) -> BestRates:
-        """The best rate at each batch whose best run is `within` nats of its model's, from runs `within` of that run.
+        """Find the best rate at each batch whose best run is `within` nats of its model's, from runs near that run.
 
-        Their losses are parabolas in ln LR of one curvature. A batch with one such run, or whose minimum lies outside
-        of its runs, is left out. RunsError where no curvature is determined.
+        Near are the runs `within` nats of it. Their losses are parabolas in ln LR of one curvature. A batch with one
+        such run, or whose minimum lies outside of its runs, is left out. RunsError where no curvature is determined.
         """
-        batch = np.zeros(len(self.loss)) if self.batch is None else np.round(np.log(self.batch) / SAME)
-        places, label = np.unique(np.stack([self.model, batch]), axis=1, return_inverse=True)
-        least = np.full(places.shape[1], np.inf)
-        np.minimum.at(least, label, self.loss)
-        model = places[0].astype(np.intp)
-        tuned = least <= self.loss[self.best[model]] + within
-        near = np.flatnonzero(tuned[label] & (self.loss <= least[label] + within))
-        of, x, size = label[near], self.ln_rate[near], len(least)
-        runs = np.bincount(of, minlength=size)
-        centre = np.bincount(of, x, size) / np.maximum(runs, 1)
-        x = x - centre[of]
-        one = np.eye(size)[of]
-        design = np.column_stack([x**2 / 2, one, one * x[:, None]])
-        solution, _, rank, _ = np.linalg.lstsq(design, self.loss[near], rcond=None)
-        curvature, freedom = float(solution[0]), len(near) - rank
-        if freedom < 1 or curvature <= 0:
-            raise RunsError("no minimum of the loss over learning rates; more rates or a larger `within` may have one")
-        noise = float(np.linalg.norm(self.loss[near] - design @ solution)) / math.sqrt(freedom)
-        best = centre - solution[1 + size :] / curvature
-        ends = np.array([[f(self.ln_rate[label == i]) for f in (np.min, np.max)] for i in range(size)]).T
-        kept = (runs > 1) & (ends[0] <= best) & (best <= ends[1])
-        error = noise / (curvature * np.sqrt(np.bincount(of, x**2, size)[kept]))
-        return BestRates(model[kept], places[1][kept] * SAME, best[kept], error, curvature, noise)
+        batch_step = np.zeros(len(self.loss))
+        if self.batch is not None:
+            batch_step = np.round(np.log(self.batch) / SAME)
+        # A cell of the grid is a model at a batch.
+        cells, cell = np.unique(np.stack([self.model, batch_step]), axis=1, return_inverse=True)
+        n_cells = cells.shape[1]
+        model = cells[0].astype(np.intp)
+        ln_batch = cells[1] * SAME
+
+        least_loss = np.full(n_cells, np.inf)
+        np.minimum.at(least_loss, cell, self.loss)
+        is_tuned = least_loss <= self.loss[self.best[model]] + within
+        is_near = self.loss <= least_loss[cell] + within
+        rows = np.flatnonzero(is_tuned[cell] & is_near)
+        fit = _fit_parabolas(self.ln_rate[rows], self.loss[rows], cell[rows], n_cells)
+        low = np.array([self.ln_rate[cell == i].min() for i in range(n_cells)])
+        high = np.array([self.ln_rate[cell == i].max() for i in range(n_cells)])
+
+        is_inside = (low <= fit.minimum) & (fit.minimum <= high)
+        selected = (fit.runs > 1) & is_inside
+        return BestRates(
+            model=model[selected],
+            batch=ln_batch[selected],
+            ln_rate=fit.minimum[selected],
+            error=fit.noise / (fit.curvature * np.sqrt(fit.squares[selected])),
+            curvature=fit.curvature,
+            noise=fit.noise,
+        )
+
+
+def _group_rows(tables: Sequence[Runs]) -> list[Rows]:
+    """Return the rows of each model in the tables laid end to end."""
+    groups: list[Rows] = []
+    start = 0
+    for runs in tables:
+        for rows in models_of(runs, ("batch_tokens", *RATE_COLUMNS)):
+            groups.append(rows + start)
+        start += len(runs)
+    return groups
+
+
+def _concatenate(tables: Sequence[Runs], name: str) -> FloatArray:
+    return np.concatenate([runs[name] for runs in tables])
+
+
+def _read_batches(tables: Sequence[Runs], groups: Sequence[Rows]) -> FloatArray | None:
+    """Return the batch of each run in tokens [n]; None unless some model has runs of several."""
+    if not all("batch_tokens" in runs for runs in tables):
+        return None
+    batch = np.concatenate([runs.positive("batch_tokens") for runs in tables])
+    largest_ratio = max(batch[rows].max() / batch[rows].min() for rows in groups)
+    return None if largest_ratio <= 1 + SAME else batch
+
+
+class _Parabolas(NamedTuple):
+    """Parabolas of one `curvature` through the losses of cells, with their `minimum` [cells] in ln LR.
+
+    A cell has `runs` [cells], whose ln LR have the sum of `squares` [cells] about their mean.
+    """
+
+    minimum: FloatArray
+    runs: Rows
+    squares: FloatArray
+    curvature: float
+    noise: float
+
+
+def _fit_parabolas(
+    ln_rate: FloatArray,
+    loss: FloatArray,
+    cell: Rows,
+    n_cells: int,
+) -> _Parabolas:
+    """Fit a parabola in ln LR to the runs of each cell. RunsError where no curvature is determined."""
+    runs = np.bincount(cell, minlength=n_cells)
+    centre = np.bincount(cell, ln_rate, n_cells) / np.maximum(runs, 1)
+    x = ln_rate - centre[cell]
+    indicators = np.eye(n_cells)[cell]
+    design = np.column_stack([x**2 / 2, indicators, indicators * x[:, None]])
+    solution, _, rank, _ = np.linalg.lstsq(design, loss, rcond=None)
+    curvature = float(solution[0])
+    freedom = len(loss) - rank
+    if freedom < 1 or curvature <= 0:
+        raise RunsError("no minimum of the loss over learning rates; more rates or a larger `within` may have one")
+    noise = float(np.linalg.norm(loss - design @ solution)) / math.sqrt(freedom)
+    return _Parabolas(
+        minimum=centre - solution[1 + n_cells :] / curvature,
+        runs=runs,
+        squares=np.asarray(np.bincount(cell, x**2, n_cells), float),
+        curvature=curvature,
+        noise=noise,
+    )
 
 
 class BestRates(NamedTuple):
@@ -161,7 +231,7 @@ class BestRates(NamedTuple):
     `curvature` is that of the loss in ln LR, `noise` the scatter of losses about the parabolas, nats.
     """
 
-    model: NDArray[np.intp]
+    model: Rows
     batch: FloatArray
     ln_rate: FloatArray
     error: FloatArray
@@ -190,33 +260,47 @@ class LearningRateFit(NamedTuple):
     models: Sequence[Mapping[str, float]] = ()
 
     def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """95 % intervals of the `coefficients`, by the bootstrap over models."""
+        """Return 95 % intervals of the `coefficients`, by the bootstrap over models."""
         return {name: percentile_interval(values, level) for name, values in self.draws.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        values: dict[str, Any] = {"law": asdict(self.law), "coefficients": dict(self.coefficients)}
-        regrets = [None if np.isnan(value) else value for value in self.regrets.tolist()]
-        values |= {"intervals": self.intervals(), "curvature": self.curvature.tolist(), "regrets": regrets}
-        return values | {"rmse": self.rmse, "runs": self.runs, "models": [dict(model) for model in self.models]}
+        return {
+            "law": asdict(self.law),
+            "coefficients": dict(self.coefficients),
+            "intervals": self.intervals(),
+            "curvature": self.curvature.tolist(),
+            "regrets": [None if np.isnan(value) else value for value in self.regrets.tolist()],
+            "rmse": self.rmse,
+            "runs": self.runs,
+            "models": [dict(model) for model in self.models],
+        }
 
     def table(self) -> Table:
-        """Coefficients with their 95 % intervals, and what the law costs."""
-        intervals = {name: "{:.4g}…{:.4g}".format(*ends) for name, ends in self.intervals().items()}
-        rows = [(name, f"{value:.4g}", intervals.get(name, "")) for name, value in self.coefficients.items()]
+        """Lay out the coefficients with their 95 % intervals, and what the law costs."""
+        intervals = self.intervals()
+        rows = []
+        for name, value in self.coefficients.items():
+            interval = "{:.4g}…{:.4g}".format(*intervals[name]) if name in intervals else ""
+            rows.append((name, f"{value:.4g}", interval))
         regrets = self.regrets[~np.isnan(self.regrets)]
         if regrets.size:
-            worst = f"at most {regrets.max():.4f} ({regrets.size} of {len(self.regrets)} models)"
-            rows.append(("expected to cost", f"{self.law.regret:.4f} nats", worst))
+            largest = f"at most {regrets.max():.4f} ({regrets.size} of {len(self.regrets)} models)"
+            rows.append(("expected to cost", f"{self.law.regret:.4f} nats", largest))
         return Table(("coefficient", "value", "95 % interval"), rows, title=self.law.source)
 
     def models_table(self) -> Table:
         """Lay out each model's best rate beside the law's, and what the law costs when it has not seen the model."""
         rows = []
         for model, regret in zip(self.models, self.regrets, strict=True):
-            sizes = format_count(model["counted_parameters"]), f"{model['experts']:g}", format_count(model["tokens"])
-            best, law = f"{model['best_learning_rate']:.3g}", f"{model['law_learning_rate']:.3g}"
-            cost = "outside its runs" if np.isnan(regret) else f"{regret:+.4f}"
-            rows.append((*sizes, best, law, cost))
+            row = (
+                format_count(model["counted_parameters"]),
+                f"{model['experts']:g}",
+                format_count(model["tokens"]),
+                f"{model['best_learning_rate']:.3g}",
+                f"{model['law_learning_rate']:.3g}",
+                "outside its runs" if np.isnan(regret) else f"{regret:+.4f}",
+            )
+            rows.append(row)
         return Table(("N", "E", "D", "best of the grid", "law", "loss it costs"), rows)
 
 
@@ -228,7 +312,11 @@ def _read_tables(name: str, value: Any) -> list[Runs]:
     return list(tables)
 
 
-@reads(runs=_read_tables, draws=whole(), seed=whole())
+@reads(
+    runs=_read_tables,
+    draws=whole(),
+    seed=whole(),
+)
 def fit_learning_rate(
     runs: Runs | Sequence[Runs],
     extras: Collection[Extra] = EXTRAS,
@@ -256,7 +344,7 @@ def fit_learning_rate(
 
     RunsError where the runs determine no law: too few models, batches that never vary, no minimum, or several recipes.
     """
-    _check(extras, reading, within, huber_delta)
+    _check_options(extras, reading, within, huber_delta)
     tables = _read_tables("runs", runs)
     for table in tables:
         check_mix(table.recipe, (), mix, table.source)
@@ -264,39 +352,83 @@ def fit_learning_rate(
     if "batch" in extras and grid.batch is None:
         raise RunsError("batch: no model has runs of several batch_tokens; fit the law without it")
     near = grid.near_best(within)
-    names = ", ".join(dict.fromkeys(table.source for table in tables))
-    source = f"{near.sum()} of {len(grid.loss)} runs, within {within:g} nats of the best of their model and D"
-    source += f" ({len(grid)} of these), {names if len(names) <= 120 else 'several tables'}"
-    if reading == "code" and not all("d_model" in table for table in tables):
-        source += ", N as given"
-    metadata = {"reading": reading, "source": source} | _conditions(tables, grid, near, extras)
+    source = _describe_source(tables, grid, near, reading, within)
+    metadata = {"reading": reading, "source": source, **_find_ranges(tables, grid, near, extras)}
     surface = _Surface(grid, near, extras, huber_delta)
-
-    def law(solution: FloatArray, **more: Any) -> LearningRateLaw:
-        coefficients = {name: value for name, value in surface.coefficients(solution).items() if "." not in name}
-        return LearningRateLaw(**{"slope_e": 0.0} | coefficients | metadata | more)
-
     solution = surface.solve(np.ones(len(grid)))
     if solution is None:
         raise RunsError(f"{source}: no minimum of the loss; more settings or a larger `within` may determine one")
-    without = (surface.solve(1 - one) for one in np.eye(len(grid)))
-    regrets = np.array([np.nan if left is None else grid.regret(law(left), i) for i, left in enumerate(without)])
+    regrets = _leave_out_models(grid, surface, metadata)
     squares = regrets[~np.isnan(regrets)] ** 2
-    drawn = _bootstrap(surface, solution, draws, seed)
-    covariance = np.cov([drawn.get(name, 0 * drawn["intercept"]) for name in COEFFICIENTS]).tolist() if drawn else None
+    draws_by_name = _bootstrap(surface, solution, draws, seed)
+    metadata["regret"] = math.sqrt(squares.mean()) if squares.size else None
+    metadata["covariance"] = _covariance(draws_by_name)
+    law = _make_law(surface, solution, metadata)
     return LearningRateFit(
-        law=law(solution, regret=math.sqrt(squares.mean()) if squares.size else None, covariance=covariance),
+        law=law,
         coefficients=surface.coefficients(solution),
         regrets=regrets,
         curvature=surface.curvature(solution),
-        draws=drawn,
+        draws=draws_by_name,
         rmse=surface.rmse,
         runs=int(near.sum()),
-        models=_models(grid, law(solution)),
+        models=_list_models(grid, law),
     )
 
 
-def _models(grid: SettingsGrid, law: LearningRateLaw) -> list[dict[str, float]]:
+def _describe_source(
+    tables: Sequence[Runs],
+    grid: SettingsGrid,
+    near: Mask,
+    reading: Reading,
+    within: float,
+) -> str:
+    """Say which runs, of which tables, the law is fitted to."""
+    names = ", ".join(dict.fromkeys(table.source for table in tables))
+    if len(names) > 120:
+        names = "several tables"
+    source = f"{near.sum()} of {len(grid.loss)} runs, within {within:g} nats of the best of their model and D"
+    source += f" ({len(grid)} of these), {names}"
+    if reading == "code" and not all("d_model" in table for table in tables):
+        source += ", N as given"
+    return source
+
+
+def _make_law(
+    surface: _Surface,
+    solution: FloatArray,
+    metadata: Mapping[str, Any],
+) -> LearningRateLaw:
+    fields: dict[str, Any] = {"slope_e": 0.0}
+    for name, value in surface.coefficients(solution).items():
+        if "." not in name:
+            fields[name] = value
+    return LearningRateLaw(**fields, **metadata)
+
+
+def _leave_out_models(
+    grid: SettingsGrid,
+    surface: _Surface,
+    metadata: Mapping[str, Any],
+) -> FloatArray:
+    """Return the regret of each model under the law fitted without it, [models]; NaN where none is determined."""
+    regrets = np.full(len(grid), np.nan)
+    for model, indicator in enumerate(np.eye(len(grid))):
+        solution = surface.solve(1 - indicator)
+        if solution is not None:
+            regrets[model] = grid.regret(_make_law(surface, solution, metadata), model)
+    return regrets
+
+
+def _covariance(draws: Mapping[str, FloatArray]) -> list[list[float]] | None:
+    """Return the covariance of the law's coefficients, which is 0 for those that it lacks; None without draws."""
+    if not draws:
+        return None
+    zeros = 0 * draws["intercept"]
+    return np.cov([draws.get(name, zeros) for name in COEFFICIENTS]).tolist()
+
+
+def _list_models(grid: SettingsGrid, law: LearningRateLaw) -> list[dict[str, float]]:
     """List the models with the rate of their best run and the law's, at the batch of that run."""
     batch = None if grid.batch is None else grid.batch[grid.best]
     columns = {
@@ -306,108 +438,161 @@ def _models(grid: SettingsGrid, law: LearningRateLaw) -> list[dict[str, float]]:
         "best_learning_rate": np.exp(grid.ln_rate[grid.best]),
         "law_learning_rate": law.at(grid.size, grid.experts, grid.tokens, batch),
     }
-    return [{name: float(values[i]) for name, values in columns.items()} for i in range(len(grid))]
+    rows = np.stack([*columns.values()], axis=1).tolist()
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 class _Surface:
-    """The paraboloids of all models as one linear least-squares problem, kept as the sums [models] of their runs."""
+    """The paraboloids of all models as one linear least-squares problem, reduced to sums [models] over their runs."""
 
-    def __init__(self, grid: SettingsGrid, near: NDArray[np.bool_], extras: Collection[Extra], delta: float) -> None:
+    def __init__(
+        self,
+        grid: SettingsGrid,
+        near: Mask,
+        extras: Collection[Extra],
+        delta: float,
+    ) -> None:
         self.at_batch = "batch" in extras
-        features = {"slope_n": grid.size, "slope_e": grid.experts}
-        features |= {"slope_d": grid.tokens} if "tokens" in extras else {}
-        logarithms = {name: np.log(values) for name, values in features.items()}
-        logarithms = {name: x for name, x in logarithms.items() if name != "slope_e" or np.ptp(x) > 0}
-        self.names = ("intercept", *logarithms)
-        x = np.stack(list(logarithms.values()), axis=1)
+        features = _log_features(grid, extras)
+        self.names = ("intercept", *features)
+        x = np.stack(list(features.values()), axis=1)
         self.means = x.mean(axis=0)
         design = np.column_stack([np.ones(len(x)), x - self.means])
         if np.linalg.matrix_rank(design) < design.shape[1]:
-            what = ", ".join({"slope_n": "N", "slope_e": "E", "slope_d": "D"}[name] for name in logarithms)
-            raise RunsError(f"{len(grid)} models with too few distinct {what} to determine the learning-rate law")
-        settings = np.stack([grid.ln_rate, *([] if grid.batch is None else [np.log(grid.batch)])], axis=1)[near]
-        self.centre = settings.mean(axis=0)
-        u, model = settings - self.centre, grid.model[near]
-        self.pairs = list(combinations_with_replacement(range(u.shape[1]), 2))
-        quadratic = [u[:, i] * u[:, j] / (2 if i == j else 1) for i, j in self.pairs]
-        linear = [-u[:, [i]] * design[model] for i in range(u.shape[1])]
-        columns = np.column_stack([*quadratic, *linear])
-        lengths = np.sqrt((columns**2).sum(axis=0))
-        self.scale = np.where(lengths > 0, lengths, 1.0)
-        loss = grid.loss[near] - grid.loss[grid.best][model]
-        self._fit(columns / self.scale, loss, model, len(grid), delta)
+            symbols = ", ".join(_SYMBOLS[name] for name in features)
+            raise RunsError(f"{len(grid)} models with too few distinct {symbols} to determine the learning-rate law")
 
-    def _fit(self, columns: FloatArray, loss: FloatArray, model: NDArray[np.intp], models: int, delta: float) -> None:
-        """Huber's weights by iteration, then the sums of each model under these weights."""
-        values, weights = np.column_stack([columns, loss]), np.ones(len(loss))
+        settings = [grid.ln_rate]
+        if grid.batch is not None:
+            settings.append(np.log(grid.batch))
+        u = np.stack(settings, axis=1)[near]
+        self.centre = u.mean(axis=0)
+        u = u - self.centre
+        model = grid.model[near]
+
+        # The columns of H, then those of H u*, each scaled to length 1.
+        self.pairs = list(combinations_with_replacement(range(u.shape[1]), 2))
+        columns = [u[:, i] * u[:, j] / (2 if i == j else 1) for i, j in self.pairs]
+        columns += [-u[:, [i]] * design[model] for i in range(u.shape[1])]
+        matrix = np.column_stack(columns)
+        lengths = np.sqrt((matrix**2).sum(axis=0))
+        self.scale = np.where(lengths > 0, lengths, 1.0)
+        loss_above_best = grid.loss[near] - grid.loss[grid.best][model]
+        self._fit(matrix / self.scale, loss_above_best, model, len(grid), delta)
+
+    def _fit(
+        self,
+        columns: FloatArray,
+        loss: FloatArray,
+        model: Rows,
+        models: int,
+        delta: float,
+    ) -> None:
+        """Find Huber's weights by iteration, then the sums of each model under these weights."""
+        values = np.column_stack([columns, loss])
+        weights = np.ones(len(loss))
         for _ in range(_STEPS):
-            centred, root = _centred(values, weights, model), np.sqrt(weights)
+            centred = _subtract_means(values, weights, model)
+            root = np.sqrt(weights)
             solution = np.linalg.lstsq(centred[:, :-1] * root[:, None], centred[:, -1] * root, rcond=None)[0]
             residuals = centred[:, -1] - centred[:, :-1] @ solution
             weights = delta / np.maximum(np.abs(residuals), delta)
         self.rmse = float(np.sqrt(np.mean(residuals**2)))
-        centred = _centred(values, weights, model)
-        rows = [np.flatnonzero(model == label) for label in range(models)]
-        self.sums = np.stack([(centred[at].T * weights[at]) @ centred[at] for at in rows])
+        centred = _subtract_means(values, weights, model)
+        sums = []
+        for index in range(models):
+            rows = np.flatnonzero(model == index)
+            sums.append((centred[rows].T * weights[rows]) @ centred[rows])
+        self.sums = np.stack(sums)
 
     def solve(self, weights: FloatArray) -> FloatArray | None:
-        """The coefficients with these weights of the models; None unless they determine a minimum."""
+        """Return the coefficients with these weights of the models; None unless they determine a minimum."""
         total = np.tensordot(weights, self.sums, axes=1)
-        squares, products = total[:-1, :-1], total[:-1, -1]
+        squares = total[:-1, :-1]
         eigenvalues = np.linalg.eigvalsh(squares)
         if eigenvalues[0] <= _SINGULAR * eigenvalues[-1]:
             return None
-        solution = np.asarray(np.linalg.solve(squares, products) / self.scale)
+        solution = np.asarray(np.linalg.solve(squares, total[:-1, -1]) / self.scale)
         return solution if np.linalg.eigvalsh(self.curvature(solution))[0] > 0 else None
 
     def curvature(self, solution: FloatArray) -> FloatArray:
-        """H, nats."""
+        """Return H, nats."""
         h = np.empty((len(self.centre), len(self.centre)))
         for (i, j), value in zip(self.pairs, solution, strict=False):
             h[i, j] = h[j, i] = value
         return h
 
     def coefficients(self, solution: FloatArray) -> dict[str, float]:
-        """Coefficients of the law, and as best_batch.* those of the logarithm of the best batch."""
-        h, pull = self.curvature(solution), solution[len(self.pairs) :].reshape(len(self.centre), -1)  # H u*
+        """Return the coefficients of the law, and as best_batch.* those of the logarithm of the best batch."""
+        h = self.curvature(solution)
+        # This is H u*.
+        pull = solution[len(self.pairs) :].reshape(len(self.centre), -1)
         optimum = np.linalg.solve(h, pull)
-        if not self.at_batch:
-            named = self._named(optimum[0], self.centre[0])
-        else:
+        if self.at_batch:
             slope = -h[0, 1] / h[0, 0]
-            named = self._named(pull[0] / h[0, 0], self.centre[0] - slope * self.centre[1]) | {"slope_batch": slope}
+            coefficients = self._uncentre(pull[0] / h[0, 0], self.centre[0] - slope * self.centre[1])
+            coefficients["slope_batch"] = slope
+        else:
+            coefficients = self._uncentre(optimum[0], self.centre[0])
         if len(optimum) == 2:
-            batch = self._named(optimum[1], self.centre[1])
-            named |= {f"best_batch.{name}": value for name, value in batch.items()}
-        return {name: float(value) for name, value in named.items()}
+            for name, value in self._uncentre(optimum[1], self.centre[1]).items():
+                coefficients[f"best_batch.{name}"] = value
+        return {name: float(value) for name, value in coefficients.items()}
 
-    def _named(self, centred: FloatArray, offset: float) -> dict[str, float]:
-        """Coefficients of the logarithms themselves, from those of their differences from the means."""
-        return dict(zip(self.names, [centred[0] - centred[1:] @ self.means + offset, *centred[1:]], strict=True))
+    def _uncentre(self, centred: FloatArray, offset: float) -> dict[str, float]:
+        """Return coefficients of the logarithms themselves, from those of their differences from the means."""
+        intercept = centred[0] - centred[1:] @ self.means + offset
+        return dict(zip(self.names, [intercept, *centred[1:]], strict=True))
 
 
-def _centred(values: FloatArray, weights: FloatArray, model: NDArray[np.intp]) -> FloatArray:
-    """Values [n, k] less the weighted mean of their model, which leaves out its constant."""
+def _log_features(grid: SettingsGrid, extras: Collection[Extra]) -> dict[str, FloatArray]:
+    """Return the logarithms [models] that the law's slopes multiply; that of E only where E varies."""
+    features = {"slope_n": np.log(grid.size)}
+    log_experts = np.log(grid.experts)
+    if np.ptp(log_experts) > 0:
+        features["slope_e"] = log_experts
+    if "tokens" in extras:
+        features["slope_d"] = np.log(grid.tokens)
+    return features
+
+
+def _subtract_means(
+    values: FloatArray,
+    weights: FloatArray,
+    model: Rows,
+) -> FloatArray:
+    """Subtract the weighted mean of their model from values [n, k], which leaves out its constant."""
     sums = np.stack([np.bincount(model, weights * column) for column in values.T], axis=1)
-    return np.asarray(values - (sums / np.bincount(model, weights)[:, None])[model])
+    means = sums / np.bincount(model, weights)[:, None]
+    return np.asarray(values - means[model])
 
 
-def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -> dict[str, FloatArray]:
+def _bootstrap(
+    surface: _Surface,
+    solution: FloatArray,
+    draws: int,
+    seed: int,
+) -> dict[str, FloatArray]:
     """Return coefficients [draws] on resampled models; none where too few resamples determine a law."""
     if not draws:
         return {}
-    rng, models = np.random.default_rng(seed), len(surface.sums)
-    weights = rng.multinomial(models, np.full(models, 1 / models), size=draws)
-    solved = [one for counts in weights if (one := surface.solve(counts.astype(float))) is not None]
-    if len(solved) < 0.9 * draws:
+    n_models = len(surface.sums)
+    rng = np.random.default_rng(seed)
+    resamples = rng.multinomial(n_models, np.full(n_models, 1 / n_models), size=draws)
+    refits = []
+    for counts in resamples:
+        resampled = surface.solve(counts.astype(float))
+        if resampled is not None:
+            refits.append(surface.coefficients(resampled))
+    if len(refits) < 0.9 * draws:
         return {}
-    refits = [surface.coefficients(one) for one in solved]
-    # the usual correction for few clusters: resamples of m models scatter too little about a fit of k coefficients
-    stretch = math.sqrt(models / max(1, models - len(surface.names)))
-    whole = surface.coefficients(solution)
-    return {
-        name: value + stretch * (np.array([refit[name] for refit in refits]) - value) for name, value in whole.items()
-    }
+    # The usual correction for few clusters: resamples of m models scatter too little about a fit of k coefficients.
+    stretch = math.sqrt(n_models / max(1, n_models - len(surface.names)))
+    scattered = {}
+    for name, value in surface.coefficients(solution).items():
+        refitted = np.array([refit[name] for refit in refits])
+        scattered[name] = value + stretch * (refitted - value)
+    return scattered
 
 
 def rate_column(runs: Runs) -> str:
@@ -415,9 +600,15 @@ def rate_column(runs: Runs) -> str:
     return next((name for name in RATE_COLUMNS if name in runs), RATE_COLUMNS[0])
 
 
-def _check(extras: Collection[str], reading: str, within: float, huber_delta: float) -> None:
-    if bad := [extra for extra in extras if extra not in EXTRAS]:
-        raise InputError(f"extras={bad[0]!r} must be among {', '.join(EXTRAS)}")
+def _check_options(
+    extras: Collection[str],
+    reading: str,
+    within: float,
+    huber_delta: float,
+) -> None:
+    for extra in extras:
+        if extra not in EXTRAS:
+            raise InputError(f"extras={extra!r} must be among {', '.join(EXTRAS)}")
     if reading not in READINGS:
         raise InputError(f"reading={reading!r} must be 'code' or 'paper'")
     for name, value in (("within", within), ("huber_delta", huber_delta)):
@@ -425,16 +616,21 @@ def _check(extras: Collection[str], reading: str, within: float, huber_delta: fl
             raise InputError(f"{name}={value!r} must be positive and finite")
 
 
-def _conditions(
-    tables: Sequence[Runs], grid: SettingsGrid, near: NDArray[np.bool_], extras: Collection[Extra]
+def _find_ranges(
+    tables: Sequence[Runs],
+    grid: SettingsGrid,
+    near: Mask,
+    extras: Collection[Extra],
 ) -> dict[str, Any]:
-    """The ranges of the law, and the vocabulary if all tables have the same."""
-    spans = {"n_range": grid.size, "experts_range": grid.experts, "tokens_range": grid.tokens}
+    """Return the ranges of the law, and the vocabulary if all tables have the same."""
+    columns = {"n_range": grid.size, "experts_range": grid.experts, "tokens_range": grid.tokens}
     if "batch" in extras and grid.batch is not None:
-        spans["batch_range"] = grid.batch[near]
-    ranges: dict[str, Any] = {name: (float(values.min()), float(values.max())) for name, values in spans.items()}
+        columns["batch_range"] = grid.batch[near]
+    ranges: dict[str, Any] = {name: (float(values.min()), float(values.max())) for name, values in columns.items()}
     vocabularies = {runs.vocab_size for runs in tables}
-    return ranges | ({"vocab_size": vocabularies.pop()} if len(vocabularies) == 1 and None not in vocabularies else {})
+    if len(vocabularies) == 1 and None not in vocabularies:
+        ranges["vocab_size"] = vocabularies.pop()
+    return ranges
 
 
 def counted_sizes(runs: Runs, reading: Reading) -> FloatArray:
@@ -448,5 +644,5 @@ def counted_sizes(runs: Runs, reading: Reading) -> FloatArray:
         return runs["n_active_non_embedding"]
     if "d_model" in runs and "n_blocks" in runs:
         return np.asarray(non_embedding_parameters(runs["d_model"], runs["n_blocks"]))
-    needed = "n_active_non_embedding, or d_model and n_blocks, are needed"
-    raise RunsError(f"{runs.source}: {needed}: reading 'paper' counts N without embeddings")
+    missing = "n_active_non_embedding, or d_model and n_blocks, are needed"
+    raise RunsError(f"{runs.source}: {missing}: reading 'paper' counts N without embeddings")

@@ -16,24 +16,33 @@ from numpy.typing import NDArray
 from scaling_law.fitting.objective import Evaluation
 from scaling_law.size.arrays import FloatArray
 
-ROUNDING = 1e-12  # relative changes of a sum over runs that mean nothing
-PATIENCE = 2  # steps
+Mask = NDArray[np.bool_]
+
+# Relative changes of a sum over runs that mean nothing.
+ROUNDING = 1e-12
+# A start has converged after this many steps of little promise.
+PATIENCE = 2
+# Damping beyond which no step of any length decreases the objective, and below which a step is nearly Gauss-Newton's.
+MOST_DAMPING = 1e12
+LITTLE_DAMPING = 1e-2
 
 
 @dataclass(frozen=True)
 class Solutions:
-    """Where S starts ended: θ [S, p], Q [S], and whether each met the tolerance."""
+    """The ends of S starts: θ [S, p], Q [S], and a mark of those that met the tolerance [S]."""
 
     theta: FloatArray
     cost: FloatArray
-    converged: NDArray[np.bool_]
+    converged: Mask
 
     @classmethod
-    def sorted(cls, *parts: Solutions) -> Solutions:
-        """All of `parts`, lowest objective first; the order is stable."""
-        columns = {name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])}
-        order = np.argsort(columns["cost"], kind="stable")
-        return cls(**{name: column[order] for name, column in columns.items()})
+    def sorted(cls, *solutions: Solutions) -> Solutions:
+        """Join solutions, lowest objective first; the order is stable."""
+        theta = np.concatenate([solution.theta for solution in solutions])
+        cost = np.concatenate([solution.cost for solution in solutions])
+        converged = np.concatenate([solution.converged for solution in solutions])
+        order = np.argsort(cost, kind="stable")
+        return cls(theta[order], cost[order], converged[order])
 
 
 def minimise(
@@ -46,39 +55,62 @@ def minimise(
     tolerance: float,
     floor: float,
 ) -> Solutions:
-    """Minimise from each row of θ [S, p] inside lower ≤ θ ≤ upper, [p]; equal bounds fix a parameter.
+    """Minimise from many starts at once, inside a box.
 
-    `evaluate(θ, rows)` takes θ [k, p] of the starts `rows`. A start has converged once its promised decrease stays
-    below `tolerance`·(Q + floor) for `PATIENCE` steps with little damping, once Q is below `floor`, or once no step of
-    any length decreases Q.
+    A start has converged once its promised decrease stays below `tolerance`·(Q + floor) for `PATIENCE` steps with
+    little damping, once Q is below `floor`, or once no step of any length decreases Q.
+
+    Args:
+        evaluate: called as evaluate(θ, rows) with θ [k, p] of the starts `rows`.
+        theta: the starts [S, p].
+        lower: the lower end of the box [p]; where it equals the upper one, the parameter is fixed.
+        upper: the upper end of the box [p].
+        max_iterations: steps of each start, at most.
+        tolerance: relative decrease that is not worth a step.
+        floor: objective below which nothing is left to decrease.
     """
     theta = np.clip(theta, lower, upper)
-    count, active = len(theta), np.arange(len(theta))
-    result = Solutions(theta.copy(), np.full(count, np.inf), np.zeros(count, bool))
-    damping, growth, calm = np.full(count, 1e-1), np.full(count, 2.0), np.zeros(count, int)
-    now = _State(theta.copy(), *evaluate(theta, active), damping, growth, calm)
+    count = len(theta)
+    result = Solutions(
+        theta=theta.copy(),
+        cost=np.full(count, np.inf),
+        converged=np.zeros(count, bool),
+    )
+    active = np.arange(count)
+    state = _State(
+        theta.copy(),
+        *evaluate(theta, active),
+        damping=np.full(count, 1e-1),
+        growth=np.full(count, 2.0),
+        calm_steps=np.zeros(count, int),
+    )
     for iteration in range(1, max_iterations + 1):
-        step = now.step(lower, upper)
-        bend = np.einsum("si,sij,sj->s", step, now.curvature, step)
-        # The decrease that the quadratic model predicts.
-        promised = np.maximum(-np.einsum("si,si->s", now.gradient, step) - 0.5 * bend, 0.0)
-        trial_theta = now.theta + step
+        step = state.step(lower, upper)
+        promised = state.promise(step)
+        trial_theta = state.theta + step
         trial = evaluate(trial_theta, active)
-        gain = now.cost - trial.cost
-        accepted = np.isfinite(trial.cost) & (gain >= -ROUNDING * (now.cost + floor))
-        small = promised <= tolerance * (now.cost + floor)
-        calm = small & (now.damping < 1e-2)
-        now.calm = np.where(calm, now.calm + 1, 0)
-        stuck = ~accepted & (calm | (now.damping > 1e12))
-        stuck |= (now.damping > 1e12) & (gain <= ROUNDING * (now.cost + floor))  # accepted, but of no gain
-        now.accept(accepted, trial_theta, trial, np.clip(gain, -promised, 2 * promised) / np.maximum(promised, 1e-300))
-        done = (now.calm >= PATIENCE) | stuck | (now.cost < floor)
-        result.converged[active] = done
-        done |= iteration == max_iterations
-        if done.any():
-            finished = active[done]
-            result.theta[finished], result.cost[finished] = now.theta[done], now.cost[done]
-            active, now = active[~done], now.take(~done)
+
+        gain = state.cost - trial.cost
+        scale = state.cost + floor
+        is_accepted = np.isfinite(trial.cost) & (gain >= -ROUNDING * scale)
+        is_calm = (promised <= tolerance * scale) & (state.damping < LITTLE_DAMPING)
+        is_damped = state.damping > MOST_DAMPING
+        # A start is stuck with a step that is accepted, too, if that gains nothing.
+        is_stuck = (~is_accepted & (is_calm | is_damped)) | (is_damped & (gain <= ROUNDING * scale))
+        state.calm_steps = np.where(is_calm, state.calm_steps + 1, 0)
+        ratio = np.clip(gain, -promised, 2 * promised) / np.maximum(promised, 1e-300)
+        state.accept(is_accepted, trial_theta, trial, ratio)
+
+        is_done = (state.calm_steps >= PATIENCE) | is_stuck | (state.cost < floor)
+        result.converged[active] = is_done
+        if iteration == max_iterations:
+            is_done[:] = True
+        if is_done.any():
+            finished = active[is_done]
+            result.theta[finished] = state.theta[is_done]
+            result.cost[finished] = state.cost[is_done]
+            active = active[~is_done]
+            state = state.select(~is_done)
             if not len(active):
                 break
     return result
@@ -94,47 +126,87 @@ class _State:
     curvature: FloatArray
     damping: FloatArray
     growth: FloatArray
-    calm: NDArray[np.int64]
+    calm_steps: NDArray[np.int64]
 
     def step(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
-        """(H + damping·diag H) step = −gradient over the parameters that may move, inside the box."""
-        held = ((self.theta <= lower) & (self.gradient > 0)) | ((self.theta >= upper) & (self.gradient < 0))
-        held |= lower == upper
-        low, high = lower - self.theta, upper - self.theta
+        """Solve (H + damping·diag H) step = −gradient over the parameters that may move, inside the box."""
+        is_low = (self.theta <= lower) & (self.gradient > 0)
+        is_high = (self.theta >= upper) & (self.gradient < 0)
+        is_held = is_low | is_high | (lower == upper)
+        low = lower - self.theta
+        high = upper - self.theta
+
         step = np.zeros_like(self.theta)
         rows = np.arange(len(step))
         # A cut step need not descend: what would leave goes to its bound, and the rest is solved again.
         for _ in range(4):
-            part = self.take(rows) if len(rows) < len(step) else self
-            free = part._solve(held[rows], step[rows])
-            outside = ~held[rows] & ((free < low[rows]) | (free > high[rows]))
-            step[rows] = np.where(held[rows], step[rows], np.clip(free, low[rows], high[rows]))
-            held[rows] |= outside
-            rows = rows[outside.any(axis=1)]
+            state = self.select(rows) if len(rows) < len(step) else self
+            free_step = state._solve(is_held[rows], step[rows])
+            leaves = (free_step < low[rows]) | (free_step > high[rows])
+            is_outside = ~is_held[rows] & leaves
+            cut_step = np.clip(free_step, low[rows], high[rows])
+            step[rows] = np.where(is_held[rows], step[rows], cut_step)
+            is_held[rows] |= is_outside
+            rows = rows[is_outside.any(axis=1)]
             if not len(rows):
                 break
         return step
 
-    def _solve(self, held: NDArray[np.bool_], steps: FloatArray) -> FloatArray:
-        """The damped step of the parameters not `held`, where those held take `steps`."""
-        moves = ~held
+    def _solve(self, is_held: Mask, steps: FloatArray) -> FloatArray:
+        """Return the damped step of the parameters that move, [S, p].
+
+        Args:
+            is_held: the parameters that do not move, [S, p].
+            steps: the steps that those take, [S, p].
+        """
+        moves = ~is_held
         curvature = self.curvature * moves[:, :, None] * moves[:, None, :]
         diagonal = np.einsum("sii->si", curvature)
-        scale = np.maximum(diagonal, 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-300)
-        np.einsum("sii->si", curvature)[...] += np.where(held, 1.0, self.damping[:, None] * scale + 1e-15 * scale)
-        push = np.matmul(self.curvature, np.where(held, steps, 0.0)[..., None])[..., 0]
-        gradient = np.where(held, 0.0, self.gradient + push)
+        smallest = 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-300
+        scale = np.maximum(diagonal, smallest)
+        damping = self.damping[:, None] * scale + 1e-15 * scale
+        # The diagonal is a view into the curvature.
+        diagonal[...] += np.where(is_held, 1.0, damping)
+
+        held_steps = np.where(is_held, steps, 0.0)
+        push = np.matmul(self.curvature, held_steps[..., None])[..., 0]
+        gradient = np.where(is_held, 0.0, self.gradient + push)
+
         # Scaling by the diagonal keeps the systems far from singular whatever the units.
-        root = 1.0 / np.sqrt(np.einsum("sii->si", curvature))
+        root = 1.0 / np.sqrt(diagonal)
         scaled = curvature * root[:, :, None] * root[:, None, :]
-        return np.asarray(np.linalg.solve(scaled, -(gradient * root)[..., None])[..., 0] * root)
+        solution = np.linalg.solve(scaled, -(gradient * root)[..., None])[..., 0]
+        return np.asarray(solution * root)
 
-    def accept(self, accepted: NDArray[np.bool_], theta: FloatArray, at: Evaluation, ratio: FloatArray) -> None:
-        self.theta[accepted], self.cost[accepted] = theta[accepted], at.cost[accepted]
-        self.gradient[accepted], self.curvature[accepted] = at.gradient[accepted], at.curvature[accepted]
+    def promise(self, step: FloatArray) -> FloatArray:
+        """Return the decrease that the quadratic model predicts, [S]."""
+        bend = np.einsum("si,sij,sj->s", step, self.curvature, step)
+        return np.maximum(-np.einsum("si,si->s", self.gradient, step) - 0.5 * bend, 0.0)
+
+    def accept(
+        self,
+        is_accepted: Mask,
+        theta: FloatArray,
+        evaluation: Evaluation,
+        ratio: FloatArray,
+    ) -> None:
+        """Move the starts whose trial is accepted, and adapt the damping.
+
+        Args:
+            is_accepted: the starts that move, [S].
+            theta: where they move, [S, p].
+            evaluation: the objective there.
+            ratio: the gain over the promised one, [S].
+        """
+        self.theta[is_accepted] = theta[is_accepted]
+        self.cost[is_accepted] = evaluation.cost[is_accepted]
+        self.gradient[is_accepted] = evaluation.gradient[is_accepted]
+        self.curvature[is_accepted] = evaluation.curvature[is_accepted]
         shrink = np.maximum(1.0 / 10.0, 1.0 - (2.0 * np.clip(ratio, 0.0, 1.5) - 1.0) ** 3)
-        self.damping = np.where(accepted, np.maximum(self.damping * shrink, 1e-15), self.damping * self.growth)
-        self.growth = np.where(accepted, 2.0, self.growth * 2.0)
+        shrunk = np.maximum(self.damping * shrink, 1e-15)
+        self.damping = np.where(is_accepted, shrunk, self.damping * self.growth)
+        self.growth = np.where(is_accepted, 2.0, self.growth * 2.0)
 
-    def take(self, kept: NDArray[Any]) -> _State:
-        return _State(**{name: part[kept] for name, part in vars(self).items()})
+    def select(self, rows: NDArray[Any]) -> _State:
+        """Return the starts of these rows."""
+        return _State(**{name: column[rows] for name, column in vars(self).items()})

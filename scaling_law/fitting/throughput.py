@@ -36,63 +36,76 @@ def fit_throughput(
     seed: int = 0,
     **known: Any,
 ) -> Throughput:
-    """The throughput of `device` from steps that `devices` shared; `known` are more fields of `Throughput`.
+    """Fit the throughput of `device` to steps that `devices` shared; `known` are more fields of `Throughput`.
 
     ValueError for fewer than three architectures, and for a time that is not positive.
     """
-    for measured in measurements:
-        if not isinstance(measured, Measurement):
-            raise InputError(f"measurements: {measured!r} must be a Measurement")
-        if not measured.step_seconds > 0:
-            raise InputError(f"step_seconds={measured.step_seconds!r} of {measured.architecture} must be positive")
-    models = list(dict.fromkeys(measured.architecture for measured in measurements))
+    for measurement in measurements:
+        if not isinstance(measurement, Measurement):
+            raise InputError(f"measurements: {measurement!r} must be a Measurement")
+        if not measurement.step_seconds > 0:
+            architecture = measurement.architecture
+            raise InputError(f"step_seconds={measurement.step_seconds!r} of {architecture} must be positive")
+    models, groups = _group_by_architecture(measurements)
     if len(models) < LEAST_ARCHITECTURES:
         raise InputError(f"{len(models)} architectures were measured; at least {LEAST_ARCHITECTURES} are needed")
     relative = _relative_work(measurements, devices, terms)
-    groups = np.array([models.index(measured.architecture) for measured in measurements])
-    misses = _left_out(relative, groups)
-    error = float(np.sqrt(np.mean(misses**2)))
+    log_ratios = _leave_one_out_errors(relative, groups)
+    error = float(np.sqrt(np.mean(log_ratios**2)))
+
     random = np.random.default_rng(seed)
-    drawn = random.choice(len(models), size=(N_DRAWS, len(models)))
-    draws = np.stack([_rates(np.concatenate([relative[groups == model] for model in row])) for row in drawn])
-    draws *= np.exp(error * random.standard_normal((N_DRAWS, 1)))
+    resamples = random.choice(len(models), size=(N_DRAWS, len(models)))
+    refits = []
+    for resample in resamples:
+        rows = np.concatenate([relative[groups == model] for model in resample])
+        refits.append(_fit_rates(rows))
+    draws = np.stack(refits) * np.exp(error * random.standard_normal((N_DRAWS, 1)))
     return Throughput(
         device=device,
         precision=precision,
-        seconds=dict(zip(terms, _rates(relative).tolist(), strict=True)),
+        seconds=dict(zip(terms, _fit_rates(relative).tolist(), strict=True)),
         devices=devices,
         draws=draws,
-        micro_batch_tokens=max(measured.micro_batch_tokens for measured in measurements),
-        sequence_length=max(measured.sequence_length for measured in measurements),
+        micro_batch_tokens=max(measurement.micro_batch_tokens for measurement in measurements),
+        sequence_length=max(measurement.sequence_length for measurement in measurements),
         error=error,
         measurements=tuple(measurements),
         **known,
     )
 
 
+def _group_by_architecture(measurements: Sequence[Measurement]) -> tuple[list[Architecture], NDArray[np.int64]]:
+    """Return the architectures, and the index of that of each measurement [n]."""
+    models = list(dict.fromkeys(measurement.architecture for measurement in measurements))
+    return models, np.array([models.index(measurement.architecture) for measurement in measurements])
+
+
 def left_out_ratios(throughput: Throughput) -> dict[Architecture, float]:
-    """Predicted over measured seconds of each architecture, by a fit without it: the geometric mean of its steps."""
-    measured = throughput.measurements
-    models = list(dict.fromkeys(m.architecture for m in measured))
-    groups = np.array([models.index(m.architecture) for m in measured])
-    misses = _left_out(_relative_work(measured, throughput.devices, list(throughput.seconds)), groups)
-    return {model: float(np.exp(misses[groups == i].mean())) for i, model in enumerate(models)}
+    """Return predicted over measured seconds of each architecture, by a fit without it.
+
+    That is the geometric mean over its steps.
+    """
+    measurements = throughput.measurements
+    models, groups = _group_by_architecture(measurements)
+    relative = _relative_work(measurements, throughput.devices, list(throughput.seconds))
+    log_ratios = _leave_one_out_errors(relative, groups)
+    return {model: float(np.exp(log_ratios[groups == i].mean())) for i, model in enumerate(models)}
 
 
 def of_records(records: Iterable[RunRecord]) -> Throughput:
-    """A throughput fitted to the records of finished runs that have step times, of one device and one way to train.
+    """Fit a throughput to the records of finished runs that have step times, of one device and one way to train.
 
     A run is one measurement, at its last batch size. ValueError if the runs differ in hardware, precision,
     checkpointing or compilation (filter them), and as `fit_throughput`.
     """
     timed = [record for record in records if record.step_seconds and record.hardware and record.micro_batch_sequences]
-    ways = sorted({_way(record) for record in timed})
-    if len(ways) != 1:
-        present = "; ".join(map(str, ways)) or "none that says step_seconds, hardware and micro_batch_sequences"
+    setups = sorted({_setup_of(record) for record in timed})
+    if len(setups) != 1:
+        present = "; ".join(map(str, setups)) or "none that says step_seconds, hardware and micro_batch_sequences"
         raise InputError(
             f"runs of one hardware, precision, checkpointing and compilation are needed; there are: {present}"
         )
-    hardware, precision, checkpointing, compiled = ways[0]
+    hardware, precision, checkpointing, compiled = setups[0]
     count, _, device = hardware.partition(" x ")
     if not (count.isdigit() and device):
         raise InputError(f"{hardware=}; 'COUNT x DEVICE' is needed")
@@ -106,7 +119,7 @@ def of_records(records: Iterable[RunRecord]) -> Throughput:
     )
 
 
-def _way(record: RunRecord) -> tuple[str, str, bool, bool]:
+def _setup_of(record: RunRecord) -> tuple[str, str, bool, bool]:
     return str(record.hardware), record.precision, bool(record.gradient_checkpointing), bool(record.compile)
 
 
@@ -123,29 +136,36 @@ def _measurement_of(record: RunRecord) -> Measurement:
     )
 
 
-def _relative_work(measurements: Sequence[Measurement], devices: int, terms: Sequence[str]) -> FloatArray:
-    """Work of each step over its seconds, [n, terms]: rates that fit make every row's sum 1."""
+def _relative_work(
+    measurements: Sequence[Measurement],
+    devices: int,
+    terms: Sequence[str],
+) -> FloatArray:
+    """Return the work of each step over its seconds, [n, terms]: rates that fit make every row's sum 1."""
     rows = []
     for m in measurements:
-        work = ModelWork.of(m.architecture).in_step(
-            m.tokens_per_step, m.micro_batch_tokens, m.sequence_length, devices
-        )
+        model = ModelWork.of(m.architecture)
+        work = model.in_step(m.tokens_per_step, m.micro_batch_tokens, m.sequence_length, devices)
         rows.append([float(work[name]) / m.step_seconds for name in terms])
     return np.array(rows)
 
 
-def _rates(relative: FloatArray) -> FloatArray:
+def _fit_rates(relative: FloatArray) -> FloatArray:
+    """Fit non-negative seconds per unit of each term, [terms], by least squares on relative errors."""
     from scipy.optimize import nnls
 
     scale = np.linalg.norm(relative, axis=0)
-    scale[scale == 0] = 1.0  # a term that no measurement has, such as routing among dense models
-    return np.asarray(nnls(relative / scale, np.ones(len(relative)))[0] / scale)
+    # No measurement may have a term, such as routing among dense models.
+    scale[scale == 0] = 1.0
+    rates, _ = nnls(relative / scale, np.ones(len(relative)))
+    return np.asarray(rates / scale)
 
 
-def _left_out(relative: FloatArray, groups: NDArray[np.int64]) -> FloatArray:
-    """ln(predicted / measured) of every step by the fit to the other architectures."""
-    misses = np.empty(len(relative))
+def _leave_one_out_errors(relative: FloatArray, groups: NDArray[np.int64]) -> FloatArray:
+    """Return ln(predicted / measured) of every step [n] by the fit to the other architectures."""
+    log_ratios = np.empty(len(relative))
     for group in np.unique(groups):
-        out = groups == group
-        misses[out] = np.log(relative[out] @ _rates(relative[~out]))
-    return misses
+        is_left_out = groups == group
+        rates = _fit_rates(relative[~is_left_out])
+        log_ratios[is_left_out] = np.log(relative[is_left_out] @ rates)
+    return log_ratios

@@ -1,4 +1,4 @@
-"""How sure a fit is: a bootstrap of whole trunks, whose runs share most of their training."""
+"""The uncertainty of a fit: a bootstrap of whole trunks, whose runs share most of their training."""
 
 from __future__ import annotations
 
@@ -38,14 +38,19 @@ class Bootstrap(ResultTable):
 
     @property
     def draws(self) -> FloatArray:
-        """[n_draws, n_coefficients], in the order of the law's coefficients."""
-        assert self.law.draws is not None  # set by `bootstrap`
+        """Coefficients [n_draws, n_coefficients], in the order of the law's."""
+        # They are set by `bootstrap`.
+        assert self.law.draws is not None
         return self.law.draws
 
     @reads
     def interval(self, coefficient: str, level: float = 0.95) -> tuple[float, float]:
-        """Percentile interval of a coefficient; ValueError for an unknown one, or a `level` not between 0 and 1."""
-        if coefficient not in (names := self.law.coefficient_names()):
+        """Return the percentile interval of a coefficient.
+
+        ValueError for an unknown one, or a `level` not between 0 and 1.
+        """
+        names = self.law.coefficient_names()
+        if coefficient not in names:
             raise InputError(unknown("coefficient=", coefficient, names))
         return percentile_interval(self.draws[:, names.index(coefficient)], level)
 
@@ -58,7 +63,7 @@ class Bootstrap(ResultTable):
         level: float = 0.95,
         kind: Literal["confidence", "prediction"] = "confidence",
     ) -> tuple[Any, Any]:
-        """(low, high) of the loss, of the shape the arguments broadcast to.
+        """Return (low, high) of the loss, of the shape the arguments broadcast to.
 
         "confidence" covers the law's own value, "prediction" one new run, whose scatter is drawn from the residuals of
         the fit, enlarged for the coefficients fitted.
@@ -68,21 +73,26 @@ class Bootstrap(ResultTable):
         losses = self.law.loss_draws(n_active, tokens, experts)
         if kind == "prediction":
             n = len(self.log_residuals)
-            enlarge = np.sqrt(n / max(n - self.n_fitted, 1))
-            losses *= np.exp(np.random.default_rng(self.seed).choice(self.log_residuals * enlarge, size=losses.shape))
+            enlarged = self.log_residuals * np.sqrt(n / max(n - self.n_fitted, 1))
+            scatter = np.random.default_rng(self.seed).choice(enlarged, size=losses.shape)
+            losses *= np.exp(scatter)
         return percentile_interval(losses, level)
 
     def to_rows(self, level: float = 0.95) -> list[dict[str, Any]]:
-        names = ("coefficient", "value", "low", "high")
-        rows = [(name, value, *self.interval(name, level)) for name, value in self.law.coefficients.items()]
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        """Return one row per coefficient, with its value and its interval."""
+        rows = []
+        for name, value in self.law.coefficients.items():
+            low, high = self.interval(name, level)
+            rows.append({"coefficient": name, "value": value, "low": low, "high": high})
+        return rows
 
     def summary(self) -> Table:
         trunks = f"{self.n_clusters} trunks ({self.trunk_source})"
         title = f"Bootstrap of {trunks}, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
-        header = ("", "value", "2.5 %", "97.5 %")
-        cells = [[row["coefficient"], *map(_format_end, list(row.values())[1:])] for row in self.to_rows()]
-        return Table(header, cells, title=title)
+        rows = []
+        for row in self.to_rows():
+            rows.append([row["coefficient"], *(_format_limit(row[name]) for name in ("value", "low", "high"))])
+        return Table(("", "value", "2.5 %", "97.5 %"), rows, title=title)
 
     def __repr__(self) -> str:
         return f"Bootstrap({len(self.draws)} draws of {self.n_clusters} trunks, {self.converged.mean():.0%} converged)"
@@ -103,48 +113,74 @@ def bootstrap(
     ValueError for fewer than two trunks or two resamples.
     """
     check_count("n_resamples", n_resamples, 2)
-    fitted, objective = runs.subset(problem.used), copy.copy(problem.objective)
-    held = {*problem.settings.fixed, *problem.settings.tied}
-    n_fitted = float(sum(name not in held for name in law.coefficients))
-    penalty, refits = objective.penalty, []
+    objective = copy.copy(problem.objective)
+    penalty = objective.penalty
+    n_fitted = _count_determined(law, problem, theta)
     if penalty is not None:
-        rows, objective.penalty = objective.prior_rows(theta), None
-        curvature = objective.evaluate(theta[None]).curvature[0]
-        moving = np.flatnonzero(~np.isin(objective.names, [*objective.tied]))
-        curvature, precision = (part[np.ix_(moving, moving)] for part in (curvature, rows.T @ rows))
-        n_fitted = float(np.trace(np.linalg.solve(curvature + precision, curvature)))
-        penalty = penalty.drawn(theta @ objective.to_natural.T, n_resamples, seed)
+        penalty = penalty.sample(theta @ objective.to_natural.T, n_resamples, seed)
     problem = replace(problem, objective=objective)
+    fitted_runs = runs.subset(problem.used)
     rng = np.random.default_rng(seed)
+    refits = []
     with progress_line("bootstrap", n_resamples, "resamples", progress) as advance:
         for first in range(0, n_resamples, problem.batch):
-            part = slice(first, min(first + problem.batch, n_resamples))
-            weight = np.zeros((part.stop - first, len(runs)))
-            weight[:, problem.used] = cluster_counts(fitted, len(weight), rng) * objective.weight[problem.used]
-            objective.penalty = None if penalty is None else penalty.take(part)
-            start = np.tile(theta, (len(weight), 1))
-            refits.append(problem.solve(start, weight, max_iterations=200, tolerance=1e-9))
-            advance(len(weight), f"objective {np.median(refits[-1].cost):.4g}")
-    draws = objective.coefficients(np.concatenate([part.theta for part in refits]))
-    converged = np.concatenate([part.converged for part in refits])
-    log_residuals = objective.residuals(theta[None])[0][problem.measured]
+            batch = slice(first, min(first + problem.batch, n_resamples))
+            size = batch.stop - first
+            weight = np.zeros((size, len(runs)))
+            weight[:, problem.used] = cluster_counts(fitted_runs, size, rng) * objective.weight[problem.used]
+            objective.penalty = None if penalty is None else penalty.select(batch)
+            solutions = problem.solve(np.tile(theta, (size, 1)), weight, max_iterations=200, tolerance=1e-9)
+            refits.append(solutions)
+            advance(size, f"objective {np.median(solutions.cost):.4g}")
+    draws = objective.coefficients(np.concatenate([solutions.theta for solutions in refits]))
     return Bootstrap(
-        law.replace(draws=draws), converged, fitted.n_trunks, log_residuals, seed, n_fitted, fitted.trunk_source
+        law=law.replace(draws=draws),
+        converged=np.concatenate([solutions.converged for solutions in refits]),
+        n_clusters=fitted_runs.n_trunks,
+        log_residuals=objective.residuals(theta[None])[0][problem.measured],
+        seed=seed,
+        n_fitted=n_fitted,
+        trunk_source=fitted_runs.trunk_source,
     )
 
 
-def cluster_counts(runs: Runs, n_resamples: int, seed: int | np.random.Generator) -> FloatArray:
-    """How often each run occurs in each resample, [n_resamples, n]; a generator goes on where it was."""
+def _count_determined(
+    law: Law,
+    problem: Problem,
+    theta: FloatArray,
+) -> float:
+    """Count the coefficients fitted; under a prior, the effective number of those that the runs determine."""
+    objective = problem.objective
+    if objective.penalty is None:
+        fixed = {*problem.settings.fixed, *problem.settings.tied}
+        return float(sum(name not in fixed for name in law.coefficients))
+    rows = objective.prior_rows(theta)
+    without_prior = copy.copy(objective)
+    without_prior.penalty = None
+    is_moving = np.flatnonzero(~np.isin(objective.names, [*objective.tied]))
+    block = np.ix_(is_moving, is_moving)
+    curvature = without_prior.evaluate(theta[None]).curvature[0][block]
+    precision = (rows.T @ rows)[block]
+    return float(np.trace(np.linalg.solve(curvature + precision, curvature)))
+
+
+def cluster_counts(
+    runs: Runs,
+    n_resamples: int,
+    seed: int | np.random.Generator,
+) -> FloatArray:
+    """Count how often each run occurs in each resample, [n_resamples, n]; a generator goes on where it was."""
     clusters, index = np.unique(runs.trunk, return_inverse=True)
-    if len(clusters) < 2:
-        raise InputError(f"{len(clusters)} trunk: at least two independent trunks are needed to resample them")
+    n_clusters = len(clusters)
+    if n_clusters < 2:
+        raise InputError(f"{n_clusters} trunk: at least two independent trunks are needed to resample them")
     rng = np.random.default_rng(seed)
-    drawn = rng.integers(0, len(clusters), size=(n_resamples, len(clusters)))
-    counts = np.zeros((n_resamples, len(clusters)))
-    np.add.at(counts, (np.arange(n_resamples)[:, None], drawn), 1.0)
+    resamples = rng.integers(0, n_clusters, size=(n_resamples, n_clusters))
+    counts = np.zeros((n_resamples, n_clusters))
+    np.add.at(counts, (np.arange(n_resamples)[:, None], resamples), 1.0)
     return counts[:, index]
 
 
-def _format_end(value: float) -> str:
-    """Format a coefficient or an end of its interval; an infinite end is open."""
+def _format_limit(value: float) -> str:
+    """Format a coefficient or a limit of its interval; an infinite limit is open."""
     return f"{value:.5g}" if np.isfinite(value) else "open"

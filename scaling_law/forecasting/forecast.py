@@ -19,7 +19,7 @@ from scaling_law.figures import drawing
 from scaling_law.fitting.holdout import count_sizes
 from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
-from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, have
+from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, match_experts
 from scaling_law.forecasting.repetition import count_worth, fit_worth, say_repetition
 from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
@@ -33,11 +33,15 @@ from scaling_law.runs.thinning import rows_of_curves, sample_of, with_few_checkp
 from scaling_law.size.arrays import FloatArray
 
 MODEL = ("n_active", "tokens", "experts")
-UNITS = (0.1, 0.15)  # standard deviations of ln loss and ln D between the prior's corpora and tokenizers and another
-OTHER_UNIT, FREE_UNIT = 0.35, 1.0  # ln loss from the prior's beyond which its unit is freed, and how far
+# Standard deviations of ln loss and ln D between the prior's corpora and tokenizers and another.
+UNITS = (0.1, 0.15)
+# Beyond this ln loss from the prior's, its unit is freed by this standard deviation.
+OTHER_UNIT = 0.35
+FREE_UNIT = 1.0
 # Error of ln L at an E that no run has: 0.03 to 0.04 nats (docs/studies/evidence.md).
 EXPERTS_ERROR = 0.015
-MOST = 2000  # runs that laws are fitted to, at many cuts and on a hundred resamples
+# Laws are fitted to at most this many runs, at many cuts and on a hundred resamples.
+MOST = 2000
 # Steps of a fan, from the largest run to a point.
 STEPS = np.linspace(0.0, 1.0, 9)
 
@@ -61,52 +65,61 @@ class Forecast(Answer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the models lie within the range guard of runs that one law describes."""
+        """True if the models lie within the range guard of runs that one law describes."""
         return not self.blended and super().trusted
 
     @property
     def verdict(self) -> str:
         row = self.rows[0]
-        size = f"{format_count(row['n_active'])} active parameters, {format_count(row['tokens'])} tokens"
-        loss = f"loss {row['loss']:.3f} ({self.level:.0%}: {row['low']:.3f} to {row['high']:.3f})"
-        more = f"; {len(self.rows) - 1} more" if len(self.rows) > 1 else ""
-        return f"E = {row['experts']:g}, {size}: {loss}{more}{'' if self.trusted else '; not trusted'}"
+        n_active = format_count(row["n_active"])
+        tokens = format_count(row["tokens"])
+        verdict = f"E = {row['experts']:g}, {n_active} active parameters, {tokens} tokens: "
+        verdict += f"loss {row['loss']:.3f} ({self.level:.0%}: {row['low']:.3f} to {row['high']:.3f})"
+        if len(self.rows) > 1:
+            verdict += f"; {len(self.rows) - 1} more"
+        return verdict if self.trusted else f"{verdict}; not trusted"
 
     def facts(self) -> dict[str, Any]:
         return {"level": self.level, "runs": len(self.runs), "laws": list(self.laws), "left_out": dict(self.left_out)}
 
     def summary(self) -> Group:  # type: ignore[override]
-        points = Table.of(
-            [
-                {name: value for name, value in row.items() if name != "accuracy"}
-                | {"times_beyond": f"×{row['times_beyond']:.3g}"}
-                | accuracy_cells(row.get("accuracy"))
-                for row in self.rows
-            ],
-            title=self.verdict,
-            keys=("N_act", "tokens", "E"),
-            notes=[f"intervals of {self.level:.0%}; times_beyond: how far beyond the largest run"],
-        )
-        laws = sorted(self.laws, key=lambda law: -float(np.mean(law["weights"])))
-        cells = [
-            (law["law"], span(law["weights"], "{:.2f}".format), *(_span(law[key]) for key in ("losses", "backtests")))
-            for law in laws
-        ]
-        reasons = {name: why.removeprefix(f"{self.runs.source}: ") for name, why in self.left_out.items()}
-        notes = [f"left out: {name}: {why.partition(';')[0]}" for name, why in reasons.items()]
+        return Group(self._points_table(), self._laws_table())
+
+    def _points_table(self) -> Table:
+        """Lay out the forecast of each point."""
+        rows = []
+        for row in self.rows:
+            cells = {name: value for name, value in row.items() if name != "accuracy"}
+            cells["times_beyond"] = f"×{row['times_beyond']:.3g}"
+            cells.update(accuracy_cells(row.get("accuracy")))
+            rows.append(cells)
+        notes = [f"intervals of {self.level:.0%}; times_beyond: how far beyond the largest run"]
+        return Table.of(rows, title=self.verdict, keys=("N_act", "tokens", "E"), notes=notes)
+
+    def _laws_table(self) -> Table:
+        """Lay out the laws, the heaviest first, with the reasons why others say nothing."""
+        rows = []
+        for law in sorted(self.laws, key=lambda law: -float(np.mean(law["weights"]))):
+            weights = span(law["weights"], "{:.2f}".format)
+            rows.append((law["law"], weights, _format_span(law["losses"]), _format_span(law["backtests"])))
+        notes = []
+        for name, reason in self.left_out.items():
+            reason = reason.removeprefix(f"{self.runs.source}: ")
+            notes.append(f"left out: {name}: {reason.partition(';')[0]}")
         header = ("law", "weight", "loss", "RMSE within the runs")
-        return Group(points, Table(header, cells, notes=notes, warnings=self.warnings))
+        return Table(header, rows, notes=notes, warnings=self.warnings)
 
     def figure(self, ax: Any = None) -> Any:
-        """A fan chart: the runs, and from the largest of them to each point the forecast with two intervals."""
+        """Draw a fan chart: the runs, and from the largest of them to each point the forecast with two intervals."""
         ax = drawing.axes_or_new(ax)
         for e in np.unique(self.runs.experts):
-            part = self.runs.subset(self.runs.experts == e)
-            ax.plot(part.flops, part.loss, ".", color=drawing.colour_of(e), label=drawing.label_of(e), alpha=0.6)
+            runs = self.runs.subset(self.runs.experts == e)
+            ax.plot(runs.flops, runs.loss, ".", color=drawing.colour_of(e), label=drawing.label_of(e), alpha=0.6)
         for row, flops, log_loss, spread in zip(self.rows, *self.fans, strict=True):
             colour = drawing.colour_of(row["experts"])
             for level in (0.5, self.level):
-                ax.fill_between(flops, *interval(log_loss, spread, level), color=colour, alpha=0.18, linewidth=0)
+                low, high = interval(log_loss, spread, level)
+                ax.fill_between(flops, low, high, color=colour, alpha=0.18, linewidth=0)
             ax.plot(flops, np.exp(log_loss), color=colour)
             ax.plot(row["flops"], row["loss"], "D", color=colour)
         drawing.log_axis(ax, drawing.FLOPS)
@@ -156,51 +169,79 @@ def forecast(
     tasks = parse_tasks(accuracy)
     table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
-    if counted := not (unique_tokens is None and epochs is None):
+    counts_repetition = unique_tokens is not None or epochs is not None
+    if counts_repetition:
         table = with_unique_tokens(table, unique_tokens, epochs)
     doubts, blended = table.doubts({*REPEATED, *names_mixed(mix)})
     points = points_of(at, table)
-    in_units, defaults, notes = learnt(prior, table)
-    steps = _joined([_way(table, points.take(np.array([i]))) for i in range(len(points))])
-    worth = table, steps
-    if counted:
-        of_worth = fit_worth(table, in_units)
-        worth = count_worth(of_worth.law, table), count_worth(of_worth.law, steps)
-        notes = (*notes, f"the laws count {of_worth.law.repetition}", *of_worth.status.repetition)
+    prior_in_units, defaults, notes = update_prior(prior, table)
+
+    # Each point is the last step of its fan.
+    steps = _concatenate([_steps_to(table, points.take(np.array([i]))) for i in range(len(points))])
+    effective_runs = table
+    effective_steps = steps
+    if counts_repetition:
+        result = fit_worth(table, prior_in_units)
+        effective_runs = count_worth(result.law, table)
+        effective_steps = count_worth(result.law, steps)
+        notes = (*notes, f"the laws count {result.law.repetition}", *result.status.repetition)
     else:
         notes = (*notes, *say_repetition(table))
-    log_loss, spread, laws, left_out = _stacked(*worth, in_units, kinds, seed, defaults)
-    flops, log_loss, spread = (values.reshape(len(points), -1) for values in (steps.flops, log_loss, spread))
-    low, high = interval(log_loss[:, -1], spread[:, -1], level)
-    columns = {name: getattr(points, name) for name in (*MODEL, "flops")}
-    columns |= {UNIQUE: points[UNIQUE]} if counted and UNIQUE in points else {}
-    columns |= {"loss": np.exp(log_loss[:, -1]), "low": low, "high": high}
-    columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
-    rows: list[dict[str, Any]] = [
-        dict(zip(columns, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True)
-    ]
+    prediction = _predict_stack(effective_runs, effective_steps, prior_in_units, kinds, seed, defaults)
+    fan_shape = (len(points), len(STEPS))
+    flops = steps.flops.reshape(fan_shape)
+    log_loss = prediction.log_loss.reshape(fan_shape)
+    spread = prediction.spread.reshape(fan_shape)
+
     if tasks and notes:
         raise InputError(f"accuracy: {notes[0]}")
-    for row in rows if tasks else ():
-        row["accuracy"] = predict_accuracies(tasks, row["loss"], (row["low"], row["high"]), level)
-    at_points = {name: of_law[:, len(STEPS) - 1 :: len(STEPS)].tolist() for name, of_law in laws.items()}
+    columns = {name: getattr(points, name) for name in (*MODEL, "flops")}
+    if counts_repetition and UNIQUE in points:
+        columns[UNIQUE] = points[UNIQUE]
+    columns["loss"] = np.exp(log_loss[:, -1])
+    columns["low"], columns["high"] = interval(log_loss[:, -1], spread[:, -1], level)
+    columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
+    rows = _make_rows(columns)
+    if tasks:
+        for row in rows:
+            row["accuracy"] = predict_accuracies(tasks, row["loss"], (row["low"], row["high"]), level)
+    laws = _list_laws(prediction)
+    was_tested = not np.isnan([law["backtests"] for law in laws]).all()
+    models = {name: getattr(points, name) for name in MODEL}
     return Forecast(
-        tuple(rows),
-        tuple({"law": name, "losses": t[0], "weights": t[1], "backtests": t[2]} for name, t in at_points.items()),
-        left_out,
-        level,
-        table,
-        (flops, log_loss, spread),
-        blended,
-        check=RangeCheck(table.conditions(table.source), MODEL, {name: getattr(points, name) for name in MODEL}),
+        rows=tuple(rows),
+        laws=tuple(laws),
+        left_out=prediction.left_out,
+        level=level,
+        runs=table,
+        fans=(flops, log_loss, spread),
+        blended=blended,
+        check=RangeCheck(table.conditions(table.source), MODEL, models),
         notes=(
-            *filter(None, [table.thinned]),
+            *([table.thinned] if table.thinned else []),
             *doubts,
             *notes,
             *describe_accuracies(tasks, columns["loss"]),
-            *_blind_spots(table, points, at_points),
+            *_blind_spots(table, points, was_tested),
         ),
     )
+
+
+def _make_rows(columns: Mapping[str, FloatArray]) -> list[dict[str, Any]]:
+    """Return a row of numbers for each point, of columns [n]."""
+    rows: list[dict[str, Any]] = []
+    for values in zip(*columns.values(), strict=True):
+        rows.append(dict(zip(columns, map(float, values), strict=True)))
+    return rows
+
+
+def _list_laws(prediction: _StackPrediction) -> list[dict[str, Any]]:
+    """Return a row for each law, with its forecasts, weights and RMSE at each point."""
+    rows = []
+    for name, values in prediction.laws.items():
+        losses, weights, backtests = values[:, len(STEPS) - 1 :: len(STEPS)].tolist()
+        rows.append({"law": name, "losses": losses, "weights": weights, "backtests": backtests})
+    return rows
 
 
 def read_table(runs: Any) -> Runs:
@@ -209,37 +250,67 @@ def read_table(runs: Any) -> Runs:
     return sample_of(with_few_checkpoints(table, rows_of_curves(table)), MOST)
 
 
-def _stacked(
-    runs: Runs, points: Runs, prior: Prior | None, kinds: Collection[str] | None, seed: int, defaults: Defaults
-) -> tuple[FloatArray, FloatArray, dict[str, FloatArray], dict[str, str]]:
-    """ln L and its spread on the ways to the points [n], what laws say there [3, n], and why others say nothing."""
-    log_loss, spread = np.zeros((2, len(points)))
-    laws, left_out = dict[str, FloatArray](), dict[str, str]()
-    plain, asked = runs.without_settings(VARIABLES), np.arange(len(points)) % len(STEPS) == len(STEPS) - 1
-    for e in np.unique(points.experts):
-        here, matching = np.flatnonzero(points.experts == e), have(runs, float(e))
-        candidates = forecasters(plain, float(e), prior, kinds, seed)
-        evidence = gather(plain, points.take(here), candidates, matching if matching.any() else True)
+@dataclass(frozen=True)
+class _StackPrediction:
+    """ln L of the stack and its spread at points [n], what laws say there [3, n], and why others say nothing."""
+
+    log_loss: FloatArray
+    spread: FloatArray
+    laws: dict[str, FloatArray]
+    left_out: dict[str, str]
+
+
+def _predict_stack(
+    runs: Runs,
+    steps: Runs,
+    prior: Prior | None,
+    kinds: Collection[str] | None,
+    seed: int,
+    defaults: Defaults,
+) -> _StackPrediction:
+    """Fit the laws, and predict the steps of fans from all of them together."""
+    plain_runs = runs.without_settings(VARIABLES)
+    n_steps = len(steps)
+    is_last = np.arange(n_steps) % len(STEPS) == len(STEPS) - 1
+    prediction = _StackPrediction(np.zeros(n_steps), np.zeros(n_steps), {}, {})
+    for e in np.unique(steps.experts):
+        indices = np.flatnonzero(steps.experts == e)
+        is_matching = match_experts(runs, float(e))
+        has_matching = bool(is_matching.any())
+        candidates = forecasters(plain_runs, float(e), prior, kinds, seed)
+        evidence = gather(
+            plain_runs,
+            steps.take(indices),
+            candidates,
+            tested=is_matching if has_matching else True,
+        )
         answer = stack(evidence, defaults)
-        log_loss[here] = answer.log_loss
-        spread[here] = np.hypot(answer.spread, 0.0 if matching.any() else EXPERTS_ERROR)
-        left_out |= evidence.left_out
-        for name, of_law in answer.laws.items():
-            if np.isnan(of_law[0, asked[here]]).all():
-                left_out[name] = candidates[name].silent
+        experts_error = 0.0 if has_matching else EXPERTS_ERROR
+        prediction.log_loss[indices] = answer.log_loss
+        prediction.spread[indices] = np.hypot(answer.spread, experts_error)
+        prediction.left_out.update(evidence.left_out)
+        for name, values in answer.laws.items():
+            if np.isnan(values[0, is_last[indices]]).all():
+                prediction.left_out[name] = candidates[name].silent
                 continue
-            empty = np.array([np.nan, 0.0, np.nan])[:, None].repeat(len(points), axis=1)
-            laws.setdefault(name, empty)[:, here] = of_law
-    return log_loss, spread, laws, left_out
+            if name not in prediction.laws:
+                # Losses, weights and RMSE at the points of an E for which the law says nothing.
+                prediction.laws[name] = np.repeat([[np.nan], [0.0], [np.nan]], n_steps, axis=1)
+            prediction.laws[name][:, indices] = values
+    return prediction
 
 
-def interval(log_loss: Any, spread: Any, level: float) -> tuple[Any, Any]:
-    """The interval of the loss around ln L with this spread."""
-    reach = norm.ppf(0.5 + level / 2) * np.asarray(spread)
-    return np.exp(log_loss - reach), np.exp(log_loss + reach)
+def interval(
+    log_loss: Any,
+    spread: Any,
+    level: float,
+) -> tuple[Any, Any]:
+    """Return the interval of the loss around ln L with this spread."""
+    half_width = norm.ppf(0.5 + level / 2) * np.asarray(spread)
+    return np.exp(log_loss - half_width), np.exp(log_loss + half_width)
 
 
-def _span(values: Sequence[float]) -> str:
+def _format_span(values: Sequence[float]) -> str:
     finite = [value for value in values if np.isfinite(value)]
     return span(finite, "{:.4f}".format) if finite else ""
 
@@ -248,72 +319,94 @@ def _span(values: Sequence[float]) -> str:
 
 
 def points_of(at: Any, runs: Runs) -> Runs:
-    """The models that are asked, as runs whose loss is NaN. ValueError for unknown names and impossible values."""
-    if hasattr(at, "to_dict") and not isinstance(at, Mapping):  # a DataFrame
+    """Return the models that are asked, as runs whose loss is NaN.
+
+    ValueError for unknown names and impossible values.
+    """
+    # A DataFrame has this method, too.
+    if hasattr(at, "to_dict") and not isinstance(at, Mapping):
         at = at.to_dict("records")
-    several = isinstance(at, Sequence) and not isinstance(at, str)
-    if (several or isinstance(at, Runs)) and not len(at):
+    is_list = isinstance(at, Sequence) and not isinstance(at, str)
+    if (is_list or isinstance(at, Runs)) and not len(at):
         raise InputError("at: no model to forecast")
     if isinstance(at, Runs):
         return at
-    return _joined([_points(one, runs) for one in (at if several else [at])])
+    return _concatenate([_points(model, runs) for model in (at if is_list else [at])])
 
 
 def _points(at: Any, runs: Runs) -> Runs:
     if not isinstance(at, Mapping):
         raise InputError(f"at={at!r} must map n_active, tokens and experts to numbers, or be a list of such")
-    usual = float(np.exp(np.median(np.log(runs.experts))))
-    if "experts" not in at and not have(runs, usual).all():
-        raise InputError(
-            f"experts must be given: the runs have {', '.join(f'{e:g}' for e in np.unique(runs.experts))}"
-        )
-    values = {"experts": usual, **at}
-    if missing := [name for name in MODEL if name not in values]:
+    median_experts = float(np.exp(np.median(np.log(runs.experts))))
+    if "experts" not in at and not match_experts(runs, median_experts).all():
+        choices = ", ".join(f"{e:g}" for e in np.unique(runs.experts))
+        raise InputError(f"experts must be given: the runs have {choices}")
+    values = {"experts": median_experts, **at}
+    missing = [name for name in MODEL if name not in values]
+    if missing:
         raise InputError(f"{missing[0]} must be given: a model is n_active, tokens and experts")
+
     arrays = {name: numbers(name, value) for name, value in values.items()}
     if UNIQUE in runs:
         arrays = _with_unique(arrays)
+    known_names = (*MODEL, *runs.columns)
     for name, column in arrays.items():
-        if name not in (*MODEL, *runs.columns):
-            raise InputError(unknown("at: ", name, (*MODEL, *runs.columns)))
-        positive(name, column, 1.0 if name == "experts" else 0.0)
+        if name not in known_names:
+            raise InputError(unknown("at: ", name, known_names))
+        smallest = 1.0 if name == "experts" else 0.0
+        positive(name, column, smallest)
         if not column.size:
             raise InputError(f"{name}={values[name]!r} must be one number or a list of them")
     check_shapes(arrays)
-    return table_of(dict(zip(arrays, np.broadcast_arrays(*map(np.atleast_1d, arrays.values())), strict=True)))
+    columns = np.broadcast_arrays(*map(np.atleast_1d, arrays.values()))
+    return table_of(dict(zip(arrays, columns, strict=True)))
 
 
 def _with_unique(model: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """The model with its unique tokens: as given, by its epochs, or all of them."""
+    """Return the model with its unique tokens: as given, by its epochs, or all of them."""
     if UNIQUE in model and "epochs" in model:
         raise InputError("unique_tokens, epochs: give one of them for a model, the other follows")
     epochs = positive("epochs", model.get("epochs", 1.0))
-    rest = {name: values for name, values in model.items() if name != "epochs"}
-    return {UNIQUE: model["tokens"] / epochs, **rest}
+    columns = {UNIQUE: model["tokens"] / epochs, **model}
+    columns.pop("epochs", None)
+    return columns
 
 
 def table_of(columns: Mapping[str, FloatArray]) -> Runs:
+    """Make runs without losses of these columns."""
     count = len(columns["tokens"])
-    names = tuple(f"point {i + 1}" for i in range(count))
-    others = {name: values for name, values in columns.items() if name not in MODEL}
-    n, d, e = (columns[name] for name in MODEL)
-    return Runs(n, d, e, np.full(count, np.nan), np.arange(count), names, columns=others)
+    n_active, tokens, experts = (columns[name] for name in MODEL)
+    return Runs(
+        n_active,
+        tokens,
+        experts,
+        loss=np.full(count, np.nan),
+        trunk=np.arange(count),
+        run_id=tuple(f"point {i + 1}" for i in range(count)),
+        columns={name: values for name, values in columns.items() if name not in MODEL},
+    )
 
 
-def _joined(tables: Sequence[Runs]) -> Runs:
-    """All of them, with the columns that all have."""
-    shared = [name for name in (*MODEL, *tables[0].columns) if all(name in table for table in tables)]
-    return table_of({name: np.concatenate([table[name] for table in tables]) for name in shared})
+def _concatenate(tables: Sequence[Runs]) -> Runs:
+    """Join tables, with the columns that all have."""
+    columns = {}
+    for name in (*MODEL, *tables[0].columns):
+        if all(name in table for table in tables):
+            columns[name] = np.concatenate([table[name] for table in tables])
+    return table_of(columns)
 
 
-def _way(runs: Runs, point: Runs) -> Runs:
-    """Models from the largest run, of the point's E where there is one, to a point."""
-    matching = have(runs, float(point.experts[0]))
-    same = runs.subset(matching) if matching.any() else runs
-    top = int(np.argmax(same.flops))
+def _steps_to(runs: Runs, point: Runs) -> Runs:
+    """Return models from the largest run, of the point's E where there is one, to a point."""
+    is_matching = match_experts(runs, float(point.experts[0]))
+    candidates = runs.subset(is_matching) if is_matching.any() else runs
+    largest = int(np.argmax(candidates.flops))
     columns = {name: np.full(len(STEPS), point[name][0]) for name in (*MODEL, *point.columns)}
-    for name in ("n_active", "tokens", *([UNIQUE] if UNIQUE in same and UNIQUE in columns else [])):
-        columns[name] = same[name][top] ** (1 - STEPS) * columns[name] ** STEPS
+    moving = ["n_active", "tokens"]
+    if UNIQUE in candidates and UNIQUE in columns:
+        moving.append(UNIQUE)
+    for name in moving:
+        columns[name] = candidates[name][largest] ** (1 - STEPS) * columns[name] ** STEPS
         columns[name][-1] = point[name][0]
     return table_of(columns)
 
@@ -321,39 +414,44 @@ def _way(runs: Runs, point: Runs) -> Runs:
 # ------------------------------------------------------------------ what the runs cannot tell
 
 
-def learnt(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[str, ...]]:
-    """The prior for another corpus, what the stack is given, and warnings.
+def update_prior(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[str, ...]]:
+    """Return the prior for another corpus, the defaults of the stack, and warnings.
 
     Where the losses cannot be in the prior's unit, its scale is free and the stack given less.
     """
     defaults = read_defaults()
     if prior is None:
         return None, defaults, ()
-    candidate = read_prior(prior)
-    off = float(np.median(np.log(runs.loss / candidate.law.loss(runs.n_active, runs.tokens))))
-    if abs(off) < OTHER_UNIT:
-        return candidate.in_units(*UNITS), defaults, ()
-    what = f"the losses ({runs.loss_name}) are ×{np.exp(off):.2g} those of other labs' laws at these sizes"
-    note = f"{what}: the prior's scale is left free"
-    return candidate.in_units(FREE_UNIT, UNITS[1]), replace(defaults, cuts=1.0), (note,)
+    law_prior = read_prior(prior)
+    prior_loss = law_prior.law.loss(runs.n_active, runs.tokens)
+    log_ratio = float(np.median(np.log(runs.loss / prior_loss)))
+    if abs(log_ratio) < OTHER_UNIT:
+        return law_prior.in_units(*UNITS), defaults, ()
+    ratio = f"×{np.exp(log_ratio):.2g} those of other labs' laws at these sizes"
+    note = f"the losses ({runs.loss_name}) are {ratio}: the prior's scale is left free"
+    return law_prior.in_units(FREE_UNIT, UNITS[1]), replace(defaults, cuts=1.0), (note,)
 
 
-def _blind_spots(runs: Runs, points: Runs, laws: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[str]:
-    """What these runs cannot tell about these points, a sentence each."""
-    ratios = np.log(runs.tokens / runs.n_active)
+def _blind_spots(
+    runs: Runs,
+    points: Runs,
+    was_tested: bool,
+) -> Iterator[str]:
+    """Say what these runs cannot tell about these points, a sentence each; `was_tested`: laws were, at a cut."""
+    log_ratios = np.log(runs.tokens / runs.n_active)
     if len(runs) == 1:
         yield "one run tells the level of the loss but no slope: slopes are those of other labs"
     elif count_sizes(runs) == 1:
         yield "all runs have one size: how the loss falls with N is that of other labs"
     elif np.ptp(np.log(runs.tokens)) < EQUAL_RATIOS:
         yield "all runs have one D: how the loss falls with D is that of other labs"
-    elif np.ptp(ratios) < EQUAL_RATIOS:
-        yield f"all runs have {np.exp(ratios.mean()):.3g} tokens per parameter: they cannot tell N from D"
-    several = np.unique(runs.experts)
-    if missing := [e for e in np.unique(points.experts).tolist() if not have(runs, e).any()]:
-        names = ", ".join(f"{e:g}" for e in missing)
-        yield f"no run has E = {names}: what these experts gain is that of the published joint law"
-    if len(several) > 1 and all(count_sizes(runs.subset(have(runs, e))) == 1 for e in several):
+    elif np.ptp(log_ratios) < EQUAL_RATIOS:
+        yield f"all runs have {np.exp(log_ratios.mean()):.3g} tokens per parameter: they cannot tell N from D"
+    missing = [f"{e:g}" for e in np.unique(points.experts) if not match_experts(runs, e).any()]
+    if missing:
+        yield f"no run has E = {', '.join(missing)}: what these experts gain is that of the published joint law"
+    experts = np.unique(runs.experts)
+    if len(experts) > 1 and all(count_sizes(runs.subset(match_experts(runs, e))) == 1 for e in experts):
         yield "each E has one size: the runs cannot tell E from N"
-    if np.isnan([backtests for _, _, backtests in laws.values()]).all():
+    if not was_tested:
         yield "too few runs or sizes below any cut in compute to test laws on: other labs' sets alone weigh them"

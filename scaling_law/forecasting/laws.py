@@ -14,16 +14,25 @@ from scaling_law.fitting.fitting import errors_of
 from scaling_law.fitting.holdout import rms
 from scaling_law.fitting.prior import Prior
 from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
-from scaling_law.forecasting.forecast import learnt, read_table, table_of
-from scaling_law.forecasting.forecasters import LADDER, PUBLISHED, VARIABLES, forecasters, gain_of_experts, have
+from scaling_law.forecasting.forecast import read_table, table_of, update_prior
+from scaling_law.forecasting.forecasters import (
+    LADDER,
+    PUBLISHED,
+    VARIABLES,
+    forecasters,
+    gain_of_experts,
+    match_experts,
+)
 from scaling_law.forecasting.repetition import count_worth, fit_worth
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.law import one_positive
 from scaling_law.law import JointLaw, StackLaw
 from scaling_law.planning.question import Quantity
 from scaling_law.runs.recipes import check_mix, names_mixed
+from scaling_law.runs.table import Runs
 
-AHEAD = 10.0  # times the largest run's FLOPs, unless said
+# The law is asked at this many times the largest run's FLOPs, unless a budget is given.
+AHEAD = 10.0
 DRAWS = 400
 
 
@@ -39,7 +48,7 @@ def stack_laws(
     unique_tokens: str | ArrayLike | None = None,
     epochs: str | ArrayLike | None = None,
 ) -> StackLaw:
-    """The laws that `runs` support as one law, weighed as `forecast` weighs them for a model of this budget.
+    """Stack the laws that `runs` support into one law, weighed as `forecast` weighs them for a model of this budget.
 
     Args:
         flops: of training, at which it will be asked (None: ten times the largest run's).
@@ -51,39 +60,68 @@ def stack_laws(
     """
     table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
-    if counted := not (unique_tokens is None and epochs is None):
+    counts_repetition = unique_tokens is not None or epochs is not None
+    if counts_repetition:
         table = with_unique_tokens(table, unique_tokens, epochs)
     doubts, _ = table.doubts({*REPEATED, *names_mixed(mix)})
-    table, repetition = table.without_settings(VARIABLES | {UNIQUE}), None
-    in_units, defaults, _ = learnt(prior, table)
-    measured = table
-    if counted:
-        of_worth = fit_worth(table, in_units).law
-        table, repetition = count_worth(of_worth, table), of_worth.repetition
-    largest = int(np.argmax(table.flops))
-    ahead = AHEAD if flops is None else one_positive("flops", flops) / float(table.flops[largest])
-    usual = float(table.experts[largest])
-    at = usual if have(table, usual).all() else 1.0
-    dense = replace(table, experts=np.full(len(table), at), loss=table.loss / gain_of_experts(table, at))
-    of_models = {name: table[name][[largest]] for name in ("n_active", "tokens", "experts", *table.columns)}
-    of_models |= {name: of_models[name] * np.sqrt(ahead) for name in ("n_active", "tokens")}
-    candidates = forecasters(table, at, in_units, kinds, seed, alone=False)
-    below_zero = JointLaw.published().c < errors_of(JointLaw.published(), table).mean()  # once it is moved
-    unfit = (LADDER, PUBLISHED) if below_zero else (LADDER,)
-    candidates = {name: law for name, law in candidates.items() if not name.startswith(unfit)}
-    evidence = gather(table, table_of(of_models), candidates)
-    weights = {name: float(of_law[1, 0]) for name, of_law in stack(evidence, defaults).laws.items()}
-    laws = {
-        name: (candidates[name].law(dense if "moved" in name else table), weight)
-        for name, weight in weights.items()
-        if weight > 0
-    }
-    told = ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items() if weight >= 0.005)
-    law = StackLaw.of(laws, DRAWS, seed, experts=at, repetition=repetition)
+    table = table.without_settings(VARIABLES | {UNIQUE})
+    prior_in_units, defaults, _ = update_prior(prior, table)
+    # Laws are fitted to tokens and sizes as what they are worth, if that is counted.
+    fitted_table = table
+    repetition = None
+    if counts_repetition:
+        worth_law = fit_worth(table, prior_in_units).law
+        fitted_table = count_worth(worth_law, table)
+        repetition = worth_law.repetition
+
+    largest = int(np.argmax(fitted_table.flops))
+    ahead = AHEAD
+    if flops is not None:
+        ahead = one_positive("flops", flops) / float(fitted_table.flops[largest])
+    experts_of_largest = float(fitted_table.experts[largest])
+    experts = experts_of_largest if match_experts(fitted_table, experts_of_largest).all() else 1.0
+    candidates = forecasters(fitted_table, experts, prior_in_units, kinds, seed, alone=False)
+    silent_laws = _silent_laws(fitted_table)
+    candidates = {name: law for name, law in candidates.items() if not name.startswith(silent_laws)}
+    evidence = gather(fitted_table, _scale_up(fitted_table, largest, ahead), candidates)
+    weights = {name: float(values[1, 0]) for name, values in stack(evidence, defaults).laws.items()}
+    dense_table = replace(
+        fitted_table,
+        experts=np.full(len(table), experts),
+        loss=fitted_table.loss / gain_of_experts(fitted_table, experts),
+    )
+    laws = {}
+    for name, weight in weights.items():
+        if weight > 0:
+            laws[name] = (candidates[name].law(dense_table if "moved" in name else fitted_table), weight)
+    law = StackLaw.of(laws, DRAWS, seed, experts=experts, repetition=repetition)
+
+    shares = ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items() if weight >= 0.005)
     thinned = f"; {table.thinned}" if table.thinned else ""
-    conditions = measured.conditions(
-        f"stacked on {table.source} ({table.loss_name}){thinned}: {told}",
-        rmse=rms(errors_of(law, measured)),
+    conditions = table.conditions(
+        f"stacked on {table.source} ({table.loss_name}){thinned}: {shares}",
+        rmse=rms(errors_of(law, table)),
         doubts=doubts,
     )
     return law.replace(conditions=conditions)
+
+
+def _silent_laws(runs: Runs) -> tuple[str, ...]:
+    """Return the names with which laws begin that cannot be asked about any model."""
+    published = JointLaw.published()
+    # The published law is moved by its mean error, which may leave a constant below zero.
+    if published.c < errors_of(published, runs).mean():
+        return (LADDER, PUBLISHED)
+    return (LADDER,)
+
+
+def _scale_up(
+    runs: Runs,
+    row: int,
+    factor: float,
+) -> Runs:
+    """Return a model of `factor` times the FLOPs of a run, with N and D grown alike."""
+    columns = {name: runs[name][[row]] for name in ("n_active", "tokens", "experts", *runs.columns)}
+    for name in ("n_active", "tokens"):
+        columns[name] = columns[name] * np.sqrt(factor)
+    return table_of(columns)

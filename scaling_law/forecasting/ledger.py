@@ -15,15 +15,19 @@ from typing import Any
 
 import numpy as np
 
-import hub  # lazy: its rooms are imported when a ledger on the Hub is read
+# Its rooms are imported when a ledger on the Hub is read.
+import hub
 from hub.base import atomic, strict_json
 from hub.base.errors import InputError, unknown
 from hub.base.tables import ResultTable, Table
 from scaling_law.runs.table import Runs
 
-FORMAT, VERSION = "forecast", 1
+FORMAT = "forecast"
+VERSION = 1
 LIBRARY = "joint-moe-scaling-laws"
-SHOWN = ("n_active", "tokens", "experts", "loss", "low", "high")
+# The model that is forecast, and what is forecast of it.
+MODEL = ("n_active", "tokens", "experts")
+SHOWN = (*MODEL, "loss", "low", "high")
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,14 +38,17 @@ class Ledger(ResultTable):
 
     @property
     def scored(self) -> list[Mapping[str, Any]]:
+        """The rows with a measured loss."""
         return [row for row in self.rows if row["measured"] is not None]
 
     @property
     def verdict(self) -> str:
+        verdict = f"{len(self.rows)} forecasts, {len(self.scored)} scored"
+        if not self.scored:
+            return verdict
         hits = sum(map(_is_inside, self.scored))
         levels = ", ".join(f"{level:.0%}" for level in sorted({row["level"] for row in self.scored}))
-        held = f": {hits} inside their interval of {levels}" if self.scored else ""
-        return f"{len(self.rows)} forecasts, {len(self.scored)} scored{held}"
+        return f"{verdict}: {hits} inside their interval of {levels}"
 
     def to_rows(self) -> list[dict[str, Any]]:
         return [dict(row) for row in self.rows]
@@ -50,10 +57,11 @@ class Ledger(ResultTable):
         return {"verdict": self.verdict, "rows": self.to_rows()}
 
     def summary(self) -> Table:
-        rows = [
-            {"name": row["name"], **{name: row[name] for name in SHOWN}, "measured": row["measured"], "": _mark(row)}
-            for row in self.rows
-        ]
+        rows = []
+        for row in self.rows:
+            cells = {name: row[name] for name in ("name", *SHOWN, "measured")}
+            cells[""] = _mark(row)
+            rows.append(cells)
         return Table.of(rows, title=self.verdict)
 
 
@@ -67,27 +75,58 @@ def _mark(row: Mapping[str, Any]) -> str:
     return "inside" if _is_inside(row) else "OUTSIDE"
 
 
-def register(ledger: str | Path, rows: Sequence[Mapping[str, Any]], level: float, runs: Runs) -> list[str]:
-    """Write each forecast as a record of its own, under its date and a hash; their names.
+def register(
+    ledger: str | Path,
+    rows: Sequence[Mapping[str, Any]],
+    level: float,
+    runs: Runs,
+) -> list[str]:
+    """Write each forecast as a record of its own, under its date and a hash, and return their names.
 
     ValueError for one that stands there.
     """
     now = datetime.now(timezone.utc)
-    about = {"level": level, "runs": len(runs), "runs_sha256": hash_of(runs), "loss_name": runs.loss_name}
-    about |= {"library": f"{LIBRARY} {version(LIBRARY)}", "registered": now.isoformat(timespec="seconds")}
+    runs_hash = hash_of(runs)
     records = {}
     for row in rows:
-        what = strict_json.dumps({**{name: row[name] for name in SHOWN[:3]}, "runs": about["runs_sha256"]})
-        name = f"{now:%Y-%m-%d}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
-        records[name] = {"name": name, **{key: row[key] for key in SHOWN}, **about, "measured": None, "scored": None}
-    there = _read(ledger)
-    if taken := [name for name in records if name in there]:
-        raise InputError(f"{ledger}: {taken[0]} is registered already; a forecast is not changed")
+        name = _name_forecast(now, row, runs_hash)
+        records[name] = {
+            "name": name,
+            **{key: row[key] for key in SHOWN},
+            "level": level,
+            "runs": len(runs),
+            "runs_sha256": runs_hash,
+            "loss_name": runs.loss_name,
+            "library": f"{LIBRARY} {version(LIBRARY)}",
+            "registered": now.isoformat(timespec="seconds"),
+            "measured": None,
+            "scored": None,
+        }
+    existing = _read(ledger)
+    for name in records:
+        if name in existing:
+            raise InputError(f"{ledger}: {name} is registered already; a forecast is not changed")
     _write(ledger, records, f"Register {len(records)} forecasts")
     return [*records]
 
 
-def score(ledger: str | Path, name: str, loss: float) -> None:
+def _name_forecast(
+    now: datetime,
+    row: Mapping[str, Any],
+    runs_hash: str,
+) -> str:
+    """Name a forecast by its date and a hash of its model and the runs behind it."""
+    identity = {name: row[name] for name in MODEL}
+    identity["runs"] = runs_hash
+    digest = hashlib.sha256(strict_json.dumps(identity).encode()).hexdigest()
+    return f"{now:%Y-%m-%d}-{digest[:8]}"
+
+
+def score(
+    ledger: str | Path,
+    name: str,
+    loss: float,
+) -> None:
     """Add the measured loss to a record. ValueError for an unknown record, one that is scored, and bad losses."""
     records = _read(ledger)
     if name not in records:
@@ -97,18 +136,20 @@ def score(ledger: str | Path, name: str, loss: float) -> None:
     if not 0 < loss < np.inf:
         raise InputError(f"score={loss!r} must be a positive loss")
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    _write(ledger, {name: {**records[name], "measured": float(loss), "scored": now}}, f"Score {name}")
+    record = {**records[name], "measured": float(loss), "scored": now}
+    _write(ledger, {name: record}, f"Score {name}")
 
 
 def read_ledger(ledger: str | Path) -> Ledger:
-    """All records, the oldest first. ValueError where there are none."""
-    if not (records := _read(ledger)):
+    """Read all records, the oldest first. ValueError where there are none."""
+    records = _read(ledger)
+    if not records:
         raise InputError(f"{ledger}: no forecasts there")
     return Ledger(tuple(sorted(records.values(), key=lambda row: (row["registered"], row["name"]))))
 
 
-def _on_the_hub(ledger: str | Path) -> tuple[hub.Store, str] | None:
-    """The store and the name of the dataset; None for a folder."""
+def _open_dataset(ledger: str | Path) -> tuple[hub.Store, str] | None:
+    """Open the store of a ledger on the Hub, and return the name of its dataset, too; None for a folder."""
     if not str(ledger).startswith("hf://"):
         return None
     organisation, _, name = str(ledger).removeprefix("hf://").partition("/")
@@ -116,32 +157,46 @@ def _on_the_hub(ledger: str | Path) -> tuple[hub.Store, str] | None:
 
 
 def _read(ledger: str | Path) -> dict[str, dict[str, Any]]:
-    """The records by name; none where there is no such ledger."""
-    if (place := _on_the_hub(ledger)) is None:
-        files = {path.stem: path.read_bytes() for path in sorted(Path(ledger).glob("*.json"))}
-    else:
-        store, repo = place
-        names = store.files("dataset", repo) if store.branches("dataset", repo) else ()
-        files = {Path(name).stem: store.read("dataset", repo, name) for name in names if name.endswith(".json")}
+    """Read the records by name; none where there is no such ledger."""
     records = {}
-    for name, content in files.items():
+    for name, content in _read_files(ledger).items():
         data = strict_json.check_format(strict_json.loads(content, what=name), FORMAT, VERSION, name)
         records[name] = {key: value for key, value in data.items() if key not in ("format", "version")}
     return records
 
 
-def _write(ledger: str | Path, records: Mapping[str, Mapping[str, Any]], message: str) -> None:
+def _read_files(ledger: str | Path) -> dict[str, bytes]:
+    """Read the JSON files of a ledger by their names without the ending."""
+    dataset = _open_dataset(ledger)
+    if dataset is None:
+        return {path.stem: path.read_bytes() for path in sorted(Path(ledger).glob("*.json"))}
+    store, repo = dataset
+    if not store.branches("dataset", repo):
+        return {}
+    names = store.files("dataset", repo)
+    return {Path(name).stem: store.read("dataset", repo, name) for name in names if name.endswith(".json")}
+
+
+def _write(
+    ledger: str | Path,
+    records: Mapping[str, Mapping[str, Any]],
+    message: str,
+) -> None:
+    """Write a file for each record, on the Hub in one commit."""
     files = {f"{name}.json": strict_json.versioned(FORMAT, VERSION, record) for name, record in records.items()}
-    if (place := _on_the_hub(ledger)) is not None:
-        store, repo = place
+    dataset = _open_dataset(ledger)
+    if dataset is not None:
+        store, repo = dataset
         store.update("dataset", repo, (), lambda _: files, message)
         return
-    Path(ledger).mkdir(parents=True, exist_ok=True)
+    folder = Path(ledger)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        atomic.write_bytes(Path(ledger) / name, content)
+        atomic.write_bytes(folder / name, content)
 
 
 def hash_of(runs: Runs) -> str:
-    """The sha256 of N, D, E and loss of the runs, whatever their order."""
+    """Return the sha256 of N, D, E and loss of the runs, whatever their order."""
     rows = np.stack([runs.n_active, runs.tokens, runs.experts, runs.loss], axis=1)
-    return hashlib.sha256(rows[np.lexsort(rows.T)].astype("<f8").tobytes()).hexdigest()
+    ordered = rows[np.lexsort(rows.T)]
+    return hashlib.sha256(ordered.astype("<f8").tobytes()).hexdigest()

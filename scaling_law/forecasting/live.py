@@ -214,11 +214,13 @@ class LiveForecast:
             return None
         if self.law is None and not _is_covered(curve, [peer.curve for peer in peers]):
             return None
+
         mean, covariance, freedom = self._pool_peers(curve, share, peers, np.array(peer_z))
         # The sum of r and z − r is z, whose variance is the sum of all entries.
         z_variance = covariance.sum()
-        r_on_z = covariance[0].sum() / z_variance
-        r_variance = max(covariance[0, 0] - r_on_z * covariance[0].sum(), 1e-12)
+        r_with_z = covariance[0].sum()
+        r_on_z = r_with_z / z_variance
+        r_variance = max(covariance[0, 0] - r_on_z * r_with_z, 1e-12)
         ahead = z - mean.sum()
         expected = self._log_law(curve, np.array(curve.horizon)) + mean[0]
         return LiveEstimate(
@@ -250,7 +252,11 @@ class LiveForecast:
             raise InputError(f"decay={curve.decay:g}: finished runs decay over {decay:g} of their tokens")
 
     def _pool_peers(
-        self, curve: TrainingCurve, share: float, peers: Sequence[_Peer], peer_z: FloatArray
+        self,
+        curve: TrainingCurve,
+        share: float,
+        peers: Sequence[_Peer],
+        peer_z: FloatArray,
     ) -> tuple[FloatArray, FloatArray, float]:
         """Pool the errors of finished runs: how far the law missed them (r), and how far they moved since (z − r).
 
@@ -262,9 +268,11 @@ class LiveForecast:
         prior_variance = np.array([LAW_SCATTER, gap_scatter]) ** 2
         if not peers:
             return np.array([0.0, prior_gap]), np.diag([UNCHECKED**2, prior_variance[1]]), FREEDOM
+
         distance = np.array([_position(peer.curve) - _position(curve) for peer in peers])
         law_errors = np.array([peer.law_error for peer in peers])
-        weights = _weigh(distance, [peer.curve.trunk or str(i) for i, peer in enumerate(peers)])
+        trunks = [peer.curve.trunk or str(i) for i, peer in enumerate(peers)]
+        weights = _weigh(distance, trunks)
         slopes = (SLOPES[0] if self.law else NO_LAW_SLOPE, SLOPES[1])
         mean = np.zeros(2)
         leverage = np.zeros(2)
@@ -274,8 +282,10 @@ class LiveForecast:
             slope_weight = prior_variance[j] / slopes[j] ** 2
             ridge = np.array([PRIOR_RUNS[j], slope_weight, slope_weight, slope_weight])
             mean[j], leverage[j], residuals[:, j] = _ridge_at_origin(distance, values, weights, ridge, prior_means[j])
+
         runs = weights.sum()
-        covariance = ((weights[:, None] * residuals).T @ residuals + np.diag(prior_variance)) / (runs + 1)
+        products = (weights[:, None] * residuals).T @ residuals
+        covariance = (products + np.diag(prior_variance)) / (runs + 1)
         if self.law:
             # The law was fitted to such runs, or is of another corpus: an error that cannot be told from 0 is 0.
             noise_share = covariance[0, 0] * leverage[0] / (mean[0] ** 2 + 1e-12)
@@ -341,7 +351,11 @@ def _check_losses(name: str, values: FloatArray) -> None:
         raise InputError(f"{name}={wrong[0]:g} must be positive and finite")
 
 
-def _smooth(tokens: FloatArray, values: FloatArray, now: float) -> float | None:
+def _smooth(
+    tokens: FloatArray,
+    values: FloatArray,
+    now: float,
+) -> float | None:
     """Average the last values before `now` tokens, the latest with most weight; None for too few lines."""
     is_recent = (tokens <= now * (1 + 1e-9)) & (tokens > OLDEST_SHARE * now)
     if is_recent.sum() < MIN_LINES:
@@ -350,11 +364,11 @@ def _smooth(tokens: FloatArray, values: FloatArray, now: float) -> float | None:
     return float(weights @ values[is_recent] / weights.sum())
 
 
-def _is_covered(curve: TrainingCurve, others: Sequence[TrainingCurve]) -> bool:
-    """Return whether a run is hardly longer than the longest of others, and its N and E hardly outside of theirs."""
-    if not others:
+def _is_covered(curve: TrainingCurve, peers: Sequence[TrainingCurve]) -> bool:
+    """Return whether a run is hardly longer than its longest peer, and its N and E hardly outside of theirs."""
+    if not peers:
         return False
-    distance = np.array([_position(other) for other in others]) - _position(curve)
+    distance = np.array([_position(peer) for peer in peers]) - _position(curve)
     room = np.log(LONGER)
     is_short_and_small = np.all(distance.max(axis=0) >= -room)
     is_large = np.all(distance[:, 1:].min(axis=0) <= room)
@@ -376,9 +390,24 @@ def _weigh(distance: ArrayLike, trunks: Sequence[str]) -> FloatArray:
 
 
 def _ridge_at_origin(
-    distance: FloatArray, values: FloatArray, weights: FloatArray, ridge: FloatArray, prior_mean: float
+    distance: FloatArray,
+    values: FloatArray,
+    weights: FloatArray,
+    ridge: FloatArray,
+    prior_mean: float,
 ) -> tuple[float, float, FloatArray]:
-    """Fit a plane by weighted ridge regression, and return its value at distance 0, its leverage and residuals [n]."""
+    """Fit a plane by weighted ridge regression.
+
+    Args:
+        distance: positions of the runs [n, 3].
+        values: their values [n].
+        weights: their weights [n].
+        ridge: the prior's weight on the constant and the slopes [4].
+        prior_mean: the prior mean of the constant.
+
+    Returns:
+        The plane's value at distance 0, its leverage there, and the residuals [n].
+    """
     design = np.column_stack([np.ones(len(values)), distance])
     weighted = (design * weights[:, None]).T
     inverse = np.linalg.inv(weighted @ design + np.diag(ridge))

@@ -33,9 +33,11 @@ def count_worth(law: Law, runs: Runs) -> Runs:
     unique = runs.columns.get(UNIQUE, runs.tokens)
     sizes = {name: values for name, values in runs.columns.items() if is_parameters(name)}
     variables = {"n_active": runs.n_active, **sizes, "tokens": runs.tokens, "experts": np.ones(len(runs))}
-    worth = law.effective(tuple(law.coefficients.values()), variables, unique)
-    columns = {**runs.columns, **{name: worth[name] for name in sizes}}
-    return replace(runs, n_active=worth["n_active"], tokens=worth["tokens"], columns=columns)
+    effective = law.effective(tuple(law.coefficients.values()), variables, unique)
+    columns = dict(runs.columns)
+    for name in sizes:
+        columns[name] = effective[name]
+    return replace(runs, n_active=effective["n_active"], tokens=effective["tokens"], columns=columns)
 
 
 def say_repetition(runs: Runs) -> tuple[str, ...]:

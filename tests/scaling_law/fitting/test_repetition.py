@@ -72,7 +72,7 @@ def test_gradients_are_those_of_finite_differences(kind):
     problem = repeated(make_problem(runs, kind), runs["unique_tokens"], Repetition())
     starts = start_points(problem, "scaled")
     theta = starts[:: len(starts) // 3] + np.random.default_rng(0).normal(0, 0.02, (1, starts.shape[1]))
-    residual, jacobian = problem.objective.linearised(theta)
+    residual, jacobian = problem.objective.linearise(theta)
     for k, step in enumerate(1e-5 * np.eye(theta.shape[1])):
         high, low = (problem.objective.residuals(theta + sign * step) for sign in (1, -1))
         np.testing.assert_allclose(jacobian[..., k], (high - low) / 2e-5, rtol=1e-5, atol=3e-6)
