@@ -33,7 +33,7 @@ from scaling_law.fitting.prior import (
     terms_of_experts,
     vague_of_experts,
 )
-from studies.common import FloatArray, Page, Part, rms, rounded
+from studies.common import FloatArray, Page, Part, rms, round_numbers
 from studies.evidence.forecasts import Question, joined, questions
 from studies.evidence.points import Source, read_sources
 from studies.forecasts.methods import BY_HAND, BY_NAME, CHOICES, CONSTANT, best_choice, by_lab, forecasts_of
@@ -56,7 +56,7 @@ def write_population(tables: Mapping[str, Runs], path: Path = POPULATION) -> Pat
         "dof": choice.dof if np.isfinite(choice.dof) else None,
         "dependence": choice.dependence,
     }
-    rows = [rounded(vars(member), DIGITS) for member in members]
+    rows = [round_numbers(vars(member), DIGITS) for member in members]
     none: dict[str, Any] = {"usual": USES[0], "members": []}
     strict_json.write(path, FORMAT, VERSION, {"settings": settings, "members": rows, "experts": none})
     return write_experts(members_of_experts(read_sources(POINTS)), folds(path), path)
@@ -66,7 +66,7 @@ def write_experts(members: Sequence[Member], folds: Sequence[Fold], path: Path =
     """The terms of E: members as numbers, and whose are used; the file keeps the rest."""
     data = strict_json.read(path, FORMAT, VERSION)
     parts = {name: data[name] for name in ("settings", "members")}
-    rows = [rounded(vars(member), DIGITS) for member in members]
+    rows = [round_numbers(vars(member), DIGITS) for member in members]
     return strict_json.write(path, FORMAT, VERSION, parts | {"experts": {"usual": better(folds), "members": rows}})
 
 
