@@ -213,8 +213,8 @@ class Report:
         """Print the rows, and write them where `--json` says."""
         elapsed = time.time() - self._started
         # Children of ours that have ended count as ours.
-        own = own_cpu_seconds() - self._own_before
-        others = (busy_seconds() - self._busy_before) - own
+        own_seconds = own_cpu_seconds() - self._own_before
+        other_seconds = (busy_seconds() - self._busy_before) - own_seconds
         result = {
             "benchmark": self.benchmark,
             "settings": settings(self.options),
@@ -222,7 +222,7 @@ class Report:
             "machine": machine(),
             "versions": versions(),
             "minutes": round(elapsed / 60, 1),
-            "other_work": round(max(0.0, others) / (elapsed * (os.cpu_count() or 1)), 3),
+            "other_work": round(max(0.0, other_seconds) / (elapsed * (os.cpu_count() or 1)), 3),
             "rows": [asdict(row) for row in self.rows],
             "skipped": self.skipped,
         }

@@ -196,9 +196,8 @@ def _fold(members: Sequence[Member], sets: Sequence[Member], settings: Mapping[s
     solutions = modes(train, [for_kind(prior, "joint") for prior in priors])
     forecast_errors = np.exp(solutions.losses(test)[0]) - test.loss
     errors = {}
-    for further_lab, errors_of_uses in zip(
-        further_labs, forecast_errors.reshape(len(further_labs), len(USES), len(test)), strict=True
-    ):
+    errors_by_lab = forecast_errors.reshape(len(further_labs), len(USES), len(test))
+    for further_lab, errors_of_uses in zip(further_labs, errors_by_lab, strict=True):
         errors[further_lab] = dict(zip(USES, map(rms, errors_of_uses), strict=True))
     constant = backtest(train, test, {CONSTANT: BY_HAND[CONSTANT]}).laws[CONSTANT]
     return Fold(question, errors, constant.rmse)

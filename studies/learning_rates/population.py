@@ -20,7 +20,7 @@ from scaling_law.formulas.learning_rate import COEFFICIENTS
 from studies.common import FloatArray
 from studies.learning_rates.sets import Rates
 
-CENTRE = np.log([2e8, 1.0, 5e9, 262_144.0])  # N, E, D and B at which levels are compared.
+# N, E, D and B at which levels are compared.
 CENTRE = np.log([2e8, 1.0, 5e9, 262_144.0])
 # Deviations of a model's best rate about the law of its lab, and of one of its batches about that.
 SCATTER = 0.1

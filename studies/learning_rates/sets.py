@@ -136,7 +136,7 @@ class RateSet:
 
     name: str
     lab: str
-    what: str
+    description: str
     file: str | Path
     place: str
     licence: str

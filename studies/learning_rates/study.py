@@ -102,7 +102,8 @@ def fold(rates: Rates, other_labs: Population, paper: LearningRateLaw) -> dict[s
         if rates.grid is not None:
             regret[name] = float(np.mean([_regrets(rates, law, models[predicted]) for law, predicted in laws]))
     inputs = np.exp(rates.variables)
-    low, high = np.log(np.array([public.interval_at(*row) for row in inputs], float)).T
+    intervals = np.array([public.interval_at(*row) for row in inputs], float)
+    low, high = np.log(intervals).T
     return {
         "models": len(models),
         "rates": len(inputs),
@@ -200,7 +201,7 @@ def folds(r: Results) -> Iterator[Part]:
             is_own_law = (rate_set.name, name) == ("paper", "paper")
             errors.append("" if is_own_law else f"{row['rms'][name]:.2f}")
         regrets = [f"{row['regret'][name]:.4f}" if row["regret"] else "" for name in METHODS]
-        yield f"{rate_set.name} ({rate_set.what})", row["models"], *errors, *regrets, f"{row['held']:.0%}"
+        yield f"{rate_set.name} ({rate_set.description})", row["models"], *errors, *regrets, f"{row['held']:.0%}"
 
 
 def values(r: Results) -> dict[str, str]:
@@ -233,7 +234,7 @@ def d_decides(r: Results, name: str) -> bool:
 
 CLAIMS = {
     "rates fall with N and E and rise with the batch in every lab": lambda r: all(
-        own[1] < 0 > own[2] and own[4] > 0 for own, _ in r.population.labs.values()
+        slopes[1] < 0 > slopes[2] and slopes[4] > 0 for slopes, _ in r.population.labs.values()
     ),
     "levels differ by more than a model's scatter": lambda r: r.population.spread[0] > 5 * population.SCATTER,
     "one tuned model costs less than none in most grids": lambda r: _fewer(r, "one model", "another lab") >= 4,
