@@ -118,13 +118,15 @@ def section(part: dict[str, Any]) -> str:
 def _head(part: dict[str, Any]) -> str:
     """Format where and when a part was measured."""
     machine = part["machine"]
+    versions = part["versions"]
     cases = part["cases"].values()
     days = sorted({case["date"] for case in cases})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     gpu = "no GPU" if machine["gpu"] == "none" else machine["gpu"]
-    libraries = [f"{name} {part['versions'][name]}" for name in ("torch", "transformers") if name in part["versions"]]
     hardware = f"{_distinct(cases, 'cpu')}, {machine['cores']} cores, {machine['memory']}"
-    return f"{gpu}; {hardware}; {', '.join(libraries)}; commit {_distinct(cases, 'commit')}; {when}.\n"
+    libraries = [f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions]
+    commits = _distinct(cases, "commit")
+    return f"{gpu}; {hardware}; {', '.join(libraries)}; commit {commits}; {when}.\n"
 
 
 def _distinct(cases: Iterable[dict[str, Any]], field: str) -> str:

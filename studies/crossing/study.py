@@ -311,10 +311,20 @@ def goals(r: Results) -> Iterator[Part]:
         error = test.laws[FITTED].rmse
         measured = f"{error:.4f} on {len(test.test)} cells"
         yield f"RMSE on the {name}, held out", f"< {HELD_OUT} nats", measured, _verdict(error < HELD_OUT)
-    determined = [name for name in FREE if np.prod(np.sign(r.bootstrap.interval(name))) > 0]
+    yield _goal_of_signs(r)
+
+
+def _goal_of_signs(r: Results) -> Part:
+    """Say which signs of the coefficients the sweep determines."""
+    determined = []
+    for name in FREE:
+        low, high = r.bootstrap.interval(name)
+        if low * high > 0:
+            determined.append(name)
     published_names = join(name for name in SIGNS if name in KEPT)
-    signs = f"{len(determined)} of {len(SIGNS)}: {join(determined)}; kept as published: {published_names}"
-    yield f"signs of {join(SIGNS)}", "all determined", signs, _verdict(len(determined) == len(SIGNS))
+    count = f"{len(determined)} of {len(SIGNS)}"
+    text = f"{count}: {join(determined)}; kept as published: {published_names}"
+    return f"signs of {join(SIGNS)}", "all determined", text, _verdict(len(determined) == len(SIGNS))
 
 
 def _scatter_of_seeds(r: Results) -> float:

@@ -153,11 +153,13 @@ def measured(r: Results) -> Iterator[Part]:
     losses = f"{format_count(TOKENS[-1])}, bits per byte"
     yield "model", "compared with", *map(format_count, TOKENS), "pairs of seeds", losses
     for c in CONTENDERS:
-        by_tokens = [*zip(*r.measures.differences[c.name], strict=True)]
-        cells = [f"{mean:+.1%} ± {error:.1%}" if n_pairs else UNKNOWN for mean, error, n_pairs in by_tokens]
-        pairs = join(f"{n_pairs:g}" for _, _, n_pairs in by_tokens if n_pairs)
-        loss = f"{BITS_PER_NAT * np.nanmean(r.measures.losses[c.name][:, -1]):.3f}"
-        yield c.name, c.against, *cells, pairs, loss
+        means, errors, n_pairs = r.measures.differences[c.name]
+        cells = []
+        for mean, error, count in zip(means, errors, n_pairs, strict=True):
+            cells.append(f"{mean:+.1%} ± {error:.1%}" if count else UNKNOWN)
+        pairs = join(f"{count:g}" for count in n_pairs if count)
+        loss = BITS_PER_NAT * np.nanmean(r.measures.losses[c.name][:, -1])
+        yield c.name, c.against, *cells, pairs, f"{loss:.3f}"
     scatter = []
     for tokens, deviation, freedom in zip(TOKENS, *r.measures.scatter, strict=True):
         scatter.append(f"{deviation:.1%} at {format_count(tokens)} ({freedom:g} degrees of freedom)")

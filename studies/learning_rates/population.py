@@ -69,19 +69,31 @@ class Population:
 
 def information(rates: Rates, level: float = 0.0) -> tuple[FloatArray, FloatArray]:
     """Return the pull [5] and precision [5, 5] of best rates whose common level has this error."""
-    design = np.column_stack([np.ones(len(rates.ln_rate)), rates.variables - CENTRE])
+    constant = np.ones(len(rates.ln_rate))
+    design = np.column_stack([constant, rates.variables - CENTRE])
     is_same_model = rates.model[:, None] == rates.model
-    covariance = np.diag(rates.error**2 + BATCH_SCATTER**2) + SCATTER**2 * is_same_model + level**2
-    weighted = np.linalg.solve(covariance, np.column_stack([rates.ln_rate, design]))
-    return design.T @ weighted[:, 0], design.T @ weighted[:, 1:]
+    own_variance = rates.error**2 + BATCH_SCATTER**2
+    covariance = np.diag(own_variance) + SCATTER**2 * is_same_model + level**2
+    columns = np.column_stack([rates.ln_rate, design])
+    weighted = np.linalg.solve(covariance, columns)
+    pull = design.T @ weighted[:, 0]
+    precision = design.T @ weighted[:, 1:]
+    return pull, precision
 
 
 def member_of(name: str, lab: str, rates: Rates, level: float) -> Member:
     """Summarise a set of best rates as a member of the population."""
     pull, precision = information(rates, level)
     ranges = np.exp([rates.variables.min(0), rates.variables.max(0)]).T
-    n_models = len({*rates.model.tolist()})
-    return Member(name, lab, n_models, len(rates.ln_rate), pull.tolist(), precision.tolist(), ranges.tolist())
+    return Member(
+        name,
+        lab,
+        models=len(set(rates.model.tolist())),
+        rates=len(rates.ln_rate),
+        pull=pull.tolist(),
+        precision=precision.tolist(),
+        ranges=ranges.tolist(),
+    )
 
 
 def estimate(members: Iterable[Member]) -> Population:
@@ -114,15 +126,18 @@ def _solve(spread: FloatArray, sums: Mapping[str, tuple[FloatArray, FloatArray]]
         within[lab] = between @ shrinkage
         total = total + shrinkage @ precision
         pulls = pulls + shrinkage @ pull
-        loss += -0.5 * np.linalg.slogdet(shrinkage)[1] - 0.5 * pull @ within[lab] @ pull
+        _, ln_determinant = np.linalg.slogdet(shrinkage)
+        loss += -0.5 * ln_determinant - 0.5 * pull @ within[lab] @ pull
     covariance = np.asarray(np.linalg.inv(total), float)
     mean = covariance @ pulls
-    loss += 0.5 * np.linalg.slogdet(total)[1] - 0.5 * pulls @ mean
+    _, ln_determinant = np.linalg.slogdet(total)
+    loss += 0.5 * ln_determinant - 0.5 * pulls @ mean
     labs = {}
     for lab, (pull, precision) in sums.items():
         weight_of_mean = np.eye(5) - within[lab] @ precision
         lab_mean = mean + within[lab] @ (pull - precision @ mean)
-        labs[lab] = (lab_mean, within[lab] + weight_of_mean @ covariance @ weight_of_mean.T)
+        lab_covariance = within[lab] + weight_of_mean @ covariance @ weight_of_mean.T
+        labs[lab] = (lab_mean, lab_covariance)
     return float(loss), Population(mean, covariance, spread, labs)
 
 

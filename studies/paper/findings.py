@@ -90,9 +90,11 @@ def gain_in_memory(law: JointLaw, flops: float, experts: float, *, times_tokens:
 def _judge(name: str, claim: str, values: NDArray[np.float64], threshold: float, evidence: str) -> Finding:
     """Count the draws whose value exceeds the threshold; a draw without a value counts as half."""
     finite = values[np.isfinite(values)]
-    missing = len(values) - len(finite)
-    share = float((np.sum(finite > threshold) + 0.5 * missing) / len(values))
-    low, middle, high = np.quantile(finite, [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2])
+    n_holding = np.sum(finite > threshold)
+    n_missing = len(values) - len(finite)
+    share = float((n_holding + 0.5 * n_missing) / len(values))
+    levels = [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2]
+    low, middle, high = np.quantile(finite, levels)
     return Finding(name, claim, share, evidence.format(middle, low, high))
 
 
