@@ -93,8 +93,15 @@ def members_of(tables: Mapping[str, Runs]) -> list[Member]:
     for name, runs in tables.items():
         run_set = BY_NAME[name]
         if run_set.member:
-            place = {"source": run_set.place, "licence": run_set.licence}
-            members.append(member_of(runs, name, run_set.lab, units=UNITS[run_set.unit], **place))
+            member = member_of(
+                runs,
+                name,
+                run_set.lab,
+                source=run_set.place,
+                licence=run_set.licence,
+                units=UNITS[run_set.unit],
+            )
+            members.append(member)
     law = JointLaw.published()
     parameters = []
     for row in np.asarray(law.draws):

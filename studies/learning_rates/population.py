@@ -174,7 +174,7 @@ def library_laws(members: list[Member], regret: Mapping[str, float]) -> dict[str
     n_models = sum(member.models for member in swept)
     n_labs = len({member.lab for member in swept})
     source = f"public grids: {n_models} models of {n_labs} labs and the paper's law"
-    options = {"rmse": SCATTER, **_ranges(members)}
+    options: dict[str, Any] = {"rmse": SCATTER, **_ranges(members)}
     laws = {
         "public": law_of(
             *population.of_a_new_lab, source=f"{source}, for another lab", regret=regret["public"], **options
