@@ -25,7 +25,7 @@ import torch
 from benchmarks.gpu.cases import Case, Options
 from benchmarks.report import gpus, machine, stamp, versions, write_result
 
-# A function that takes named results, each as soon as it is measured.
+# Takes named results, each as soon as it is measured.
 Keep = Callable[..., None]
 Measure = Callable[[Options, Path, Keep], None]
 # The status of a case that is measured now, or was when the call was killed.

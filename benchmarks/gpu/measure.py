@@ -57,9 +57,9 @@ from training.run.timing import (
 from training.sweep.file import Sweep
 from training.sweep.run import write_configuration
 
-# Start and end (µs) and name.
+# The start and end (µs) of a kernel, and its name.
 Interval = tuple[float, float, str]
-# Steps; a compiled model is compiled in the first two.
+# Steps that are not timed: a compiled model is compiled in the first two.
 WARM_UP = 3
 GAPS = 5
 LONGEST_NAME = 80

@@ -24,7 +24,7 @@ from studies.common import LEVEL, FloatArray, Value, pooled_covariance
 DRAWS = 4000
 # Laws are asked, and crossings counted, up to this many times beyond the D measured.
 BEYOND = 4.0
-# d_model, E
+# A model of the sweep: its d_model and E.
 Model = tuple[int, int]
 
 

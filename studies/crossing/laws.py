@@ -68,9 +68,9 @@ PRIOR = "fit with the published law as a prior"
 BENT = "fit with κ"
 # The E of which most seeds were trained.
 MAIN = 8
-# So many crossings say how far a law is off.
+# The least number of crossings that says how far a law is off.
 LEAST = 3
-# bytes
+# The D, in bytes, at which losses are forecast.
 FORECAST_AT = (5e5, 1e6, 2e6, 4e6, 8e6)
 # The published law is not among them: its losses have another unit.
 STACKED = ("chinchilla", "prior", "prior by compute", "joint")

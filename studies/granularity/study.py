@@ -38,7 +38,7 @@ FORMAT = "granularity_prediction"
 RECORDS = FOLDER / "runs.jsonl"
 # The crossing has our dense and top-1 models by AdamW.
 CROSSING = FOLDER.parent / "crossing" / "runs.jsonl"
-# standard errors
+# So many standard errors make no difference.
 WITHIN = 2.0
 MUON = ("dense, Muon", "8, top-1, Muon")
 PERCENT = 100.0
