@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 os.environ.update(
     HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1"
 )
 
 import pyarrow.parquet  # noqa: F401 (imported here, so that it is not timed)
-from huggingface_hub import HfApi, hf_hub_download, logging
+from huggingface_hub import HfApi, constants, hf_hub_download, logging
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from benchmarks.report import ROOT, Options, Report, benchmark, seconds
@@ -116,12 +117,14 @@ def ours(server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cache: Path) -
     pace = Pace(sleep=waits.append)
 
     def push() -> None:
-        store = HubStore("org", endpoint=server.endpoint, token=TOKEN, cache_dir=cache, pace=pace)
-        push_listing(store, "demo", push_runs(store, runs, workers=4))
+        store = HubStore("org", endpoint=server.endpoint, token=TOKEN, pace=pace)
+        with mock.patch.object(constants, "HF_HUB_CACHE", str(cache)):
+            push_listing(store, "demo", push_runs(store, runs, workers=4))
 
     def load() -> None:
-        empty = HubStore("org", endpoint=server.endpoint, token=TOKEN, cache_dir=cache / "empty")
-        assert len(load_index(empty, "demo")) == len(runs)
+        store = HubStore("org", endpoint=server.endpoint, token=TOKEN)
+        with mock.patch.object(constants, "HF_HUB_CACHE", str(cache / "empty")):
+            assert len(load_index(store, "demo")) == len(runs)
 
     costs = measure(server, {"push": push})
     # Nobody waited, so each wait is counted from now.
