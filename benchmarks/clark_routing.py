@@ -22,36 +22,43 @@ from tests.scaling_law.clark import clark_runs
 
 # Router → runs, mean squared error of log10 L
 ROUTED = {"S-Base": (58, 1.042e-5), "RL-R": (59, 1.043e-5), "Hash": (56, 8.89e-6)}
-JOINT = {"S-Base": (1392, 1.535893e-5), "Hash": (1343, 1.488641e-5)}  # points, mean Huber loss
+# Router → points, mean Huber loss
+JOINT = {"S-Base": (1392, 1.535893e-5), "Hash": (1343, 1.488641e-5)}
 
 
 def compare(report: Report, law: str, router: str, runs: Runs, expected: int, anchor: float) -> None:
-    began = time.perf_counter()
+    """Add the row of a law fitted to the runs of a router."""
+    started = time.perf_counter()
     result = fit(runs, law, huber_delta=10.0 if law == "routed" else 0.01)
-    seconds = time.perf_counter() - began
-    mean = result.objective / len(runs)
-    value = 2 * mean / np.log(10) ** 2 if law == "routed" else mean
-    count = f"{len(runs)} points" + ("" if len(runs) == expected else f" (not {expected})")
+    seconds = time.perf_counter() - started
+    value = result.objective / len(runs)
+    if law == "routed":
+        # The mean squared error of log10 L.
+        value = 2 * value / np.log(10) ** 2
+    count = f"{len(runs)} points" if len(runs) == expected else f"{len(runs)} points (not {expected})"
     state = "converged" if result.status.converged else "NOT converged"
-    found = f"E_start {result.law.e_start:.4f}, E_max {result.law.e_max:.1f}"
-    note = f"{count}, {found}, {state}, {seconds:.1f} s"
+    saturation = f"E_start {result.law.e_start:.4f}, E_max {result.law.e_max:.1f}"
+    note = f"{count}, {saturation}, {state}, {seconds:.1f} s"
     report.add(f"{law} law, {router}", value, "", peer=("best of two optimisers", anchor), note=note)
 
 
 @benchmark({"--curves": (Path, None)})
 def main(report: Report, options: Options) -> None:
     for router, (count, anchor) in ROUTED.items():
-        kept = f"router_type in {{{router}, Dense}}"
-        final = load_runs(options.curves, format="clark", where=kept) if options.curves else clark_runs(router)
-        compare(report, "routed", router, final, count, anchor)
+        if options.curves:
+            where = f"router_type in {{{router}, Dense}}"
+            final_losses = load_runs(options.curves, format="clark", where=where)
+        else:
+            final_losses = clark_runs(router)
+        compare(report, "routed", router, final_losses, count, anchor)
     if options.curves is None:
         report.skipped.append(
             "the joint law on the learning curves: needs curves.csv.gz (BENCH_CURVES=…), not shipped here"
         )
     else:
         for router, (count, anchor) in JOINT.items():
-            kept = f"router_type in {{{router}, Dense}}, step >= 20000"
-            curves = load_runs(options.curves, format="clark_curves", where=kept)
+            where = f"router_type in {{{router}, Dense}}, step >= 20000"
+            curves = load_runs(options.curves, format="clark_curves", where=where)
             compare(report, "joint", router, curves, count, anchor)
 
 

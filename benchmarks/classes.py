@@ -33,48 +33,75 @@ from hub.base.errors import InputError
 from scaling_law.size.model_configs import read_model
 from training.run.model import build_model
 
-DENSE, ROUTED, SHARED = ("llama", "qwen3", "olmo2"), ("qwen3_moe", "olmoe", "mixtral"), "qwen2_moe"
-EXPERTS, BALANCE = 8, 0.01
-BY_ITSELF, LOOP = "qwen3_moe", "the class by itself, its loop over experts"
-OURS_DENSE, OURS = "ours, E = 1", f"ours, E = {EXPERTS}"
+DENSE = ("llama", "qwen3", "olmo2")
+ROUTED = ("qwen3_moe", "olmoe", "mixtral")
+SHARED = "qwen2_moe"
+EXPERTS = 8
+BALANCE = 0.01
+BY_ITSELF = "qwen3_moe"
+LOOP = "the class by itself, its loop over experts"
+OURS_DENSE = "ours, E = 1"
+OURS = f"ours, E = {EXPERTS}"
 
 
 def loss_of_the_loop(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """As train.py computes it."""
+    """Compute the loss as train.py does."""
     out = model(input_ids=tokens, shift_labels=tokens.roll(-1, 1), use_cache=False, output_logits=False)
     return out.lm_loss + BALANCE * out.balance_loss
 
 
-def contenders(shape: Options, of_ours: dict[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Name → (configuration, which of ours has as many parameters). ValueError for one that has others."""
-    found = {kind: (fields_of(kind, shape, 1), OURS_DENSE) for kind in DENSE}
+def contenders(shape: Options, our_configs: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Return name → (configuration, the name of the model of ours with as many parameters).
+
+    Raises InputError for a class that has others.
+    """
+    configs = {}
+    for kind in DENSE:
+        configs[kind] = (config_of(fields_of(kind, shape, 1), shape), OURS_DENSE)
     for g, kind in itertools.product(shape.granularity, ROUTED):
-        found[f"{kind}, top-{g} of {EXPERTS * g}"] = fields_of(kind, shape, EXPERTS * g, g), OURS
-    for g in (g for g in shape.granularity if g > 1):
-        name = f"{SHARED}, 1 shared and top-{g - 1} of {EXPERTS * g - 1}"
-        found[name] = fields_of(SHARED, shape, EXPERTS * g, g, shared=1), OURS
-    configs = {name: (config_of(fields, shape), peer) for name, (fields, peer) in found.items()}
+        fields = fields_of(kind, shape, EXPERTS * g, g)
+        configs[f"{kind}, top-{g} of {EXPERTS * g}"] = (config_of(fields, shape), OURS)
+    for g in shape.granularity:
+        if g > 1:
+            fields = fields_of(SHARED, shape, EXPERTS * g, g, shared=1)
+            name = f"{SHARED}, 1 shared and top-{g - 1} of {EXPERTS * g - 1}"
+            configs[name] = (config_of(fields, shape), OURS)
     for name, (config, peer) in configs.items():
-        a, b = read_model(config).architecture, read_model(of_ours[peer]).architecture
-        if (a.n_active, a.n_total) != (b.n_active, b.n_total):
-            raise InputError(f"{name}: {a.n_active:,} active of {a.n_total:,}, {peer} {b.n_active:,} of {b.n_total:,}")
+        theirs = read_model(config).architecture
+        our_model = read_model(our_configs[peer]).architecture
+        if (theirs.n_active, theirs.n_total) != (our_model.n_active, our_model.n_total):
+            sizes = f"{theirs.n_active:,} active of {theirs.n_total:,}"
+            raise InputError(f"{name}: {sizes}, {peer} {our_model.n_active:,} of {our_model.n_total:,}")
     return configs
 
 
-@benchmark(SHAPE | {"--granularity": ([1, 2, 4, 8], [1, 2])})
+@benchmark({**SHAPE, "--granularity": ([1, 2, 4, 8], [1, 2])})
 def main(report: Report, shape: Options) -> None:
     for precision in shape.precision:
-        torch.manual_seed(0)
-        configs = {name: ours(shape, e, capacity_factor=None) for name, e in ((OURS_DENSE, 1), (OURS, EXPERTS))}
-        others = contenders(shape, configs)
-        configs |= {name: config for name, (config, _) in others.items()}
-        models = {name: (build_model(config, 0).to(DEVICE), loss_of_the_loop) for name, config in configs.items()}
-        loops = {(name, LOOP): by_itself(config, "eager") for name, config in configs.items() if BY_ITSELF in name}
-        spent = step_seconds(shape, precision, models | {name: (model, own_loss) for name, model in loops.items()})
-        for name, (_, peer) in others.items():
-            for key in (peer, LOOP) if (name, LOOP) in spent else (peer,):
-                beside = spent | {LOOP: spent.get((name, LOOP))}
-                report.add_of(beside, f"train {precision}, {name}", key, BOUND, ours=name)
+        compare(report, shape, precision)
+
+
+def compare(report: Report, shape: Options, precision: str) -> None:
+    """Add a row for each class beside ours, and for one beside the class by itself."""
+    torch.manual_seed(0)
+    our_configs = {
+        OURS_DENSE: ours(shape, 1, capacity_factor=None),
+        OURS: ours(shape, EXPERTS, capacity_factor=None),
+    }
+    classes = contenders(shape, our_configs)
+    configs = {**our_configs, **{name: config for name, (config, _) in classes.items()}}
+    models: dict[Any, Any] = {}
+    for name, config in configs.items():
+        models[name] = (build_model(config, 0).to(DEVICE), loss_of_the_loop)
+    for name, config in configs.items():
+        if BY_ITSELF in name:
+            models[name, LOOP] = (by_itself(config, "eager"), own_loss)
+    seconds = step_seconds(shape, precision, models)
+    for name, (_, peer) in classes.items():
+        title = f"train {precision}, {name}"
+        report.add_of(seconds, title, peer, BOUND, ours=name)
+        if (name, LOOP) in seconds:
+            report.add_of({**seconds, LOOP: seconds[name, LOOP]}, title, LOOP, BOUND, ours=name)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TOKENIZERS_PARALLELISM="false")
 
@@ -48,9 +49,12 @@ from training.run.timing import arguments_of_steps
 
 LENGTH = 512
 BATCH = 32
-LENGTH_OF_RUN = 128  # of the sequences of the runs that may wait
-BATCH_OF_RUN = 2  # sequences: small, so that many steps are made while the cache grows
-SOURCE: dict[str, tuple] = {  # of the text
+# The length and the number of sequences of a step of the runs that may wait: small, so that many steps are made while
+# the cache grows.
+LENGTH_OF_RUN = 128
+BATCH_OF_RUN = 2
+# Options of the text.
+SOURCE: dict[str, tuple] = {
     "--dataset": (Path, None),
     "--tokenizer": (Path, None),
     "--megabytes": (8.0, 4.0, "of documentation, without --dataset"),
@@ -58,6 +62,7 @@ SOURCE: dict[str, tuple] = {  # of the text
 
 
 def build_all(source: TextSource, tokenizer, folder: Path) -> TokenCache:
+    """Build the cache of a text."""
     cache = open_cache(source, tokenizer, folder)
     with lock_of(cache.folder, timeout=0):
         build(source, cache.folder)
@@ -66,7 +71,7 @@ def build_all(source: TextSource, tokenizer, folder: Path) -> TokenCache:
 
 
 def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int | None) -> Path:
-    """The usual way: a dataset of lists of ids, then one array in a file."""
+    """Build in the usual way: a dataset of lists of ids, then one array in a file."""
     datasets.disable_progress_bars()
     name, options = source.loading_options()
     rows = datasets.load_dataset(name, split=source.split, cache_dir=str(path.parent / "peer"), **options)
@@ -74,17 +79,18 @@ def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int | Non
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         texts = batch[source.text_column]
         ids = tokenizer(texts, return_attention_mask=False, split_special_tokens=True)["input_ids"]
-        return {"ids": [[*one, tokenizer.eos_token_id] for one in ids]}
+        return {"ids": [[*document, tokenizer.eos_token_id] for document in ids]}
 
     encoded = rows.map(encode, batched=True, num_proc=processes, remove_columns=rows.column_names)
     with path.open("wb") as file:
         for batch in encoded.with_format("arrow").iter(1000):
-            file.write(batch["ids"].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype("<u2").tobytes())
+            ids = batch["ids"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            file.write(ids.astype("<u2").tobytes())
     return path
 
 
 def read_encode_write(source: TextSource, tokenizer, path: Path) -> None:
-    """The work that cannot be left out, in one process that is already there."""
+    """Do the work that cannot be left out, in one process that is already there."""
     text_description = read_names_as_text(description(tokenizer), special_tokens(tokenizer))
     encode = encoder(text_description, tokenizer.eos_token_id, "<u2")
     with path.open("wb") as file:
@@ -94,18 +100,24 @@ def read_encode_write(source: TextSource, tokenizer, path: Path) -> None:
 
 
 def build_and_map(report: Report, source: TextSource, tokenizer, folder: Path) -> TokenCache:
+    """Add the row of building a cache, and return the cache."""
     processes = len(os.sched_getaffinity(0))
     os.environ.update(RAYON_NUM_THREADS=str(processes), TOKENIZERS_PARALLELISM="true")
-    ours = seconds(lambda: build_all(source, tokenizer, folder / "ours"))
+    our_seconds = seconds(lambda: build_all(source, tokenizer, folder / "ours"))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    theirs = seconds(lambda: map_and_pack(source, tokenizer, folder / "peer.bin", processes))
-    least = seconds(lambda: read_encode_write(source, tokenizer, folder / "least.bin")) / processes
+    peer_seconds = seconds(lambda: map_and_pack(source, tokenizer, folder / "peer.bin", processes))
+    least_seconds = seconds(lambda: read_encode_write(source, tokenizer, folder / "least.bin")) / processes
     cache = build_all(source, tokenizer, folder / "ours")
     if not np.array_equal(cache.read(0, len(cache)), np.fromfile(folder / "peer.bin", dtype="<u2")):
         raise SystemExit("build: the ids differ from those of datasets.map")
-    bound = ("reading, encoding, writing, shared perfectly", least)
-    name, note = f"build a cache of {len(cache):,} tokens", f"processes of both: {processes}"
-    report.add(name, ours, "s", peer=("datasets.map and numpy", theirs), bound=bound, note=note)
+    report.add(
+        f"build a cache of {len(cache):,} tokens",
+        our_seconds,
+        "s",
+        peer=("datasets.map and numpy", peer_seconds),
+        bound=("reading, encoding, writing, shared perfectly", least_seconds),
+        note=f"processes of both: {processes}",
+    )
     return cache
 
 
@@ -123,75 +135,107 @@ class Sequences(torch.utils.data.Dataset):
 
 
 def read(report: Report, cache: TokenCache, path: Path) -> None:
-    plain, order, n = Sequences(path), SequenceOrder(0, 1 << 16), cache.n_sequences(LENGTH)
-    loader = iter(torch.utils.data.DataLoader(plain, BATCH, shuffle=True, num_workers=2, persistent_workers=True))
-    next(loader)  # its workers have started
+    """Add the rows of reading shuffled batches."""
+    dataset = Sequences(path)
+    order = SequenceOrder(0, 1 << 16)
+    n_sequences = cache.n_sequences(LENGTH)
+    loader = iter(torch.utils.data.DataLoader(dataset, BATCH, shuffle=True, num_workers=2, persistent_workers=True))
+    # After the first batch its workers have started.
+    next(loader)
 
     def ours(step: int) -> torch.Tensor:
-        return torch.from_numpy(cache.sequences(order.indices(step * BATCH, BATCH, n), LENGTH))
+        return torch.from_numpy(cache.sequences(order.indices(step * BATCH, BATCH, n_sequences), LENGTH))
 
     def loop(step: int) -> torch.Tensor:
-        return torch.stack([plain[int(i)] for i in torch.randint(len(plain), (BATCH,))])
+        return torch.stack([dataset[int(i)] for i in torch.randint(len(dataset), (BATCH,))])
 
     def slice_of(step: int) -> torch.Tensor:
         first = step * BATCH * LENGTH
-        return torch.from_numpy(plain.tokens[first : first + BATCH * (LENGTH + 1)].astype(np.int64))
+        return torch.from_numpy(dataset.tokens[first : first + BATCH * (LENGTH + 1)].astype(np.int64))
 
+    bound = "one slice of the map"
     peers = {"a loop over a memory map": loop, "DataLoader, 2 workers": lambda step: next(loader)}
-    ways = {"ours": ours, "one slice of the map": slice_of, **peers}
-    batches = min(report.options.batches, n // BATCH - 2)
-    spent = [[seconds(partial(way, step)) for way in ways.values()] for step in range(batches)]
-    speed = dict(zip(ways, batches * BATCH * LENGTH / np.sum(spent, axis=0), strict=True))
+    ways = {"ours": ours, bound: slice_of, **peers}
+    batches = min(report.options.batches, n_sequences // BATCH - 2)
+    times = dict.fromkeys(ways, 0.0)
+    for step in range(batches):
+        for name, way in ways.items():
+            times[name] += seconds(partial(way, step))
+    speeds = {name: batches * BATCH * LENGTH / spent_seconds for name, spent_seconds in times.items()}
+    title = f"read {batches} batches of {BATCH} × {LENGTH}"
     for name in peers:
-        title, bound = f"read {batches} batches of {BATCH} × {LENGTH}", "one slice of the map"
-        report.add(title, float(speed["ours"]), "tokens/s", (name, float(speed[name])), (bound, float(speed[bound])))
+        report.add(title, speeds["ours"], "tokens/s", (name, speeds[name]), (bound, speeds[bound]))
+
+
+class Moment(NamedTuple):
+    """A step's end: when it was, the seconds spent waiting until then, and the tokens in the cache."""
+
+    time: float
+    waited: float
+    tokens: int
 
 
 def wait(report: Report, dataset: str, tokenizer: str, folder: Path) -> None:
-    """A run while its cache grows, which stops once that is whole, and one of as many steps with the whole cache."""
+    """Add the rows of a run while its cache grows, which stops once that is whole, and one of as many steps after."""
     tokens.SHARD_TOKENS = 1 << 13
     steps = None
     for name in ("growing", "warm"):
-        moments = watched(Run(run_arguments(dataset, tokenizer, folder, name)), steps)
+        moments = watch(Run(run_arguments(dataset, tokenizer, folder, name)), steps)
         steps = len(moments) - 1
         if steps < 3:
             raise SystemExit(f"wait: {steps} steps were made until the cache was whole; give more text")
         # From the second step on: in the first the builder starts.
-        (began, waited, first), (ended, waited_at_end, last) = moments[1], moments[-1]
-        if name == "growing" and last <= first:
-            raise SystemExit(f"wait: the cache did not grow while it was read: {first:,} tokens all the time")
-        share = 100 * (waited_at_end - waited) / (ended - began)
-        note = f"{steps - 1} steps in {ended - began:.1f} s; tokens there at the first and the last: "
-        note += f"{first:,}, {last:,}; read: {steps * BATCH_OF_RUN * LENGTH_OF_RUN:,}"
+        first, last = moments[1], moments[-1]
+        if name == "growing" and last.tokens <= first.tokens:
+            raise SystemExit(f"wait: the cache did not grow while it was read: {first.tokens:,} tokens all the time")
+        elapsed = last.time - first.time
+        share = 100 * (last.waited - first.waited) / elapsed
+        note = (
+            f"{steps - 1} steps in {elapsed:.1f} s; tokens there at the first and the last: "
+            f"{first.tokens:,}, {last.tokens:,}; read: {steps * BATCH_OF_RUN * LENGTH_OF_RUN:,}"
+        )
         report.add(f"waiting for data, {name} cache", share, "%", bound=("nothing", 0.0), note=note)
 
 
-def watched(run: Run, steps: int | None) -> list[tuple[float, float, int]]:
-    """Seconds, those of them spent waiting, and tokens in the cache, after each step of a run."""
-    cache, moments = run.data.tokens.cache, []
+def watch(run: Run, steps: int | None) -> list[Moment]:
+    """Execute a run until its cache is complete, or for so many steps, and return the moments of its steps."""
+    cache = run.data.tokens.cache
+    moments: list[Moment] = []
 
     def is_over() -> bool:
         cache.refresh()
-        moments.append((time.perf_counter(), run.data.wait_seconds, len(cache)))
+        moments.append(Moment(time.perf_counter(), run.data.wait_seconds, len(cache)))
         return cache.complete if steps is None else len(moments) > steps
 
-    run.stop.requested = is_over  # which is asked after every step
+    # The run asks this after every step.
+    run.stop.requested = is_over
     run.execute()
     return moments
 
 
 def run_arguments(dataset: str, tokenizer: str, folder: Path, name: str) -> TrainingArguments:
-    """A run that could read all of the text, in small windows."""
-    run = {"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": BATCH_OF_RUN}
-    run |= {"eval_sequences": 16, "progress": False}
-    data = {"dataset": dataset, "tokenizer": tokenizer, "cache_dir": str(folder / "tokens")}
-    data |= {"shuffle_window": 64, "held_out_per_mille": 20}
+    """Return the arguments of a run that could read all of the text, in small windows."""
+    run = {
+        "output_dir": str(folder / name),
+        "precision": "fp32",
+        "micro_batch_sequences": BATCH_OF_RUN,
+        "eval_sequences": 16,
+        "progress": False,
+    }
+    data = {
+        "dataset": dataset,
+        "tokenizer": tokenizer,
+        "cache_dir": str(folder / "tokens"),
+        "shuffle_window": 64,
+        "held_out_per_mille": 20,
+    }
     return arguments_of_steps(run, {"d_model": 64, "experts": 2}, LENGTH_OF_RUN).replaced(data=data)
 
 
 def corpus(folder: Path, options) -> tuple[str, str]:
-    """Dataset and tokenizer folder: those given, or made from the documentation that is installed."""
-    dataset, tokenizer_folder = options.dataset or folder / "corpus", options.tokenizer or folder / "tokenizer"
+    """Return dataset and tokenizer folder: the user's, or made from the documentation that is installed."""
+    dataset = options.dataset or folder / "corpus"
+    tokenizer_folder = options.tokenizer or folder / "tokenizer"
     if options.dataset is None:
         build_corpus(dataset, max_bytes=int(1e6 * options.megabytes))
     if options.tokenizer is None:
@@ -200,12 +244,13 @@ def corpus(folder: Path, options) -> tuple[str, str]:
     return str(dataset), str(tokenizer_folder)
 
 
-@benchmark(SOURCE | {"--batches": (500, 4)})
+@benchmark({**SOURCE, "--batches": (500, 4)})
 def main(report: Report, options: Options) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         dataset, tokenizer_folder = corpus(folder, options)
-        source, tokenizer = TextSource(dataset), load_tokenizer(tokenizer_folder)
+        source = TextSource(dataset)
+        tokenizer = load_tokenizer(tokenizer_folder)
         cache = build_and_map(report, source, tokenizer, folder)
         read(report, cache, folder / "peer.bin")
         wait(report, dataset, tokenizer_folder, folder)

@@ -1,4 +1,4 @@
-"""Two steps of train.py's loop with every causal type of transformers at tiny size: which train, and why others not.
+"""Train every causal type of transformers for two steps of train.py's loop, at tiny size; say why some do not train.
 
     python -m benchmarks.every_class
 
@@ -22,7 +22,9 @@ from training.configuration.model_classes import fields_of, list_default_parts, 
 from training.run.timing import arguments_of_steps, session_on_random_tokens, timed_step
 
 PAGE = Path(__file__).parents[1] / "docs" / "tables" / "every_class.csv"
-LAYERS, LENGTH, VOCABULARY = 4, 32, 96
+LAYERS = 4
+LENGTH = 32
+VOCABULARY = 96
 # Sizes by patterns of fields' names, the later ones first.
 SIZES = (
     (LAYERS, r"num_hidden_layers|n_layers?|num_layers|num_blocks|(num_)?(decoder|encoder)_layers"),
@@ -42,12 +44,12 @@ SIZES = (
     (1, r"topk_group|(mamba_)?n_?groups"),
     (16, r"(mamba_)?chunk_size|block_size"),
 )
-# What no default has, or what must fit together.
+# Fields that no default has, or that must fit together.
 _MAMBA = {"mamba_d_head": 32}
 _INDEXER = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16}
 OWN: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}},
-    "qwen4_exp_text": _INDEXER | {"indexer_compress_ratio": 4},
+    "qwen4_exp_text": {**_INDEXER, "indexer_compress_ratio": 4},
     **dict.fromkeys(("bamba", "granitemoehybrid"), _MAMBA),
     "falcon_h1": {"mamba_d_ssm": 128, **_MAMBA},
     "mamba2": {"head_dim": 32},
@@ -66,50 +68,63 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def section(kind: str) -> dict[str, Any]:
-    """The section `model` of a tiny model of this type."""
+    """Return the section `model` of a tiny model of this type."""
     from transformers import CONFIG_MAPPING
 
-    if list_default_parts(kind):  # which is refused, with whatever fields
+    # Such a type is refused, with whatever fields.
+    if list_default_parts(kind):
         return {"type": kind}
     default = CONFIG_MAPPING[kind]()
+    known_fields = fields_of(kind)
     fields: dict[str, Any] = {}
     for name, value in default.to_dict().items():
-        if name not in fields_of(kind):
+        if name not in known_fields:
             continue
         if isinstance(value, list) and len(value) == getattr(default, "num_hidden_layers", None):
             fields[name] = value[:LAYERS]
         elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
             sizes = [size for size, pattern in SIZES if re.fullmatch(pattern, name)]
-            fields |= {name: min(sizes[-1], value)} if sizes else {}
+            if sizes:
+                fields[name] = min(sizes[-1], value)
     if "kv_lora_rank" in fields:
-        fields |= {name: fields["num_attention_heads"] for name in ("num_key_value_heads",) if name in fields}
-        fields |= {"head_dim": 8} if "head_dim" in fields else {}
-    return fields | OWN.get(kind, {}) | {"type": kind}
+        if "num_key_value_heads" in fields:
+            fields["num_key_value_heads"] = fields["num_attention_heads"]
+        if "head_dim" in fields:
+            fields["head_dim"] = 8
+    return {**fields, **OWN.get(kind, {}), "type": kind}
 
 
-def trained(kind: str) -> list[float]:
-    """Losses of two steps. ValueError, or whatever error the class has, where it does not train."""
+def train_two_steps(kind: str) -> list[float]:
+    """Return the losses of two steps. Raises ValueError, or an error of the class, where it does not train."""
     arguments = arguments_of_steps({"micro_batch_sequences": 2, "precision": "fp32"}, section(kind), LENGTH)
     config = arguments.model.config(VOCABULARY, LENGTH, 0)
-    counted = Model(kind, kind, *read_class(config.to_dict())).parameters
+    counted_parameters = Model(kind, kind, *read_class(config.to_dict())).parameters
     session = session_on_random_tokens(arguments, VOCABULARY)
-    if counted != (built := sum(p.numel() for p in session.model.parameters())):
-        raise ValueError(f"{counted:,} parameters were counted, the class has {built:,}")
-    ids = torch.randint(VOCABULARY - 1, (1, LENGTH), generator=torch.Generator().manual_seed(0))
-    changed = torch.cat([ids[:, :-1], ids[:, -1:] + 1], dim=1)
-    with torch.no_grad():
-        one, other = (session.model.eval()(x, x, output_logits=True).logits[:, :-1] for x in (ids, changed))
-    if not torch.allclose(one, other, atol=1e-4):
+    parameters = sum(parameter.numel() for parameter in session.model.parameters())
+    if counted_parameters != parameters:
+        raise ValueError(f"{counted_parameters:,} parameters were counted, the class has {parameters:,}")
+    if not _is_causal(session.model.eval()):
         raise ValueError("it is given the tokens that it predicts")
     session.model.train()
     return [timed_step(session)[0].loss for _ in range(2)]
 
 
+@torch.no_grad()
+def _is_causal(model: torch.nn.Module) -> bool:
+    """Return whether a change of the last token leaves the logits before it as they are."""
+    ids = torch.randint(VOCABULARY - 1, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    other_ids = torch.cat([ids[:, :-1], ids[:, -1:] + 1], dim=1)
+    logits = model(ids, ids, output_logits=True).logits[:, :-1]
+    other_logits = model(other_ids, other_ids, output_logits=True).logits[:, :-1]
+    return torch.allclose(logits, other_logits, atol=1e-4)
+
+
 def verdict(kind: str) -> str:
-    """What the guide says of a type: that it trains, or in one line why not."""
+    """Return what the guide says of a type: that it trains, or in one line why not."""
     try:
-        trained(kind)
-    except Exception as error:  # every class has errors of its own
+        train_two_steps(kind)
+    except Exception as error:
+        # Every class has errors of its own.
         reason = " ".join(str(error).removeprefix("invalid configuration:").split()) or type(error).__name__
         return reason.removeprefix("model: ").removeprefix(f"{kind}: ").removeprefix(f"transformers' {kind} ")
     return "trains"

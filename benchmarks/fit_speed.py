@@ -29,102 +29,120 @@ from scaling_law.fitting.fitting import BATCH, HELD, FitResult, distinct_starts
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.size.recipe import published_design
 
+# The summed objective is of order 1e-3: the peer's tolerances, which must be tight, are meant for order one.
+PEER_SCALE = 1e3
+PEER_OPTIONS = {"maxiter": 20_000, "maxfun": 40_000, "ftol": 1e-15, "gtol": 1e-12, "maxcor": 20}
+
 
 def synthetic_runs() -> Runs:
-    """The paper's 270 sizes with losses of the published law and Gaussian noise of 0.006 nats."""
+    """Return the paper's 270 sizes with losses of the published law and Gaussian noise of 0.006 nats."""
     design = published_design()
     loss = JointLaw.published().loss(design.n_active, design.tokens, design.experts)
     noise = np.random.default_rng(0).normal(0.0, 0.006, len(loss))
     return Runs.from_columns(design.n_active, design.tokens, design.experts, loss + noise, design.trunk)
 
 
-def peer(problem: Problem, theta: np.ndarray) -> tuple[float, float]:
-    """Seconds and objective of one start of L-BFGS-B."""
-    scale = 1e3  # the summed objective is of order 1e-3: its tolerances, which must be tight, are meant for order one
+def minimise_with_scipy(problem: Problem, theta: np.ndarray) -> tuple[float, float]:
+    """Return the seconds and the objective of one start of L-BFGS-B."""
 
-    def value(point: np.ndarray) -> tuple[float, np.ndarray]:
+    def value_and_gradient(point: np.ndarray) -> tuple[float, np.ndarray]:
         residual, jacobian = problem.objective.linearise_at(point)
         size = np.abs(residual)
         inner = np.minimum(size, problem.objective.huber_delta)
         slope = problem.objective.weight * inner
-        return scale * float(slope @ (size - 0.5 * inner)), scale * (slope * np.sign(residual)) @ jacobian
+        value = float(slope @ (size - 0.5 * inner))
+        return PEER_SCALE * value, PEER_SCALE * (slope * np.sign(residual)) @ jacobian
 
     bounds = list(zip(problem.lower, problem.upper, strict=True))
-    options = {"maxiter": 20_000, "maxfun": 40_000, "ftol": 1e-15, "gtol": 1e-12, "maxcor": 20}
-    began = time.perf_counter()
-    found = minimize(value, theta, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    return time.perf_counter() - began, float(found.fun) / scale
+    started = time.perf_counter()
+    solution = minimize(value_and_gradient, theta, jac=True, method="L-BFGS-B", bounds=bounds, options=PEER_OPTIONS)
+    return time.perf_counter() - started, float(solution.fun) / PEER_SCALE
 
 
-def evaluations(problem: Problem, theta: np.ndarray, **options: Any) -> int:
-    """How many times the solver evaluates a start, over all starts."""
+def count_evaluations(problem: Problem, theta: np.ndarray, **options: Any) -> int:
+    """Count how many times the solver evaluates a start, over all starts."""
     counts = []
     evaluate = problem.objective.evaluate
 
-    def counted(points: np.ndarray, *arguments: Any, **keywords: Any) -> Any:
+    def evaluate_and_count(points: np.ndarray, *arguments: Any, **keywords: Any) -> Any:
         counts.append(len(points))
         return evaluate(points, *arguments, **keywords)
 
-    with mock.patch.object(problem.objective, "evaluate", counted):
+    with mock.patch.object(problem.objective, "evaluate", evaluate_and_count):
         problem.solve(theta, **options)
     return sum(counts)
 
 
 def bound(problem: Problem, theta: np.ndarray, result: FitResult) -> float:
-    """Seconds that the fit's matrix products alone take.
+    """Measure the seconds that the fit's matrix products alone take.
 
     In the first stage the starts of a batch share a design [n, 4] for each of the two terms with E, in the second each
     start has a Jacobian [n, p] of its own.
     """
-    theta = theta[distinct_starts(problem, theta)]
-    batches = [theta[i : i + BATCH] for i in range(0, len(theta), BATCH)]
-    batches = [batch for batch in batches if np.ptp(batch[:, -2:], 0).max() == 0]
-    some = batches[:: max(1, len(batches) // 10)]
-    steps = sum(evaluations(problem, batch, **HELD) for batch in some) / sum(map(len, some))
-    draw, n, p = np.random.default_rng(0).normal, len(problem.objective.target), problem.objective.size
-    size, released = min(BATCH, len(theta)), result.status.n_released
-    own, by_run, design, pairs = draw(size=(size, 4)), draw(size=(size, n)), draw(size=(n, 4)), draw(size=(n, 16))
-    jacobian, residual = draw(size=(released, n, p)), draw(size=(released, n, 1))
+    starts = theta[distinct_starts(problem, theta)]
+    batch_size = min(BATCH, len(starts))
+    n_finalists = result.status.n_released
+    normal = np.random.default_rng(0).normal
+    n, p = len(problem.objective.target), problem.objective.size
+    coefficients = normal(size=(batch_size, 4))
+    slopes = normal(size=(batch_size, n))
+    design = normal(size=(n, 4))
+    pairs = normal(size=(n, 16))
+    jacobian = normal(size=(n_finalists, n, p))
+    residual = normal(size=(n_finalists, n, 1))
 
-    def first() -> None:
+    def first_stage() -> None:
         for _ in range(2):
-            own @ design.T  # the prediction
-            by_run @ design  # the gradient
-        for second in (pairs, pairs, pairs, design, design):  # blocks of the curvature
-            by_run @ second
+            # The prediction and the gradient.
+            coefficients @ design.T
+            slopes @ design
+        # Blocks of the curvature.
+        for products in (pairs, pairs, pairs, design, design):
+            slopes @ products
 
-    def second() -> None:
+    def second_stage() -> None:
         np.matmul(jacobian.swapaxes(1, 2), residual)
         np.matmul(jacobian.swapaxes(1, 2), jacobian)
 
-    spent = in_turns({"first": first, "second": second}, 5)
-    again = evaluations(problem, result.finalists.theta, max_iterations=1000, tolerance=1e-12)
-    return spent["first"] / size * steps * len(theta) + spent["second"] / released * again
+    seconds = in_turns({"first": first_stage, "second": second_stage}, 5)
+    first_evaluations = _evaluations_of_a_start(problem, starts) * len(starts)
+    second_evaluations = count_evaluations(problem, result.finalists.theta, max_iterations=1000, tolerance=1e-12)
+    return seconds["first"] / batch_size * first_evaluations + seconds["second"] / n_finalists * second_evaluations
+
+
+def _evaluations_of_a_start(problem: Problem, starts: np.ndarray) -> float:
+    """Return the mean number of evaluations of a start in the first stage, by ten of its batches."""
+    batches = [starts[i : i + BATCH] for i in range(0, len(starts), BATCH)]
+    batches = [batch for batch in batches if np.ptp(batch[:, -2:], 0).max() == 0]
+    sample = batches[:: max(1, len(batches) // 10)]
+    evaluations = sum(count_evaluations(problem, batch, **HELD) for batch in sample)
+    return evaluations / sum(map(len, sample))
 
 
 def compare(report: Report, name: str, runs: Runs, starts: str, peer_starts: int) -> None:
-    """One row for the time and one for the objective that was reached."""
-    began = time.perf_counter()
+    """Add one row for the time and one for the objective that was reached."""
+    started = time.perf_counter()
     ours = fit(runs, starts=starts, progress=True)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     problem = make_problem(runs, "joint", starts=starts)
     theta = start_points(problem, starts)
-    chosen = np.linspace(0, len(theta) - 1, peer_starts + 2).astype(int)[1:-1]
-    spent, objectives = np.transpose([peer(problem, theta[i]) for i in chosen])
-    theirs = (f"L-BFGS-B from as many starts, by {peer_starts} of them", float(spent.mean()) * len(theta))
-    least = ("its matrix products alone", bound(problem, theta, ours))
-    report.add(f"{name}: {len(theta):,} starts on {len(runs)} runs", seconds, "s", theirs, least)
+    sample = np.linspace(0, len(theta) - 1, peer_starts + 2).astype(int)[1:-1]
+    peer_seconds, objectives = np.transpose([minimise_with_scipy(problem, theta[i]) for i in sample])
+    peer = (f"L-BFGS-B from as many starts, by {peer_starts} of them", float(peer_seconds.mean()) * len(theta))
+    products = ("its matrix products alone", bound(problem, theta, ours))
+    report.add(f"{name}: {len(theta):,} starts on {len(runs)} runs", seconds, "s", peer, products)
     reached = np.mean(objectives <= ours.objective * (1 + 1e-3))
-    agreed = f"{ours.status.n_agree} of our best {ours.status.n_released} starts reach it, {reached:.0%} of the peer's"
-    best = (f"L-BFGS-B, the best of {peer_starts}", float(objectives.min()))
-    report.add(f"{name}: objective reached", ours.objective, "", best, note=agreed)
+    note = f"{ours.status.n_agree} of our best {ours.status.n_released} starts reach it, {reached:.0%} of the peer's"
+    best_of_peer = (f"L-BFGS-B, the best of {peer_starts}", float(objectives.min()))
+    report.add(f"{name}: objective reached", ours.objective, "", best_of_peer, note=note)
 
 
 def under_a_prior(report: Report, runs: Runs) -> None:
-    """The time of a fit with the published law as its prior, beside one without."""
+    """Add the time of a fit with the published law as its prior, beside one without."""
     law = JointLaw.published()
-    spent = in_turns({"the same without one": lambda: fit(runs), "ours": lambda: fit(runs, prior=law)}, 3)
-    report.add_of(spent, f"the default starts, with a prior, on {len(runs)} runs", "the same without one")
+    peer = "the same without one"
+    seconds = in_turns({peer: lambda: fit(runs), "ours": lambda: fit(runs, prior=law)}, 3)
+    report.add_of(seconds, f"the default starts, with a prior, on {len(runs)} runs", peer)
 
 
 @benchmark({"--peer-starts": (12, 3)})

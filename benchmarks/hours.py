@@ -31,47 +31,67 @@ from scaling_law.size.recipe import BatchRamp, RampStage
 from training.run import devices
 from training.throughput import Grid, measure
 
+# The records of each model, with the quiet seconds of each.
+RunsByModel = dict[Architecture, list[tuple[RunRecord, float]]]
 
-def finished(folder: Path) -> dict[Architecture, list[tuple[RunRecord, float]]]:
-    """By model the records, each with its quiet seconds. ValueError for runs that are not comparable."""
-    found, kinds = defaultdict(list), set()
+
+def finished_runs(folder: Path) -> RunsByModel:
+    """Read the finished runs of one process by model. Raises InputError for runs that are not comparable."""
+    runs = defaultdict(list)
+    kinds = set()
     for path in sorted(folder.rglob("run.json")):
         r = RunRecord.load(path.parent)
         if r.status == "final" and (r.hardware or "").startswith("1 x "):
             model = Architecture(r.d_model, r.experts, r.n_blocks, r.n_heads, r.vocab_size)
-            found[model].append((r, quiet_seconds(path.parent, r)))
+            runs[model].append((r, quiet_seconds(path.parent, r)))
             kinds.add((r.vocab_size, r.sequence_length, r.precision, micro_batch(r)))
-    if len(kinds) != 1 or len(found) <= LEAST_ARCHITECTURES:
+    if len(kinds) != 1 or len(runs) <= LEAST_ARCHITECTURES:
         raise InputError(
-            f"{folder} has {len(found)} models of (vocabulary, length, precision, micro-batch) {sorted(kinds)}; "
+            f"{folder} has {len(runs)} models of (vocabulary, length, precision, micro-batch) {sorted(kinds)}; "
             f"one such is needed, and more than {LEAST_ARCHITECTURES} models"
         )
-    return dict(sorted(found.items(), key=lambda item: (item[0].n_active, item[0].experts)))
+    return dict(sorted(runs.items(), key=lambda item: (item[0].n_active, item[0].experts)))
 
 
 def micro_batch(record: RunRecord) -> int:
+    """Return the sequences of a micro-batch."""
     return record.micro_batch_sequences or record.schedule.batch_ramp[-1].sequences
 
 
 def quiet_seconds(model: Path, record: RunRecord) -> float:
-    """From the logs of a release, or of a run's folder: its decay and the trunk."""
-    logs = (model / "log.jsonl", model.parent / "log.jsonl", model.parent.parent / "trunk" / "log.jsonl")
-    lines = (json.loads(line) for log in logs if log.exists() for line in log.read_text().splitlines())
-    speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
-    return record.tokens / float(np.quantile(speeds, 0.9)) if speeds else math.nan
+    """Estimate a run's seconds from the logs of a release, or of a run's folder: its decay and the trunk."""
+    speeds = []
+    for log in (model / "log.jsonl", model.parent / "log.jsonl", model.parent.parent / "trunk" / "log.jsonl"):
+        if not log.exists():
+            continue
+        for text in log.read_text().splitlines():
+            speed = json.loads(text).get("tokens_per_second")
+            if speed:
+                speeds.append(speed)
+    if not speeds:
+        return math.nan
+    return record.tokens / float(np.quantile(speeds, 0.9))
 
 
-def predicted(throughput: Throughput, model: Architecture, record: RunRecord) -> float:
+def predict_seconds(throughput: Throughput, model: Architecture, record: RunRecord) -> float:
+    """Predict the seconds of a run."""
     stages = [RampStage(stage.from_tokens, stage.sequences) for stage in record.schedule.batch_ramp]
     cluster = Cluster(1, throughput, BatchRamp(stages, record.sequence_length))
     return float(cluster.seconds(model, float(record.tokens)))
 
 
-def timed(models: Sequence[Architecture], record: RunRecord, options: Options) -> Throughput:
-    """The fit to steps of these models, made as those of the record."""
-    sizes = (micro_batch(record), record.sequence_length, record.vocab_size)
-    switches = bool(record.gradient_checkpointing), bool(record.compile)
-    grid = Grid((), (), *sizes, record.precision, *switches)
+def fit_to_steps(models: Sequence[Architecture], record: RunRecord, options: Options) -> Throughput:
+    """Fit the throughput to steps of these models, made as those of the record."""
+    grid = Grid(
+        (),
+        (),
+        micro_batch(record),
+        record.sequence_length,
+        record.vocab_size,
+        record.precision,
+        bool(record.gradient_checkpointing),
+        bool(record.compile),
+    )
     steps = [step for model in models for step in measure(grid, model, options.repeats)]
     return fit_throughput(steps, devices.name(torch.device("cpu")), record.precision)
 
@@ -89,26 +109,30 @@ def main(report: Report, options: Options) -> None:
     if options.runs is None:
         report.skipped.append("needs a folder of finished runs of this machine (BENCH_RUNS=FOLDER)")
     else:
-        compare(report, finished(options.runs), options)
+        compare(report, finished_runs(options.runs), options)
 
 
-def compare(report: Report, runs: dict[Architecture, list[tuple[RunRecord, float]]], options: Options) -> None:
-    count = min(max(options.models, LEAST_ARCHITECTURES), len(runs) - 1)
-    order = list(runs)
-    seen = [order[i] for i in np.linspace(0, len(order) - 1, count).round().astype(int)]
-    throughput = timed(seen, runs[seen[0]][0][0], options)
-    taken = []
-    for model in (model for model in order if model not in seen):
+def compare(report: Report, runs: RunsByModel, options: Options) -> None:
+    """Add a row for each model that was not timed, and for all of them."""
+    models = list(runs)
+    count = min(max(options.models, LEAST_ARCHITECTURES), len(models) - 1)
+    timed_models = [models[i] for i in np.linspace(0, len(models) - 1, count).round().astype(int)]
+    first_record, _ = runs[timed_models[0]][0]
+    throughput = fit_to_steps(timed_models, first_record, options)
+    rows = []
+    for model in models:
+        if model in timed_models:
+            continue
         wall = sum(record.wall_time_seconds or math.nan for record, _ in runs[model])
         quiet = sum(seconds for _, seconds in runs[model])
-        said = sum(predicted(throughput, model, record) for record, _ in runs[model])
+        predicted = sum(predict_seconds(throughput, model, record) for record, _ in runs[model])
         name = f"d_model {model.d_model}, {model.blocks} blocks, E = {model.experts}: {len(runs[model])} runs"
-        report.add(name, quiet, "s", ("predicted", said), note=f"wall {wall:,.0f} s")
-        taken.append((wall, quiet, said))
-    wall, quiet, said = np.sum(taken, axis=0).tolist()
-    report.add("all of these, wall", wall, "s", ("predicted", said))
-    report.add("all of these, quiet", quiet, "s", ("predicted", said))
-    errors = [math.log(said / quiet) for _, quiet, said in taken]
+        report.add(name, quiet, "s", ("predicted", predicted), note=f"wall {wall:,.0f} s")
+        rows.append((wall, quiet, predicted))
+    wall, quiet, predicted = np.sum(rows, axis=0).tolist()
+    report.add("all of these, wall", wall, "s", ("predicted", predicted))
+    report.add("all of these, quiet", quiet, "s", ("predicted", predicted))
+    errors = [math.log(predicted / quiet) for _, quiet, predicted in rows]
     report.add("rms error by model, quiet", 100 * float(np.sqrt(np.mean(np.square(errors)))), "%")
 
 

@@ -42,7 +42,7 @@ def write_runs(path: Path, count: int) -> Path:
 
 
 def cpu_seconds(words: Sequence[str]) -> float:
-    """The CPU seconds of a command; a forecast far from the runs exits with 1."""
+    """Measure the CPU seconds of a command; a forecast far from the runs exits with 1."""
     return cpu_seconds_of_children(lambda: subprocess.run(words, capture_output=True, check=False))
 
 
@@ -59,10 +59,10 @@ def main(report: Report, options: Options) -> None:
         parse = cpu_seconds([sys.executable, "-c", PARSE, large])
         for name, (all_runs, tenth) in commands.items():
             peer = ("the same of a tenth of the runs", cpu_seconds(tenth))
-            spent = cpu_seconds(all_runs)
+            seconds = cpu_seconds(all_runs)
             gigabytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
             note = f"CPU seconds of a new process; at most {gigabytes:.2f} GB so far"
-            report.add(f"{name}, {options.runs:,} runs", spent, "s", peer, ("pandas.read_csv", parse), note=note)
+            report.add(f"{name}, {options.runs:,} runs", seconds, "s", peer, ("pandas.read_csv", parse), note=note)
 
 
 if __name__ == "__main__":

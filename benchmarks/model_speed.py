@@ -31,11 +31,14 @@ from training.run.model import build_model
 from training.run.timing import finish
 
 PEERS = {"Mixtral": "mixtral", "OLMoE": "olmoe"}
-BOUND, FASTEST = "the matrix products alone", "fastest of transformers: "
-OUR_DENSE, LOOP = "our dense model (E = 1)", "our plain loop over the experts (eager)"
+BOUND = "the matrix products alone"
+FASTEST = "fastest of transformers: "
+OUR_DENSE = "our dense model (E = 1)"
+LOOP = "our plain loop over the experts (eager)"
 Loss = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SHAPE: dict[str, tuple] = {  # of a training step
+# Options of a training step.
+SHAPE: dict[str, tuple] = {
     "--precision": (("fp32", "bf16"), ["fp32", "bf16"]),
     "--width": (256, 64),
     "--layers": (4, 1),
@@ -47,7 +50,7 @@ SHAPE: dict[str, tuple] = {  # of a training step
 
 
 def ours(shape: Options, experts: int, **changes: Any) -> SwitchMoeConfig:
-    """Our configuration of a shape."""
+    """Return our configuration of a shape."""
     return SwitchMoeConfig(
         num_experts=experts,
         vocab_size=shape.vocab,
@@ -60,27 +63,38 @@ def ours(shape: Options, experts: int, **changes: Any) -> SwitchMoeConfig:
 
 
 def fields_of(kind: str, shape: Options, experts: int, granularity: int = 1, shared: int = 0) -> dict[str, Any]:
-    """A class of transformers with as many parameters as ours, by the names of its own fields.
+    """Return a class of transformers with as many parameters as ours, by the names of its own fields.
 
     Experts are 1 / `granularity` of ours in width, `granularity` of them active; `shared` of these are for all tokens.
     """
-    family, heads, inner = FAMILIES[kind]["architecture"], shape.width // 64, 3 * shape.width // granularity
-    fields: dict[str, Any] = {"type": kind, "hidden_size": shape.width, "num_hidden_layers": shape.layers}
-    fields |= {"num_attention_heads": heads, "num_key_value_heads": heads, family["d_expert"]: inner}
-    fields |= {"head_dim": 64} if "head_dim" in FAMILIES[kind]["defaults"] else {}
+    family = FAMILIES[kind]["architecture"]
+    heads = shape.width // 64
+    inner_width = 3 * shape.width // granularity
+    fields: dict[str, Any] = {
+        "type": kind,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        family["d_expert"]: inner_width,
+    }
+    if "head_dim" in FAMILIES[kind]["defaults"]:
+        fields["head_dim"] = 64
     if "experts" in family:
-        fields |= {family["experts"]: experts - shared, "num_experts_per_tok": granularity - shared}
-        fields |= {"shared_expert_intermediate_size": inner} if shared else {}
+        fields[family["experts"]] = experts - shared
+        fields["num_experts_per_tok"] = granularity - shared
+        if shared:
+            fields["shared_expert_intermediate_size"] = inner_width
     return fields
 
 
 def config_of(fields: dict[str, Any], shape: Options) -> Any:
-    """The configuration of a class with these fields."""
+    """Return the configuration of a class with these fields."""
     return ModelClassArguments.model_validate(fields).config(shape.vocab, shape.length, 0)
 
 
 def by_itself(config: Any, experts: str = "auto") -> torch.nn.Module:
-    """The class as any user has it, with its own losses, which transformers computes only where they are asked for."""
+    """Build the class as any user has it, with its own losses, which transformers computes only if asked."""
     if isinstance(config, SwitchMoeConfig):
         model = build_model(config, 0)
     else:
@@ -93,16 +107,17 @@ def by_itself(config: Any, experts: str = "auto") -> torch.nn.Module:
 
 
 def own_loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """As any user of the class gets it."""
+    """Compute the loss as any user of the class gets it."""
     return model(tokens, labels=tokens, use_cache=False).loss
 
 
 def step_seconds(shape: Options, precision: str, models: dict[Any, tuple[torch.nn.Module, Loss]]) -> dict[Any, float]:
-    """Of each model with its loss, forward and backward over `batch x length` tokens, and of the bound.
+    """Measure forward and backward over `batch x length` tokens of each model with its loss, and the bound.
 
     Each step is on other tokens.
     """
-    generator, size = torch.Generator().manual_seed(0), (4, shape.batch, shape.length)
+    generator = torch.Generator().manual_seed(0)
+    size = (4, shape.batch, shape.length)
     ids = itertools.cycle(torch.randint(shape.vocab, size, generator=generator))
 
     def step(model: torch.nn.Module, loss_of: Loss) -> None:
@@ -113,25 +128,29 @@ def step_seconds(shape: Options, precision: str, models: dict[Any, tuple[torch.n
         loss.backward()
         finish(DEVICE)
 
-    for model, _ in models.values():
+    works: dict[Any, Callable[[], object]] = {BOUND: matmul_bound(shape, precision)}
+    for name, (model, loss_of) in models.items():
         model.train()
-    race = {BOUND: matmul_bound(shape, precision)}
-    return in_turns(race | {name: partial(step, *contender) for name, contender in models.items()}, shape.rounds)
+        works[name] = partial(step, model, loss_of)
+    return in_turns(works, shape.rounds)
 
 
 def matmul_bound(shape: Options, precision: str) -> Callable[[], None]:
-    """The matrix products of a dense training step and nothing else: each weight matrix forward and twice backward.
+    """Return the matrix products of a dense training step alone: each weight matrix forward and twice backward.
 
     The vocabulary is rounded up to a multiple of 128: a GPU multiplies rows that are not aligned several times slower.
     """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    rows, d = shape.batch * shape.length, shape.width
+    rows = shape.batch * shape.length
+    d = shape.width
     per_block = [(d, d)] * 4 + [(d, 3 * d)] * 2 + [(3 * d, d)]
     products = per_block * shape.layers + [(d, math.ceil(shape.vocab / 128) * 128)]
-    operands = {
-        size: tuple(torch.randn(s, dtype=dtype, device=DEVICE) for s in ((rows, size[0]), size, (rows, size[1])))
-        for size in set(products)
-    }
+    operands = {}
+    for n_in, n_out in set(products):
+        inputs = torch.randn((rows, n_in), dtype=dtype, device=DEVICE)
+        weight = torch.randn((n_in, n_out), dtype=dtype, device=DEVICE)
+        outputs = torch.randn((rows, n_out), dtype=dtype, device=DEVICE)
+        operands[n_in, n_out] = (inputs, weight, outputs)
 
     def run() -> None:
         for size in products:
@@ -145,22 +164,24 @@ def matmul_bound(shape: Options, precision: str) -> Callable[[], None]:
 
 
 def contenders(shape: Options, experts: int) -> dict[str, torch.nn.Module]:
-    """Models of one E, by what they are called in a row; ours first."""
+    """Build models of one E, by what they are called in a row; ours first."""
     models = {"ours": by_itself(ours(shape, experts))}
     if experts > 1:
         models["dropless"] = by_itself(ours(shape, experts, capacity_factor=None))
         models[LOOP] = by_itself(ours(shape, experts), "eager")
-        for name, way in itertools.product(shape.peers, ("eager", "grouped_mm")):  # batched_mm: weights by token
-            model = by_itself(config_of(fields_of(PEERS[name], shape, experts), shape), way)
-            models[f"{FASTEST}{name}, {way}"] = model
-    for model in models.values() if shape.compile else ():
-        model.compile()
+        # batched_mm is left out: it gathers weights for every token.
+        for name, implementation in itertools.product(shape.peers, ("eager", "grouped_mm")):
+            config = config_of(fields_of(PEERS[name], shape, experts), shape)
+            models[f"{FASTEST}{name}, {implementation}"] = by_itself(config, implementation)
+    if shape.compile:
+        for model in models.values():
+            model.compile()
     return models
 
 
 @benchmark(
-    SHAPE
-    | {
+    {
+        **SHAPE,
         "--experts": ([1, 8, 32], [1, 4]),
         "--peers": (tuple(PEERS), list(PEERS), "transformers models"),
         "--compile": (False, False, "torch.compile every model"),
@@ -171,16 +192,30 @@ def main(report: Report, shape: Options) -> None:
         raise SystemExit("--experts must hold 1, the dense model that the ratios refer to")
     for precision in shape.precision:
         torch.manual_seed(0)
-        models = {(e, name): model for e in shape.experts for name, model in contenders(shape, e).items()}
-        times = step_seconds(shape, precision, {key: (model, own_loss) for key, model in models.items()})
-        for e in shape.experts:
-            title, spent = f"train {precision}, E = {e}", {name: times[e, name] for of, name in models if of == e}
-            spent |= {BOUND: times[BOUND], OUR_DENSE: times[1, "ours"]}
-            best = min((name for name in spent if name.startswith(FASTEST)), key=spent.__getitem__, default="")
-            for peer in (best, OUR_DENSE, LOOP) if e > 1 else ("",):
-                report.add_of(spent, title, peer, BOUND)
-            if e > 1:
-                report.add_of(spent, f"{title}, dropless", best, BOUND, "dropless")
+        models = {}
+        for experts in shape.experts:
+            for name, model in contenders(shape, experts).items():
+                models[experts, name] = (model, own_loss)
+        times = step_seconds(shape, precision, models)
+        for experts in shape.experts:
+            times_of_experts = {BOUND: times[BOUND], OUR_DENSE: times[1, "ours"]}
+            for model_experts, name in models:
+                if model_experts == experts:
+                    times_of_experts[name] = times[experts, name]
+            add_rows(report, f"train {precision}, E = {experts}", times_of_experts)
+
+
+def add_rows(report: Report, title: str, times: dict[str, float]) -> None:
+    """Add the rows of one E and precision beside each peer."""
+    # A dense model has no peers.
+    if "dropless" not in times:
+        report.add_of(times, title, "", BOUND)
+        return
+    transformers_names = [name for name in times if name.startswith(FASTEST)]
+    fastest = min(transformers_names, key=times.__getitem__, default="")
+    for peer in (fastest, OUR_DENSE, LOOP):
+        report.add_of(times, title, peer, BOUND)
+    report.add_of(times, f"{title}, dropless", fastest, BOUND, "dropless")
 
 
 if __name__ == "__main__":

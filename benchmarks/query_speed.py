@@ -25,7 +25,9 @@ from scipy.optimize import brentq, minimize_scalar
 from benchmarks.report import ROOT, Options, Report, benchmark, cpu_seconds_of_children, in_turns, seconds
 from scaling_law import JointLaw
 
-FLOPS, MEMORY, CONTEXT = 1e22, 80e9, 16_384
+FLOPS = 1e22
+MEMORY = 80e9
+CONTEXT = 16_384
 EXPERTS = (1, 2, 4, 8, 16, 32)
 VOCABULARY = 50_257
 BOUND = "the law in numpy at the answers"
@@ -34,66 +36,75 @@ ASK = "from scaling_law import JointLaw; JointLaw.published().optimal(1e22, memo
 SHELL = "scaling_law.commands.cli optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
 
 
-def agree(what: str, ours, theirs, tolerance: float) -> None:
+def agree(name: str, ours, theirs, tolerance: float) -> None:
+    """End the benchmark where answers differ."""
     if not np.allclose(ours, theirs, rtol=tolerance, atol=0):
-        raise SystemExit(f"{what}: the answers differ: {ours} and {theirs}")
+        raise SystemExit(f"{name}: the answers differ: {ours} and {theirs}")
 
 
 def terms(experts, log=np.log):
-    """(m, μ, n, ν) of the law for E experts: Eq. 3 and 4 as the paper prints them."""
+    """Return (m, μ, n, ν) of the law for E experts: Eq. 3 and 4 as the paper prints them."""
     inner = 1.0 / (experts - 1.0 + 1.0 / (1.0 / LAW.e_start - 1.0 / LAW.e_max)) + 1.0 / LAW.e_max
     log_e = -log(inner)
-    m, n = LAW.a * inner**-LAW.delta, LAW.b * inner**-LAW.omega
+    m = LAW.a * inner**-LAW.delta
+    n = LAW.b * inner**-LAW.omega
     return m, LAW.alpha + LAW.gamma * log_e, n, LAW.beta + LAW.zeta * log_e
 
 
 def plain_loss(n_active, tokens, experts):
+    """Return the loss by the formula in numpy."""
     m, mu, n, nu = terms(experts)
     return m * n_active**mu + n * tokens**nu + LAW.c
 
 
 def parameters(d: float, experts: float) -> float:
+    """Return the parameters of a model of this width."""
     return 2.0 * d * VOCABULARY + (4.0 + 9.0 * experts) * d**3 / 64.0
 
 
 def loss_at(flops: float, experts: float):
-    """The loss as a function of N_act, in plain Python."""
+    """Return the loss as a function of N_act, in plain Python."""
     m, mu, n, nu = terms(experts, math.log)
     return lambda n_active: m * n_active**mu + n * (flops / (6.0 * n_active)) ** nu + LAW.c
 
 
 def with_scipy(experts: float) -> tuple[float, float]:
-    """(d_model, loss) of the best model that fits."""
-    of = loss_at(FLOPS, experts)
+    """Find (d_model, loss) of the best model that fits."""
+    loss_of_size = loss_at(FLOPS, experts)
 
-    def spare(d: float) -> float:
+    def spare_bytes(d: float) -> float:
         return MEMORY - 2.0 * parameters(d, experts) - 2.0 * 2.0 * CONTEXT * d * d / 64.0
 
     def loss(log_d: float) -> float:
-        return of(parameters(math.exp(log_d), 1.0))
+        return loss_of_size(parameters(math.exp(log_d), 1.0))
 
-    limit = math.log(brentq(spare, 64.0, 1e5, xtol=1e-9))
-    found = minimize_scalar(loss, bounds=(math.log(64.0), limit), method="bounded", options={"xatol": 1e-8})
+    limit = math.log(brentq(spare_bytes, 64.0, 1e5, xtol=1e-9))
+    solution = minimize_scalar(loss, bounds=(math.log(64.0), limit), method="bounded", options={"xatol": 1e-8})
     # The bounded method never tries the bound itself, where the answer lies if memory decides.
-    best = limit if loss(limit) < found.fun else float(found.x)
+    best = limit if loss(limit) < solution.fun else float(solution.x)
     return math.exp(best), loss(best)
 
 
 def compute_optimum_with_scipy(flops: float, experts: float) -> float:
-    loss, bounds = loss_at(flops, experts), (math.log(1e3), math.log(flops / 6e3))
-    found = minimize_scalar(lambda log_n: loss(math.exp(log_n)), bounds=bounds, options={"xatol": 1e-8})
-    return float(found.fun)
+    """Find the loss of the compute optimum."""
+    loss = loss_at(flops, experts)
+    bounds = (math.log(1e3), math.log(flops / 6e3))
+    solution = minimize_scalar(lambda log_n: loss(math.exp(log_n)), bounds=bounds, options={"xatol": 1e-8})
+    return float(solution.fun)
 
 
 def table(report: Report, rounds: int) -> None:
+    """Measure the table of the best model of each E."""
+
     def ours():
         return LAW.optimal(FLOPS, EXPERTS, memory=MEMORY, kv_tokens=CONTEXT)
 
-    answer = ours()
-    n, d, e = (np.array([getattr(row, name) for row in answer.rows]) for name in ("n_active", "tokens", "experts"))
+    rows = ours().rows
+    n, d, e = (np.array([getattr(row, name) for row in rows]) for name in ("n_active", "tokens", "experts"))
     widths, losses = zip(*map(with_scipy, EXPERTS), strict=True)
-    agree("loss of the table", [row.loss for row in answer.rows], losses, 1e-9)
-    agree("width of the table", [row.d_model for row in answer.rows], widths, 1e-4)  # the loss is flat there
+    agree("loss of the table", [row.loss for row in rows], losses, 1e-9)
+    # The loss is flat at the best width.
+    agree("width of the table", [row.d_model for row in rows], widths, 1e-4)
     peer = "minimize_scalar for each E"
     works = {"ours": ours, peer: lambda: list(map(with_scipy, EXPERTS)), BOUND: lambda: plain_loss(n, d, e)}
     note = "with memory split, learning rate and range check"
@@ -101,59 +112,71 @@ def table(report: Report, rounds: int) -> None:
 
 
 def losses(report: Report, count: int, rounds: int) -> None:
+    """Measure many predictions."""
     random = np.random.default_rng(0)
-    n, d = 10 ** random.uniform(7, 11, count), 10 ** random.uniform(8, 13, count)
+    n = 10 ** random.uniform(7, 11, count)
+    d = 10 ** random.uniform(8, 13, count)
     e = random.integers(1, 65, count).astype(float)
     _, mu, _, nu = terms(e)
     agree("losses", LAW.loss(n, d, e), plain_loss(n, d, e), 1e-12)
+    peer = "the formula in numpy"
+    bound = "its powers of N and D alone"
     works = {
         "ours": lambda: LAW.loss(n, d, e),
-        "the formula in numpy": lambda: plain_loss(n, d, e),
-        "its powers of N and D alone": lambda: (n**mu, d**nu),
+        peer: lambda: plain_loss(n, d, e),
+        bound: lambda: (n**mu, d**nu),
     }
-    report.add_of(in_turns(works, rounds), f"{count:,} losses", *list(works)[1:], note="ours checks its input")
+    report.add_of(in_turns(works, rounds), f"{count:,} losses", peer, bound, note="ours checks its input")
 
 
 def budgets(report: Report, count: int, rounds: int) -> None:
-    flops, e = np.logspace(18, 25, count), np.arange(1.0, 33.0)
-    found = LAW.compute_optimal(flops, e)
-    chosen = [(i, i % len(e)) for i in range(0, count, 4)]
-    theirs: list[float] = []
+    """Measure the compute optimum of many budgets; the peer is asked about a quarter of them."""
+    flops = np.logspace(18, 25, count)
+    e = np.arange(1.0, 33.0)
+    optimum = LAW.compute_optimal(flops, e)
+    pairs = [(i, i % len(e)) for i in range(0, count, 4)]
+    peer_losses: list[float] = []
 
     def minimise(i: int, j: int) -> None:
-        theirs.append(compute_optimum_with_scipy(flops[i], e[j]))
+        peer_losses.append(compute_optimum_with_scipy(flops[i], e[j]))
 
-    one = statistics.median([seconds(lambda i=i, j=j: minimise(i, j)) for i, j in chosen])
-    agree("losses of the budgets", [found.loss[i, j] for i, j in chosen], theirs, 1e-9)
+    seconds_of_pair = statistics.median([seconds(lambda i=i, j=j: minimise(i, j)) for i, j in pairs])
+    agree("losses of the budgets", [optimum.loss[i, j] for i, j in pairs], peer_losses, 1e-9)
     works = {
         "ours": lambda: LAW.compute_optimal(flops, e),
-        BOUND: lambda: plain_loss(found.n_active, found.tokens, e),
+        BOUND: lambda: plain_loss(optimum.n_active, optimum.tokens, e),
     }
-    spent = in_turns(works, rounds) | {"minimize_scalar": one * found.loss.size}
-    note = f"peer: the median of {len(chosen)} pairs × {found.loss.size:,}"
-    report.add_of(spent, f"{count:,} budgets × 32 E", "minimize_scalar", BOUND, note=note)
+    times = in_turns(works, rounds)
+    times["minimize_scalar"] = seconds_of_pair * optimum.loss.size
+    note = f"peer: the median of {len(pairs)} pairs × {optimum.loss.size:,}"
+    report.add_of(times, f"{count:,} budgets × 32 E", "minimize_scalar", BOUND, note=note)
 
 
 def cold_start(report: Report, rounds: int) -> None:
+    """Measure new processes that import and ask."""
+
     def process(*arguments: str):
         command = [sys.executable, *arguments]
         return lambda: subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
-    peer, bound, typer = "a process that imports scipy.optimize", "that imports numpy", "Python's, and typer and rich"
-    typer += " imported"
-    python, shell, usage = "cold start: import and ask", "cold start in the shell", "scaling-law --help"
+    peer = "a process that imports scipy.optimize"
+    numpy_alone = "that imports numpy"
+    typer = "Python's, and typer and rich imported"
+    python = "cold start: import and ask"
+    shell = "cold start in the shell"
+    usage = "scaling-law --help"
     works = {
         python: process("-c", ASK),
         peer: process("-c", "import scipy.optimize"),
-        bound: process("-c", "import numpy"),
+        numpy_alone: process("-c", "import numpy"),
         shell: process("-m", *SHELL.split()),
         typer: process("-c", f"import pydantic.fields, rich.table, typer; {ASK}"),
         usage: process("-m", "scaling_law.commands.cli", "--help"),
     }
-    spent = in_turns(works, rounds, cpu_seconds_of_children)
-    report.add_of(spent, python, peer, bound, ours=python)
-    report.add_of(spent, shell, peer, typer, ours=shell, note="scaling-law optimal …")
-    report.add_of(spent, usage, peer, ours=usage)
+    times = in_turns(works, rounds, cpu_seconds_of_children)
+    report.add_of(times, python, peer, numpy_alone, ours=python)
+    report.add_of(times, shell, peer, typer, ours=shell, note="scaling-law optimal …")
+    report.add_of(times, usage, peer, ours=usage)
 
 
 @benchmark(

@@ -19,70 +19,95 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.page import sections
-from benchmarks.report import ROOT, Row, as_text, parser_of, plain, table
+from benchmarks.report import ROOT, Row, as_text, format_number, parser_of, table
 from hub.base.atomic import write_bytes
 from hub.base.errors import InputError
 from hub.base.tables import Table
 
-LONGEST = 12  # rows of a table on the page
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks.md"
+# Rows of the longest table on the page.
+LONGEST = 12
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
 PLACE = re.compile(r"(<!-- (results of|gpu) (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 def load(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Benchmark → its results. ValueError for a file of a benchmark that has no place on the page."""
-    known = [name for _, of, name, _ in PLACE.findall(PAGE.read_text(encoding="utf-8")) if of != "gpu"]
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
+    """Read the results of every benchmark. Raises InputError for a file of a benchmark without a place on the page."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    for _, place_kind, name, _ in PLACE.findall(PAGE.read_text(encoding="utf-8")):
+        if place_kind != "gpu":
+            results[name] = []
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        if result["benchmark"] not in known:
-            raise InputError(f"{path}: benchmark={result['benchmark']!r} is none of {', '.join(known)}")
-        found[result["benchmark"]].append(result)
-    return found
+        if result["benchmark"] not in results:
+            raise InputError(f"{path}: benchmark={result['benchmark']!r} is none of {', '.join(results)}")
+        results[result["benchmark"]].append(result)
+    return results
 
 
 def write(page: Path, results: Path = RESULTS, gpu: Path | None = None) -> None:
     """Write the page with these results, those of the GPU kit in the folder `gpu`, and long tables beside it."""
-    found, of_gpus = load(results), gpu or results / "gpu"
+    results_by_name = load(results)
+    gpu_folder = gpu or results / "gpu"
 
-    def filled(place: re.Match[str]) -> str:
-        if place[2] == "gpu":
-            return place[1] + sections(place[3], of_gpus) + place[4]
-        return place[1] + "".join(section(result, page.parent / "tables") for result in found[place[3]]) + place[4]
+    def fill(place: re.Match[str]) -> str:
+        begin, place_kind, name, end = place.groups()
+        if place_kind == "gpu":
+            return begin + sections(name, gpu_folder) + end
+        texts = [section(result, page.parent / "tables") for result in results_by_name[name]]
+        return begin + "".join(texts) + end
 
-    write_bytes(page, PLACE.sub(filled, PAGE.read_text(encoding="utf-8")).encode())
+    write_bytes(page, PLACE.sub(fill, PAGE.read_text(encoding="utf-8")).encode())
 
 
 def section(result: dict[str, Any], tables: Path) -> str:
-    """Settings and machine, the rows, and what was skipped."""
-    m, other = result["machine"], result["other_work"]
-    where = f"{m['cpu']}, {m['cores']} cores, {m['memory']}, GPU: {m['gpu']}, {m['system']}"
-    busy = f", **while other programs used {other:.0%} of the cores**" if other > 0.05 else ""
-    when = f"{result['date']}, commit {result['commit']}, {result['minutes']:g} min{busy}"
-    rows, every = [Row(**row) for row in result["rows"]], ""
+    """Format settings and machine, the rows, and what was skipped."""
+    rows = [Row(**row) for row in result["rows"]]
     if len(rows) > LONGEST:
-        path, whole, text = tables / f"{result['benchmark']}.csv", table(rows), io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([whole.header, *whole.rows])
-        write_bytes(path, text.getvalue().encode())
-        every = f"\n[All {len(rows)} rows]({tables.name}/{path.name}).\n"
-    shown = (ranges(rows) if every else table(rows)).markdown()
+        path = _write_table(rows, tables / f"{result['benchmark']}.csv")
+        shown_table = ranges(rows)
+        link = f"\n[All {len(rows)} rows]({tables.name}/{path.name}).\n"
+    else:
+        shown_table = table(rows)
+        link = ""
+    head = f"{as_text(result['settings']) or 'No settings'} ({_when(result)}). {_where(result['machine'])}."
     skipped = "".join(f"\nSkipped: {reason}.\n" for reason in result["skipped"])
-    return f"\n{as_text(result['settings']) or 'No settings'} ({when}). {where}.\n\n{shown}\n{every}{skipped}\n"
+    return f"\n{head}\n\n{shown_table.markdown()}\n{link}{skipped}\n"
+
+
+def _when(result: dict[str, Any]) -> str:
+    busy = ""
+    if result["other_work"] > 0.05:
+        busy = f", **while other programs used {result['other_work']:.0%} of the cores**"
+    return f"{result['date']}, commit {result['commit']}, {result['minutes']:g} min{busy}"
+
+
+def _where(machine: dict[str, Any]) -> str:
+    processor = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory']}"
+    return f"{processor}, GPU: {machine['gpu']}, {machine['system']}"
+
+
+def _write_table(rows: Sequence[Row], path: Path) -> Path:
+    """Write rows as a CSV file."""
+    all_rows = table(rows)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([all_rows.header, *all_rows.rows])
+    write_bytes(path, text.getvalue().encode())
+    return path
 
 
 def ranges(rows: Sequence[Row]) -> Table:
-    """How often there is a group of rows with one peer, and the least and greatest of its ratios."""
+    """Count the rows of each group with one peer, and show the least and greatest of their ratios."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         if row.ratio is not None:
-            groups.setdefault((re.split("[,:]", row.name)[0], row.peer or ""), []).append(row.ratio)
-    spans = [dict.fromkeys(f"{plain(ratio)}×" for ratio in (min(of), max(of))) for of in groups.values()]
-    return Table.of(
-        [
-            {" ": name, "peer": peer, "rows": str(len(ratios)), "ratio": " to ".join(span)}
-            for ((name, peer), ratios), span in zip(groups.items(), spans, strict=True)
-        ]
-    )
+            group = re.split("[,:]", row.name)[0]
+            groups.setdefault((group, row.peer or ""), []).append(row.ratio)
+    cells = []
+    for (name, peer), ratios in groups.items():
+        bounds = dict.fromkeys(f"{format_number(ratio)}×" for ratio in (min(ratios), max(ratios)))
+        cells.append({" ": name, "peer": peer, "rows": str(len(ratios)), "ratio": " to ".join(bounds)})
+    return Table.of(cells)
 
 
 def main() -> None:

@@ -31,16 +31,19 @@ from training.data.tokenizer import description, load_tokenizer, read_names_as_t
 
 
 def by_groups(source: TextSource, cache: TokenCache) -> np.ndarray:
+    """Tokenise by groups, as each of many processes does it."""
     tokenise_groups(source, cache.folder, Share())
     cache.refresh()
     return cache.read(0, len(cache))
 
 
 def by_map(source: TextSource, tokenizer, path: Path) -> np.ndarray:
+    """Tokenise by `Dataset.map`."""
     return np.fromfile(map_and_pack(source, tokenizer, path, processes=None), dtype="<u2")
 
 
 def by_datatrove(source: TextSource, tokenizer, folder: Path) -> np.ndarray:
+    """Tokenise by datatrove."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.readers import ParquetReader
     from datatrove.pipeline.tokens import DocumentTokenizer
@@ -61,11 +64,11 @@ def by_datatrove(source: TextSource, tokenizer, folder: Path) -> np.ndarray:
     return np.concatenate([np.fromfile(path, dtype="<u2") for path in sorted(folder.glob("*.ds"))])
 
 
-def measured(work: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
-    """(seconds of processor time, how often there is each id)"""
-    began = time.process_time()
+def measure(work: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
+    """Measure the seconds of processor time, and count how often there is each id."""
+    started = time.process_time()
     ids = work()
-    return time.process_time() - began, np.bincount(ids)
+    return time.process_time() - started, np.bincount(ids)
 
 
 @benchmark(SOURCE)
@@ -73,27 +76,35 @@ def main(report: Report, options: Options) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         dataset, tokenizer_folder = corpus(folder, options)
-        source, tokenizer = TextSource(dataset, file_seed=0), load_tokenizer(tokenizer_folder)
+        source = TextSource(dataset, file_seed=0)
+        tokenizer = load_tokenizer(tokenizer_folder)
         texts = list(source.documents())
-        encode, size = tokenizer.backend_tokenizer.encode_batch_fast, sum(len(text.encode()) for text in texts) / 1e6
-        encode(texts[:1])  # its threads have started
+        megabytes = sum(len(text.encode()) for text in texts) / 1e6
+        cache = open_cache(source, tokenizer, folder / "ours")
+        encode = tokenizer.backend_tokenizer.encode_batch_fast
+        # After the first call its threads have started.
+        encode(texts[:1])
+
+        def encode_all() -> np.ndarray:
+            return np.array([len(encode(texts[i : i + 256])) for i in range(0, len(texts), 256)])
+
+        our_seconds, id_counts = measure(lambda: by_groups(source, cache))
+        least_seconds, _ = measure(encode_all)
+        title = f"{megabytes:.1f} MB of text, {len(cache):,} tokens, per core"
+        bound = ("tokenizers alone", megabytes / least_seconds)
         peers = {
             "datasets.map and numpy": partial(by_map, source, tokenizer, folder / "map.bin"),
             "datatrove": partial(by_datatrove, source, tokenizer, folder / "datatrove"),
         }
-        cache = open_cache(source, tokenizer, folder / "ours")
-        ours, expected = measured(lambda: by_groups(source, cache))
-        least, _ = measured(lambda: np.array([len(encode(texts[i : i + 256])) for i in range(0, len(texts), 256)]))
-        title, bound = f"{size:.1f} MB of text, {len(cache):,} tokens, per core", ("tokenizers alone", size / least)
         for name, work in peers.items():
             try:
-                theirs, found = measured(work)
+                peer_seconds, peer_counts = measure(work)
             except ImportError:
                 report.skipped.append(f"{name}: it is not installed")
                 continue
-            if not np.array_equal(found, expected):
+            if not np.array_equal(peer_counts, id_counts):
                 raise SystemExit(f"the ids differ from those of {name}")
-            report.add(title, size / ours, "MB/s", (name, size / theirs), bound)
+            report.add(title, megabytes / our_seconds, "MB/s", (name, megabytes / peer_seconds), bound)
 
 
 if __name__ == "__main__":

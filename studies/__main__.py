@@ -1,4 +1,4 @@
-"""A page of docs/studies again, from the records of its study.
+"""Write a page of docs/studies again, from the records of its study.
 
     python -m studies crossing | evidence | granularity | hours | learning_rates | live | models
                       [--runs RUNS…] [--predict [d_model:E …]]
@@ -19,6 +19,8 @@ from hub.base.errors import InputError
 
 STUDIES = Path(__file__).parent
 PAGES = STUDIES.parent / "docs" / "studies"
+# The function of a study that an option calls before the page is written.
+ACTIONS = {"runs": "take", "predict": "predict"}
 
 
 def main() -> None:
@@ -30,13 +32,16 @@ def main() -> None:
     options = parser.parse_args()
     study = importlib.import_module(f"studies.{options.name}.study")
     written = []
-    for option, does in (("runs", "take"), ("predict", "predict")):
-        if (given := getattr(options, option)) is not None:
-            if not hasattr(study, does):
-                parser.error(f"--{option}: the study {options.name!r} has none")
-            written += getattr(study, does)(given)
+    for option, action in ACTIONS.items():
+        values = getattr(options, option)
+        if values is None:
+            continue
+        if not hasattr(study, action):
+            parser.error(f"--{option}: the study {options.name!r} has none")
+        written += getattr(study, action)(values)
     content = study.PAGE.read()
-    if hasattr(study, "ship"):  # what the library takes from the study
+    # A study with a `ship` also writes what the library takes from it.
+    if hasattr(study, "ship"):
         written.append(study.ship(content))
     print(*written, *study.PAGE.write(PAGES / f"{options.name}.md", content), sep="\n")
 

@@ -1,4 +1,4 @@
-"""What studies share: pages filled from records, runs gathered, predictions made once, the scatter of seeds.
+"""Helpers that the studies share: pages filled from records, records of runs, predictions, and the scatter of seeds.
 
 The prose of a page is written by hand, its verdicts too: a study holds each as a claim that its records may refute.
 Tables stand between `<!-- NAME -->` and `<!-- /NAME -->`, a number in a sentence between `<!-- =NAME -->` and
@@ -30,17 +30,21 @@ from scaling_law.figures import drawing
 from scaling_law.fitting import rms as rms
 
 FloatArray = NDArray[np.float64]
-Value = tuple[float, float, float]  # with the ends of its 95 % interval
+# A value with the low and the high end of its 95 % interval.
+Value = tuple[float, float, float]
 T = TypeVar("T")
-LEVEL = (0.025, 0.975)  # of every interval
-BITS = 1.0 / np.log(2.0)  # bits of a nat
-TABLES = "tables"  # beside a page: tables of more than a dozen rows
+# The quantiles of every interval.
+LEVEL = (0.025, 0.975)
+BITS_PER_NAT = 1.0 / np.log(2.0)
+# The folder beside a page that holds its tables of more than a dozen rows.
+TABLES = "tables"
 _VALUE = re.compile(r"<!-- =([a-z-]+) -->(.*?)<!-- = -->", re.DOTALL)
+_TYPES = {"int": int, "float": float, "str": str}
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a study fills its page with: each function makes, of what `read` returns, the part that has its name.
+    """The functions that fill a page: each takes what `read` returns and makes the block, table or figure of its name.
 
     `blocks` are tables of the page and `tables` CSV files beside it, the header first; `values` are the numbers of its
     sentences, and `claims` the verdicts of its prose, with what must hold for each.
@@ -54,36 +58,54 @@ class Page:
     claims: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
 
     def write(self, page: Path, content: Any = None) -> list[Path]:
-        """Fill a page, write its tables and draw its figures in the folders beside it; returns what was written.
+        """Fill a page, write its tables and draw its figures in the folders beside it; return the paths written.
 
-        ValueError before anything is written if the page lacks a block or has other values, and at the end if the
-        content refutes claims of the prose, which then needs other words.
+        Raises InputError before anything is written if the page lacks a block or has other values, and at the end if
+        the content refutes claims of the prose, which then needs other words.
         """
         text = page.read_text(encoding="utf-8")
-        for name in map(_name, self.blocks):
-            if block_of(text, name) is None:
-                raise InputError(f"{page}: no block `<!-- {name} -->` and `<!-- /{name} -->`")
-        content = self.read() if content is None else content
-        said = self.values(content)
-        if other := {*said} ^ {match[1] for match in _VALUE.finditer(text)}:
-            raise InputError(f"{page}: the page or its study lacks the value `<!-- ={min(other)} -->`")
-        text = _VALUE.sub(lambda match: f"<!-- ={match[1]} -->{said[match[1]]}<!-- = -->", text)
+        self._check_blocks(page, text)
+        if content is None:
+            content = self.read()
+        values = self.values(content)
+        _check_values(page, text, values)
+        text = _VALUE.sub(lambda match: f"<!-- ={match[1]} -->{values[match[1]]}<!-- = -->", text)
         for block in self.blocks:
             text = replace_block(text, _name(block), markdown_of(block(content)))
         atomic.write_bytes(page, text.encode())
-        (page.parent / TABLES).mkdir(exist_ok=True)
-        written = [page, *(write_csv(page.parent / TABLES / f"{_name(t)}.csv", t(content)) for t in self.tables)]
-        written += [redraw(f(content), page.parent / "figures" / f"{_name(f)}.png") for f in self.figures]
-        if refuted := self.refuted(content):
+        written = [page, *self._write_tables(page.parent / TABLES, content)]
+        for figure in self.figures:
+            written.append(redraw(figure(content), page.parent / "figures" / f"{_name(figure)}.png"))
+        refuted = self.refuted(content)
+        if refuted:
             raise InputError(f"{page}: written, but its numbers refute what it says: {'; '.join(refuted)}")
         return written
 
     def refuted(self, content: Any) -> list[str]:
+        """Return the claims that the content refutes."""
         return [claim for claim, holds in self.claims.items() if not holds(content)]
 
+    def _check_blocks(self, page: Path, text: str) -> None:
+        for name in map(_name, self.blocks):
+            if block_of(text, name) is None:
+                raise InputError(f"{page}: no block `<!-- {name} -->` and `<!-- /{name} -->`")
 
-def _name(part: Callable[..., Any]) -> str:
-    return part.__name__.replace("_", "-")
+    def _write_tables(self, folder: Path, content: Any) -> list[Path]:
+        folder.mkdir(exist_ok=True)
+        return [write_csv(folder / f"{_name(table)}.csv", table(content)) for table in self.tables]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """Return the name on the page of the block, table or figure that a function makes."""
+    return function.__name__.replace("_", "-")
+
+
+def _check_values(page: Path, text: str, values: Mapping[str, str]) -> None:
+    """Raise InputError unless a page and its study name the same values."""
+    names_on_page = {match[1] for match in _VALUE.finditer(text)}
+    unmatched = names_on_page ^ set(values)
+    if unmatched:
+        raise InputError(f"{page}: the page or its study lacks the value `<!-- ={min(unmatched)} -->`")
 
 
 def redraw(figure: Any, path: Path) -> Path:
@@ -91,8 +113,9 @@ def redraw(figure: Any, path: Path) -> Path:
     before = path.read_bytes() if path.exists() else None
     drawing.save(figure, path)
     if before is not None:
-        was, now = (imread(io.BytesIO(content)) for content in (before, path.read_bytes()))
-        if was.shape == now.shape and np.abs(was - now).max() < 1.5 / 255:
+        old_pixels = imread(io.BytesIO(before))
+        new_pixels = imread(io.BytesIO(path.read_bytes()))
+        if old_pixels.shape == new_pixels.shape and np.abs(old_pixels - new_pixels).max() < 1.5 / 255:
             atomic.write_bytes(path, before)
     return path
 
@@ -105,90 +128,109 @@ def write_csv(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
-def rows_of(each: Iterable[Any], kind: type[Any]) -> list[tuple[Any, ...]]:
-    """Rows of a CSV file, the header first, of the fields of a flat dataclass."""
-    return [tuple(field.name for field in fields(kind)), *map(astuple, each)]
+def rows_of(records: Iterable[Any], record_type: type[Any]) -> list[tuple[Any, ...]]:
+    """Return the rows of a CSV file, the header first, of the fields of a flat dataclass."""
+    header = tuple(field.name for field in fields(record_type))
+    return [header, *map(astuple, records)]
 
 
-def read_csv(path: Path, kind: type[T]) -> list[T]:
-    """Rows of a CSV file as dataclasses of `int`, `float` and `str`; lines that begin with # are left out."""
-    make = {"int": int, "float": float, "str": str}
-    read = {field.name: make[str(field.type)] for field in fields(cast(Any, kind))}
+def read_csv(path: Path, record_type: type[T]) -> list[T]:
+    """Read the rows of a CSV file as dataclasses of `int`, `float` and `str`; lines that begin with # are left out."""
+    converters = {field.name: _TYPES[str(field.type)] for field in fields(cast(Any, record_type))}
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return [kind(**{name: of(row[name]) for name, of in read.items()}) for row in csv.DictReader(lines)]
+    records = []
+    for row in csv.DictReader(lines):
+        values = {name: convert(row[name]) for name, convert in converters.items()}
+        records.append(record_type(**values))
+    return records
 
 
-def gather(sources: Iterable[str | Path], target: Path, kept: Callable[[RunRecord], bool] = lambda _: True) -> Path:
-    """Add the records of all sources (files, or folders of run.json) that are `kept` to a runs.jsonl, each once.
+def gather(sources: Iterable[str | Path], target: Path, counts: Callable[[RunRecord], bool] = lambda _: True) -> Path:
+    """Add the records of all sources (files, or folders of run.json) that count to a runs.jsonl, each once.
 
-    Records that are there keep their bytes. RecordError for two records of one run_id that differ, and for losses on
-    different texts.
+    Records that are in the file keep their bytes. Raises RecordError for two records of one run_id that differ, and
+    for losses on different texts.
     """
     lines = target.read_text(encoding="utf-8").splitlines() if target.exists() else []
-    there = {json.loads(line)["run_id"]: line for line in lines}
+    line_of_run = {json.loads(line)["run_id"]: line for line in lines}
+    files = [target] if lines else []
+    files += map(Path, sources)
     records: dict[str, RunRecord] = {}
-    for source in ([target] if lines else []) + [*map(Path, sources)]:
-        for record in filter(kept, hub.load_records(source)):
-            if (first := records.setdefault(record.run_id, record)) != record:
-                raise RecordError(f"{source}: {record.run_id}: another run of this run_id has loss {first.eval_loss}")
+    for file in files:
+        for record in filter(counts, hub.load_records(file)):
+            first = records.setdefault(record.run_id, record)
+            if first != record:
+                raise RecordError(f"{file}: {record.run_id}: another run of this run_id has loss {first.eval_loss}")
     check_texts(records.values())
     ordered = sorted(records.values(), key=lambda r: (r.d_model, r.experts, r.sweep, r.tokens, r.seed or 0, r.run_id))
-    texts = (there.get(record.run_id) or record.to_json() for record in ordered)
+    texts = (line_of_run.get(record.run_id) or record.to_json() for record in ordered)
     atomic.write_bytes(target, "".join(f"{text}\n" for text in texts).encode())
     return target
 
 
 def check_texts(records: Iterable[RunRecord]) -> None:
-    """RecordError if losses are of different texts or tokenizers."""
+    """Raise RecordError if losses are of different texts or tokenizers."""
     texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in records}
     if len(texts) > 1:
         raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
 
 
 def write_once(path: Path, format: str, fields: Mapping[str, Any]) -> Path:
-    """Write a prediction, unless there is one already: FileExistsError, since a prediction is made once."""
+    """Write a prediction; raise FileExistsError if there is one already, since a prediction is made once."""
     if path.exists():
         raise FileExistsError(f"{path}: predictions are made once; remove the file to make them again")
     return strict_json.write(path, format, 1, fields)
 
 
-def rounded(value: Any, digits: int) -> Any:
-    """JSON with numbers of so many significant digits."""
+def round_numbers(value: Any, digits: int) -> Any:
+    """Round every number of a JSON value to so many significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {name: rounded(one, digits) for name, one in value.items()}
-    return [rounded(one, digits) for one in value] if isinstance(value, (tuple, list)) else value
+        return {name: round_numbers(item, digits) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [round_numbers(item, digits) for item in value]
+    return value
 
 
 def interval(values: Iterable[Any], form: Callable[[Any], str] = "{:.3f}".format) -> str:
-    """A value with its interval, each as `form` writes it."""
+    """Format a value with its interval, each number as `form` writes it."""
     return "{} ({} to {})".format(*map(form, values))
 
 
-def listed(values: Iterable[object]) -> str:
+def join(values: Iterable[object]) -> str:
+    """Join values with commas."""
     return ", ".join(map(str, values))
 
 
 def pooled_covariance(groups: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Covariance [k, k] of a run's values among seeds, pooled over groups, and its degrees of freedom [k].
+    """Pool the covariance of a run's values among seeds over groups.
 
     A group holds the values [seeds, k] of runs that differ in their seed only, NaN where one is missing. A column in
     which no seed is repeated takes the covariance of the nearest that has some; NaN if none has.
+
+    Returns:
+        The covariance [k, k] and its degrees of freedom [k].
     """
     k = groups[0].shape[1]
-    products, weights = np.zeros((2, k, k))
+    products = np.zeros((k, k))
+    weights = np.zeros((k, k))
     for values in groups:
-        run = np.isfinite(values)
-        n, shared = np.maximum(run.sum(axis=0), 1), run.T.astype(float) @ run
-        deviations = np.where(run, values - np.where(run, values, 0.0).sum(axis=0) / n, 0.0)
+        is_run = np.isfinite(values)
+        n_seeds = np.maximum(is_run.sum(axis=0), 1)
+        shared_seeds = is_run.T.astype(float) @ is_run
+        means = np.where(is_run, values, 0.0).sum(axis=0) / n_seeds
+        deviations = np.where(is_run, values - means, 0.0)
         products += deviations.T @ deviations
         # Unbiased where the columns have different seeds; n − 1 on the diagonal.
-        weights += shared * (1.0 - 1.0 / n[:, None] - 1.0 / n + shared / np.outer(n, n))
+        weights += shared_seeds * (
+            1.0 - 1.0 / n_seeds[:, None] - 1.0 / n_seeds + shared_seeds / np.outer(n_seeds, n_seeds)
+        )
     freedom = np.round(np.diag(weights), 9).astype(float)
     repeated = np.flatnonzero(freedom)
     if not len(repeated):
         return np.full((k, k), np.nan), freedom
     pooled = np.divide(products, weights, out=np.zeros((k, k)), where=weights > 1e-9)
-    nearest = repeated[np.abs(np.arange(k)[:, None] - repeated).argmin(axis=1)]
+    distances = np.abs(np.arange(k)[:, None] - repeated)
+    nearest = repeated[distances.argmin(axis=1)]
     return np.asarray(pooled[np.ix_(nearest, nearest)]), freedom

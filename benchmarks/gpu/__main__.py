@@ -1,4 +1,4 @@
-"""python -m benchmarks.gpu: run the parts of the kit, or go on with them; see the package's text."""
+"""Run the parts of the kit, or go on with them: `python -m benchmarks.gpu`; see the package's text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -34,40 +33,73 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chosen(parts: list[str], smoke: bool) -> Iterator[tuple[str, list[Case]]]:
-    """Cases by part, in the order in which they are run: of all parts, those of the first minutes first."""
+def choose_cases(parts: list[str], smoke: bool) -> list[tuple[str, list[Case]]]:
+    """Return cases by part, in the order in which they are run: of all parts, those of the first minutes first."""
+    groups = []
     for part in parts or ("first", *PARTS):
-        yield from first(smoke) if part == "first" else [(part, cases(part, smoke))]
+        groups += first(smoke) if part == "first" else [(part, cases(part, smoke))]
+    return groups
+
+
+def print_cases(groups: list[tuple[str, list[Case]]], folder: Path) -> None:
+    """Print each case with its status."""
+    for part, part_cases in groups:
+        results = kit.Results.open(folder, part).cases
+        for case in part_cases:
+            print(f"{part}: {case.name}: {results.get(case.name, {}).get('status', 'waiting')}")
+
+
+def count_waiting(groups: list[tuple[str, list[Case]]], folder: Path) -> int:
+    """Count the cases that have no result yet."""
+    waiting = set()
+    for part, part_cases in groups:
+        results = kit.Results.open(folder, part)
+        waiting.update((part, case.name) for case in part_cases if not results.has(case))
+    return len(waiting)
+
+
+def make_kit(o: argparse.Namespace, started: float, folder: Path, work: Path, page: Path) -> kit.Kit:
+    """Make the kit of this call."""
+    work.mkdir(parents=True, exist_ok=True)
+    if o.data is not None:
+        atomic.write_json(work / "data.json", {"data": str(o.data.absolute())})
+    limit = FIRST_SECONDS if o.limit is None and o.parts == ["first"] else o.limit
+    deadline = math.inf if limit is None else started + limit
+    processes = kit.processes(preload="benchmarks.gpu.measure")
+    return kit.Kit(folder, work, processes, deadline, o.retry, partial(render.write, page, gpu=folder))
 
 
 def main() -> int:
-    given, started = options(), time.monotonic()
-    groups, build = list(chosen(given.parts, given.smoke)), ROOT / "build" / ("gpu-smoke" if given.smoke else "gpu")
-    folder = given.results or (build / "results" if given.smoke else render.RESULTS / "gpu")
-    work, page = build / "work" if given.smoke else build, build / "benchmarks.md" if given.smoke else render.PAGE
-    if given.list:
-        for part, listed in groups:
-            found = kit.Results.open(folder, part).cases
-            for case in listed:
-                print(f"{part}: {case.name}: {found.get(case.name, {}).get('status', 'waiting')}")
+    o = options()
+    started = time.monotonic()
+    groups = choose_cases(o.parts, o.smoke)
+    if o.smoke:
+        build = ROOT / "build" / "gpu-smoke"
+        folder = build / "results"
+        work = build / "work"
+        page = build / "benchmarks.md"
+    else:
+        folder = render.RESULTS / "gpu"
+        work = ROOT / "build" / "gpu"
+        page = render.PAGE
+    if o.results:
+        folder = o.results
+    if o.list:
+        print_cases(groups, folder)
         return 0
-    if gpus() == "none" and not given.smoke:
+    if gpus() == "none" and not o.smoke:
         raise InputError("torch finds no GPU here; --smoke runs tiny shapes on a CPU")
-    work.mkdir(parents=True, exist_ok=True)
-    if given.data is not None:
-        atomic.write_json(work / "data.json", {"data": str(given.data.absolute())})
-    processes, write_page = kit.processes(preload="benchmarks.gpu.measure"), partial(render.write, page, gpu=folder)
-    limit = FIRST_SECONDS if given.limit is None and given.parts == ["first"] else given.limit
-    ends = math.inf if limit is None else started + limit
-    call, failed = kit.Kit(folder, work, processes, ends, given.retry, write_page), 0
-    for part, listed in groups:
-        failed += call.run(part, listed, MEASURES[part], CASE_SECONDS[part])[0]
+    call = make_kit(o, started, folder, work, page)
+    failed = 0
+    for part, part_cases in groups:
+        failed += call.run(part, part_cases, MEASURES[part], CASE_SECONDS[part])[0]
     for part in dict.fromkeys(part for part, _ in groups):
-        print("".join(f"{line}\n" for line in baselines.compare(kit.Results.open(folder, part))), end="")
-    left = {(part, c.name) for part, listed in groups for c in listed if not kit.Results.open(folder, part).has(c)}
-    if left:
-        print(f"{len(left)} cases are left: the same command goes on with them")
-    return 1 if given.smoke and (failed or left) else 0
+        for line in baselines.compare(kit.Results.open(folder, part)):
+            print(line)
+    waiting = count_waiting(groups, folder)
+    if waiting:
+        print(f"{waiting} cases are left: the same command goes on with them")
+    return 1 if o.smoke and (failed or waiting) else 0
 
 
 if __name__ == "__main__":

@@ -16,39 +16,43 @@ from benchmarks.report import ROOT, gpus
 from hub.base.tables import Table
 
 FOLDER = ROOT / "benchmarks" / "results" / "gpu" / "baselines"
-FALL = 0.05  # of tokens per second, that is said
-Part = dict[str, Any]  # a file of results
+# The fall in tokens per second that is said.
+FALL = 0.05
+# A file of results.
+Part = dict[str, Any]
 
 
 def load(part: str, folder: Path = FOLDER) -> list[Part]:
     """Read the baselines of a part, the newest last."""
-    parts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{part}-*.json"))]
-    return sorted(parts, key=lambda part: stamp_of(part)[::-1])
+    baselines = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{part}-*.json"))]
+    return sorted(baselines, key=lambda baseline: stamp_of(baseline)[::-1])
 
 
 def stamp_of(part: Part) -> tuple[str, str]:
-    """The commit and the date of the results, those of the last case."""
+    """Return the commit and the date of the results, those of the last case."""
     case = max(part["cases"].values(), key=lambda case: case["date"])
     return case["commit"], case["date"]
 
 
 def compare(results: Results, folder: Path = FOLDER) -> list[str]:
     """Say which cases are slower than in the newest baseline of this machine's GPU, by more than `FALL`."""
-    before = [part for part in load(results.part, folder) if part["machine"]["gpu"] == gpus()]
-    if not before:
+    baselines = [part for part in load(results.part, folder) if part["machine"]["gpu"] == gpus()]
+    if not baselines:
         return []
-    commit, date = stamp_of(before[-1])
+    newest = baselines[-1]
     ratios = {}
     for name, case in results.cases.items():
-        other = before[-1]["cases"].get(name, {"options": None, "result": {}})
-        speeds = [each["result"].get("tokens_per_second") for each in (case, other)]
-        if case["options"] == other["options"] and all(speeds):
-            ratios[name] = speeds[0] / speeds[1]
-    fallen = {name: ratio for name, ratio in ratios.items() if ratio < 1 - FALL}
-    lines = [f"  {name}: {1 - ratio:.1%} fewer tokens/s" for name, ratio in fallen.items()]
+        case_before = newest["cases"].get(name, {"options": None, "result": {}})
+        speed = case["result"].get("tokens_per_second")
+        speed_before = case_before["result"].get("tokens_per_second")
+        if case["options"] == case_before["options"] and speed and speed_before:
+            ratios[name] = speed / speed_before
+    slower = {name: ratio for name, ratio in ratios.items() if ratio < 1 - FALL}
+    commit, date = stamp_of(newest)
+    counts = f"{len(slower)} of {len(ratios)} cases"
     return [
-        f"{results.part}: {len(fallen)} of {len(ratios)} cases fell by more than {FALL:.0%} against {commit} ({date})",
-        *lines,
+        f"{results.part}: {counts} fell by more than {FALL:.0%} against {commit} ({date})",
+        *(f"  {name}: {1 - ratio:.1%} fewer tokens/s" for name, ratio in slower.items()),
     ]
 
 
@@ -57,25 +61,42 @@ def table(part: str, results: list[Part], folder: Path = FOLDER) -> str:
 
     A cell is the faster of the compiled and the eager steps.
     """
+    columns_of_gpus: dict[str, dict[str, dict[str, str]]] = {}
+
+    def add_column(results: Part, title: str) -> None:
+        columns_of_gpus.setdefault(results["machine"]["gpu"], {})[title] = fastest(results)
+
+    for baseline in load(part, folder):
+        commit, date = stamp_of(baseline)
+        add_column(baseline, f"before (commit {commit}, {date})")
+    for new_results in results:
+        commit, date = stamp_of(new_results)
+        add_column(new_results, f"{commit}, {date}")
     text = ""
-    every = [(part, "before (commit {}, {})") for part in load(part, folder)]
-    every += [(part, "{}, {}") for part in results]
-    for gpu in dict.fromkeys(part["machine"]["gpu"] for part, _ in every):
-        columns = {
-            title.format(*stamp_of(part)): fastest(part) for part, title in every if part["machine"]["gpu"] == gpu
-        }
-        names = dict.fromkeys(name for speeds in columns.values() for name in speeds)
-        rows = [{"steps": name} | {title: speeds.get(name, "") for title, speeds in columns.items()} for name in names]
-        text += f"\n{gpu}, thousands of tokens/s (MFU):\n\n{Table.of(rows).markdown()}\n"
+    for gpu, columns in columns_of_gpus.items():
+        text += f"\n{gpu}, thousands of tokens/s (MFU):\n\n{_table_of_columns(columns).markdown()}\n"
     return text
 
 
+def _table_of_columns(columns: dict[str, dict[str, str]]) -> Table:
+    """Make a table with a row for each model."""
+    names = dict.fromkeys(name for speeds in columns.values() for name in speeds)
+    rows = []
+    for name in names:
+        rows.append({"steps": name, **{title: speeds.get(name, "") for title, speeds in columns.items()}})
+    return Table.of(rows)
+
+
 def fastest(part: Part) -> dict[str, str]:
-    """Model → the best speed and MFU of its cases."""
+    """Return model → the best speed and MFU of its cases."""
     speeds: dict[str, tuple[float, float | None]] = {}
     for name, case in part["cases"].items():
         speed = case["result"].get("tokens_per_second")
         if speed is not None:
-            shape = name.replace(", compile True", "")
-            speeds[shape] = max(speeds.get(shape, (0.0, None)), (speed, case["result"].get("mfu")))
-    return {name: f"{speed / 1e3:.0f}" + (f" ({mfu:.1%})" if mfu else "") for name, (speed, mfu) in speeds.items()}
+            model = name.replace(", compile True", "")
+            speeds[model] = max(speeds.get(model, (0.0, None)), (speed, case["result"].get("mfu")))
+    texts = {}
+    for model, (speed, mfu) in speeds.items():
+        mfu_text = f" ({mfu:.1%})" if mfu else ""
+        texts[model] = f"{speed / 1e3:.0f}{mfu_text}"
+    return texts

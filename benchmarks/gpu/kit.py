@@ -25,12 +25,16 @@ import torch
 from benchmarks.gpu.cases import Case, Options
 from benchmarks.report import gpus, machine, stamp, versions, write_result
 
-Keep = Callable[..., None]  # takes named results, each as soon as it is measured
+# Takes named results, each as soon as it is measured.
+Keep = Callable[..., None]
 Measure = Callable[[Options, Path, Keep], None]
-UNFINISHED = "unfinished"  # the status of a case that is measured now, or was when the call was killed
-STOP_SECONDS = 45  # for a training run to save its checkpoint
+# The status of a case that is measured now, or was when the call was killed.
+UNFINISHED = "unfinished"
+# Seconds that a training run has to save its checkpoint.
+STOP_SECONDS = 45
 LONGEST_REASON = 300
-SUMMARY = {  # what a result's line shows of it
+# Fields of a result that its line shows, and how.
+SUMMARY = {
     "tokens_per_second": "{:,.0f} tokens/s",
     "mfu": "MFU {:.1%}",
     "seconds_to_fourth_step": "{:.1f} s until the fourth step",
@@ -39,7 +43,7 @@ SUMMARY = {  # what a result's line shows of it
 
 
 class Skipped(RuntimeError):
-    """What a case needs is not there; the message says what."""
+    """Something that a case needs is not there; the message says what."""
 
 
 @dataclass
@@ -52,28 +56,30 @@ class Results:
 
     @classmethod
     def open(cls, folder: Path, part: str) -> Results:
-        """Those that this machine's GPU has."""
-        path = folder / f"{part}-{re.sub('[^a-z0-9]+', '-', gpus().lower())}.json"
+        """Read the results that this machine's GPU has."""
+        gpu = re.sub("[^a-z0-9]+", "-", gpus().lower())
+        path = folder / f"{part}-{gpu}.json"
         cases = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else {}
         return cls(part, path, cases)
 
     def has(self, case: Case, retry: bool = False) -> bool:
-        """Whether the case has a result for its options; with `retry`, only what was measured is one."""
+        """Return whether the case has a result for its options; with `retry`, only what was measured is one."""
         result = self.cases.get(case.name)
         if result is None or result["options"] != case.options or result["status"] == UNFINISHED:
             return False
         return result["status"] == "measured" or not retry
 
-    def keep(self, case: Case, found: dict[str, Any]) -> None:
-        """Write down one more."""
-        self.cases[case.name] = {"options": case.options, **found, "cpu": machine()["cpu"], **stamp()}
+    def keep(self, case: Case, outcome: dict[str, Any]) -> None:
+        """Write down one more result."""
+        self.cases[case.name] = {"options": case.options, **outcome, "cpu": machine()["cpu"], **stamp()}
         part = {"part": self.part, "machine": machine(), "versions": versions(), "cases": self.cases}
         write_result(self.path, part)
 
 
 def processes(preload: str) -> BaseContext:
-    """How to start processes: forked from a server that has imported `preload`, or anew where CUDA bears no fork."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded
+    """Choose how processes start: forked from a server with `preload` imported, or anew where CUDA bears no fork."""
+    # Nothing is downloaded.
+    os.environ["HF_HUB_OFFLINE"] = "1"
     # Else asking whether there is a GPU, as many imports do, would start CUDA in the server.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     server = multiprocessing.get_context("forkserver")
@@ -95,98 +101,118 @@ def _use_the_gpu() -> None:
 class Kit:
     """One call of the kit: its folders, how it starts processes, and when it ends, by `time.monotonic`.
 
-    `retry` runs again what failed. `kept` is called after each result; an error of its own is printed.
+    `retry` runs again what failed. `after_case` is called after each result; an error of its own is printed.
     """
 
     folder: Path
     work: Path
     processes: BaseContext
-    ends: float
+    deadline: float
     retry: bool = False
-    kept: Callable[[], object] = lambda: None
+    after_case: Callable[[], object] = lambda: None
 
     def run(self, part: str, cases: Sequence[Case], measure: Measure, case_seconds: float) -> tuple[int, int]:
-        """Run what has no result yet, until the call ends; returns how many of the cases failed now and are left."""
+        """Run what has no result yet, until the call ends; return how many cases failed now and how many wait."""
         results = Results.open(self.folder, part)
-        failed, left = 0, 0
-        for case in (case for case in cases if not results.has(case, self.retry)):
-            seconds = self.ends - time.monotonic()
-            if seconds < case.seconds:
-                left += 1
+        failed = 0
+        waiting = 0
+        for case in cases:
+            if results.has(case, self.retry):
                 continue
-            allowed = min(seconds, case_seconds)
+            seconds_left = self.deadline - time.monotonic()
+            if seconds_left < case.seconds:
+                waiting += 1
+                continue
             print(f"{part}: {case.name} ...", flush=True)
-            outcome = self._run_one(case, measure, allowed, results)
-            if outcome["status"] == "late" and allowed < case_seconds:
+            outcome = self._run_case(case, measure, min(seconds_left, case_seconds), results)
+            if outcome["status"] == "late" and seconds_left < case_seconds:
                 print("  stopped: no time left for it in this call", flush=True)
-                results.keep(case, outcome | {"status": UNFINISHED})
-                left += 1
+                results.keep(case, {**outcome, "status": UNFINISHED})
+                waiting += 1
                 continue
             if outcome["status"] == "late":
-                outcome |= {"status": "failed", "reason": f"took longer than {allowed:.0f} s"}
+                outcome["status"] = "failed"
+                outcome["reason"] = f"took longer than {case_seconds:.0f} s"
             results.keep(case, outcome)
             failed += outcome["status"] == "failed"
             print(f"  {outcome['status']} in {outcome['seconds']:.0f} s{summary(outcome)}", flush=True)
-            try:
-                self.kept()
-            except Exception as error:  # a page that cannot be written costs no measurement
-                print(f"  the page was not written: {one_line(error)}", flush=True)
-        return failed, left
+            self._finish_case()
+        return failed, waiting
 
-    def _run_one(self, case: Case, measure: Measure, seconds: float, results: Results) -> dict[str, Any]:
+    def _finish_case(self) -> None:
+        """Call `after_case`: a page that cannot be written costs no measurement."""
+        try:
+            self.after_case()
+        except Exception as error:
+            print(f"  the page was not written: {one_line(error)}", flush=True)
+
+    def _run_case(self, case: Case, measure: Measure, seconds: float, results: Results) -> dict[str, Any]:
         """Run one case in a process of its own, writing down what comes; its status is "late" if it did not end."""
         receiver, sender = self.processes.Pipe(duplex=False)
-        process = self.processes.Process(target=_child, args=(measure, case.options, self.work, sender))
-        started, result, outcome = time.monotonic(), dict[str, Any](), dict[str, Any]()
+        process = self.processes.Process(target=_measure_in_child, args=(measure, case.options, self.work, sender))
+        started = time.monotonic()
+        result: dict[str, Any] = {}
+        outcome: dict[str, Any] = {}
         process.start()
         sender.close()
         try:
             while not outcome:
-                # Also for its end: what it started may outlive it, and hold its side of the pipe.
+                # Also wait for its end: what it started may outlive it, and hold its side of the pipe.
                 ready = wait([receiver, process.sentinel], max(0.0, started + seconds - time.monotonic()))
                 if not ready:
                     process.terminate()
                     outcome = {"status": "late"}
                 elif receiver in ready:
-                    outcome, more = receiver.recv()
-                    result |= more
+                    outcome, numbers = receiver.recv()
+                    result.update(numbers)
                     if not outcome:
-                        spent = round(time.monotonic() - started, 1)
-                        results.keep(case, {"status": UNFINISHED, "result": result, "seconds": spent})
+                        elapsed = round(time.monotonic() - started, 1)
+                        results.keep(case, {"status": UNFINISHED, "result": result, "seconds": elapsed})
                 else:
                     break
-        except EOFError:  # it died
+        except EOFError:
+            # The process died.
             pass
         process.join(STOP_SECONDS)
         process.kill()
-        process.join(STOP_SECONDS)  # not for ever: one that waits for a device that hangs cannot be ended
+        # Not for ever: a process that waits for a device that hangs cannot be ended.
+        process.join(STOP_SECONDS)
         if not outcome:
-            code = process.exitcode or 0
-            reason = f"its process was ended by signal {-code}" if code < 0 else f"its process exited with {code}"
-            outcome = {"status": "failed", "reason": reason}
-        return outcome | {"result": result, "seconds": round(time.monotonic() - started, 1)}
+            outcome = {"status": "failed", "reason": _why_it_ended(process.exitcode or 0)}
+        return {**outcome, "result": result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _why_it_ended(exit_code: int) -> str:
+    """Return why a process without an outcome ended."""
+    if exit_code < 0:
+        return f"its process was ended by signal {-exit_code}"
+    return f"its process exited with {exit_code}"
 
 
 def summary(outcome: dict[str, Any]) -> str:
-    """Why a case has no result, and what a training step was measured at."""
+    """Format why a case has no result, and what a training step was measured at."""
     result = outcome["result"]
-    values = [outcome.get("reason")]
-    values += [text.format(result[name]) for name, text in SUMMARY.items() if result.get(name) is not None]
-    return "".join(f"; {value}" for value in values if value)
+    texts = [outcome.get("reason")]
+    for name, form in SUMMARY.items():
+        if result.get(name) is not None:
+            texts.append(form.format(result[name]))
+    return "".join(f"; {text}" for text in texts if text)
 
 
 def one_line(error: BaseException) -> str:
-    """The kind of an error, and the beginning of what it says."""
+    """Format the kind of an error, and the beginning of what it says."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
     return text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON] + "…"
 
 
-def _child(measure: Measure, options: Options, work: Path, sender: Connection) -> None:
+def _measure_in_child(measure: Measure, options: Options, work: Path, sender: Connection) -> None:
+    """Measure a case and send what comes, and at the end its outcome."""
     try:
-        measure(options, work, lambda **more: sender.send(({}, more)))
+        measure(options, work, lambda **numbers: sender.send(({}, numbers)))
         outcome = {"status": "measured"}
     except Skipped as error:
         outcome = {"status": "skipped", "reason": str(error)}
-    except Exception as error:  # whatever a kernel or a library raises
+    except Exception as error:
+        # A kernel or a library may raise whatever it likes.
         outcome = {"status": "failed", "reason": one_line(error)}
     sender.send((outcome, {}))

@@ -1,4 +1,4 @@
-"""How each part measures one case: with the training loop, and with the functions of the other benchmarks.
+"""The measures of each part: with the training loop, and with the functions of the other benchmarks.
 
 A measure gives each number to `keep` as soon as it has it, so that what fails later does not cost it.
 """
@@ -56,16 +56,28 @@ from training.run.timing import (
 from training.sweep.file import Sweep
 from training.sweep.run import write_configuration
 
+# The start and end (µs) of a kernel, and its name.
 Interval = tuple[float, float, str]
-WARM_UP = 3  # steps; a compiled model is compiled in the first two
+# Steps that are not timed: a compiled model is compiled in the first two.
+WARM_UP = 3
 GAPS = 5
 LONGEST_NAME = 80
-OF_A_RECORD = ("n_active", "n_total", "experts", "tokens", "eval_loss", "eval_loss_standard_error", "status")
-OF_A_RECORD += ("tokens_per_second", "mfu", "peak_memory_bytes")
+RECORD_FIELDS = (
+    "n_active",
+    "n_total",
+    "experts",
+    "tokens",
+    "eval_loss",
+    "eval_loss_standard_error",
+    "status",
+    "tokens_per_second",
+    "mfu",
+    "peak_memory_bytes",
+)
 
 
-def installed(module: str) -> ModuleType:
-    """The module. Raises Skipped where it is not installed."""
+def import_installed(module: str) -> ModuleType:
+    """Import a module. Raises Skipped where it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
@@ -73,19 +85,20 @@ def installed(module: str) -> ModuleType:
 
 
 def suite(options: Options, work: Path, keep: Keep) -> None:
-    """The outcome of each test of `tests/gpu`, and the deviations from the CPU that it measured."""
-    pytest = installed("pytest")
-    failures = []
+    """Keep the outcome of each test of `tests/gpu`, and the deviations from the CPU that it measured."""
+    pytest = import_installed("pytest")
+    failures: list[str] = []
 
     class Outcomes:
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.when != "call" and report.passed:
                 return
             name = report.nodeid.partition("::")[2]
-            keep(**{name: {"outcome": report.outcome} | dict(report.user_properties)})
+            keep(**{name: {"outcome": report.outcome, **dict(report.user_properties)}})
             if report.failed:
                 crash = getattr(report.longrepr, "reprcrash", None)
-                failures.append(f"{name}: {crash.message.splitlines()[0] if crash else 'error'}")
+                message = crash.message.splitlines()[0] if crash else "error"
+                failures.append(f"{name}: {message}")
 
     tests = [f"{ROOT / 'tests' / 'gpu'}/test_device.py::{test}" for test in options["tests"]]
     arguments = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir", str(ROOT), *tests]
@@ -95,7 +108,7 @@ def suite(options: Options, work: Path, keep: Keep) -> None:
 
 
 def shape_of(options: Options) -> Namespace:
-    """A case's shape as `benchmarks.model_speed` takes it."""
+    """Return a case's shape as `benchmarks.model_speed` takes it."""
     return Namespace(
         width=options["width"],
         layers=options["blocks"],
@@ -106,22 +119,34 @@ def shape_of(options: Options) -> Namespace:
 
 
 def arguments_of(options: Options) -> TrainingArguments:
-    """Of a run of this case, whose batches have `passes` micro-batches; all models have as many active weights."""
-    width, experts = options["width"], options["experts"]
+    """Return the arguments of a run of this case, whose batches have `passes` micro-batches.
+
+    All models have as many active weights.
+    """
     if options["model"] == "ours":
-        model = {"d_model": width, "n_blocks": options["blocks"], "n_heads": width // 64, "experts": experts}
-        model |= {"attention_precision": options["attention"], "capacity_factor": options["capacity_factor"]}
+        model = {
+            "d_model": options["width"],
+            "n_blocks": options["blocks"],
+            "n_heads": options["width"] // 64,
+            "experts": options["experts"],
+            "attention_precision": options["attention"],
+            "capacity_factor": options["capacity_factor"],
+        }
     else:
-        model = fields_of(options["model"], shape_of(options), experts, options["top_k"])
+        model = fields_of(options["model"], shape_of(options), options["experts"], options["top_k"])
     model["capacity_group_tokens"] = options["micro_batch"] * options["length"]
-    run = {name: options[name] for name in ("precision", "gradient_checkpointing", "compile")}
-    run["micro_batch_sequences"] = options["micro_batch"]
-    a = arguments_of_steps(run, model, options["length"], options["passes"])
-    return a.replaced(optimizer={"name": options["optimizer"]})
+    run = {
+        "precision": options["precision"],
+        "gradient_checkpointing": options["gradient_checkpointing"],
+        "compile": options["compile"],
+        "micro_batch_sequences": options["micro_batch"],
+    }
+    arguments = arguments_of_steps(run, model, options["length"], options["passes"])
+    return arguments.replaced(optimizer={"name": options["optimizer"]})
 
 
 def session_of(options: Options) -> Session:
-    """Drawn on the device: a CPU takes minutes for billions of weights."""
+    """Make a session whose weights are drawn on the device: a CPU takes minutes for billions of them."""
     with DEVICE:
         session = session_on_random_tokens(arguments_of(options), options["vocab"])
     if options["implementation"] != "auto":
@@ -130,11 +155,11 @@ def session_of(options: Options) -> Session:
 
 
 def steps(options: Options, work: Path, keep: Keep) -> None:
-    """Whole training steps: the shape, tokens/s, MFU, peak memory, and how long the device had nothing to do."""
+    """Measure whole training steps: tokens/s, MFU, peak memory, and how long the device had nothing to do."""
     if options["model"] == "matmul":
         shape = shape_of(options)
-        spent = in_turns({"": matmul_bound(shape, options["precision"])}, options["rounds"])[""]
-        keep(seconds=spent, tokens_per_second=shape.batch * shape.length / spent)
+        seconds = in_turns({"": matmul_bound(shape, options["precision"])}, options["rounds"])[""]
+        keep(seconds=seconds, tokens_per_second=shape.batch * shape.length / seconds)
         return
     if "backend" in options:
         torch.compile = partial(torch.compile, backend=options["backend"])
@@ -149,47 +174,52 @@ class StepClock:
     """
 
     def __init__(self, options: Options, keep: Keep) -> None:
-        self.options, self.keep, self.ends = options, keep, [time.perf_counter()]
+        self.options = options
+        self.keep = keep
+        self.step_ends = [time.perf_counter()]
         self.steps = WARM_UP + options["rounds"] + 2
         self.seconds = 0.0
         self._trace = profile()
 
     def tick(self, loss: float | None = None) -> bool:
-        """End a step, whose loss is given where the loop reads it; return whether another is wanted."""
-        step = len(self.ends)
-        if not WARM_UP < step < self.steps - 2:
+        """End a step, whose loss is given where the loop reads it; return whether another step shall follow."""
+        step = len(self.step_ends)
+        last_timed = self.steps - 2
+        if not WARM_UP < step < last_timed:
             finish(DEVICE)
-        self.ends.append(time.perf_counter())
+        self.step_ends.append(time.perf_counter())
         if loss is not None and not math.isfinite(loss):
             raise RuntimeError(f"step {step} diverged: loss {loss}")
         if step == 1:
             self.keep(first_loss=loss)
         if step == WARM_UP:
-            self.keep(seconds_to_fourth_step=self.ends[-1] - self.ends[0])
-        if step == self.steps - 2:
+            self.keep(seconds_to_fourth_step=self.step_ends[-1] - self.step_ends[0])
+        if step == last_timed:
             self._keep_speed()
-        if step > self.steps - 2:
-            traced = stop_trace(self._trace)
+        if step > last_timed:
+            kernels = stop_trace(self._trace)
         if step == self.steps:
-            self._keep_kernels(traced)
-        elif step >= self.steps - 2:
+            self._keep_kernels(kernels)
+        elif step >= last_timed:
             self._trace = start_trace()
         return step < self.steps
 
     def _keep_speed(self) -> None:
-        o, a = self.options, arguments_of(self.options)
-        arch, peak = architecture(a.model, o["vocab"]), devices.peak_flops(DEVICE)
-        flops = flops_per_token(model_config(a, o["vocab"], 0), arch, o["length"]).multiplied
-        self.seconds = (self.ends[self.steps - 2] - self.ends[WARM_UP]) / o["rounds"]
+        o = self.options
+        arguments = arguments_of(o)
+        shape = architecture(arguments.model, o["vocab"])
+        self.seconds = (self.step_ends[self.steps - 2] - self.step_ends[WARM_UP]) / o["rounds"]
         micro_batch_tokens = o["micro_batch"] * o["length"]
-        speed = micro_batch_tokens * o["passes"] / self.seconds
+        tokens_per_step = micro_batch_tokens * o["passes"]
         memory = torch.cuda.max_memory_allocated(DEVICE) if DEVICE.type == "cuda" else None
-        measurement = Measurement(
-            arch, o["length"], micro_batch_tokens * o["passes"], micro_batch_tokens, self.seconds, memory
-        )
-        self.keep(measurement=measurement._asdict() | {"architecture": arch.to_dict()})
-        self.keep(micro_batches=o["passes"], n_active=arch.n_active, n_total=arch.n_total, peak_memory_bytes=memory)
-        self.keep(seconds=self.seconds, tokens_per_second=speed, mfu=flops * speed / peak if peak else None)
+        measurement = Measurement(shape, o["length"], tokens_per_step, micro_batch_tokens, self.seconds, memory)
+        self.keep(measurement={**measurement._asdict(), "architecture": shape.to_dict()})
+        self.keep(micro_batches=o["passes"], n_active=shape.n_active, n_total=shape.n_total, peak_memory_bytes=memory)
+        speed = tokens_per_step / self.seconds
+        flops = flops_per_token(model_config(arguments, o["vocab"], 0), shape, o["length"]).multiplied
+        peak_flops = devices.peak_flops(DEVICE)
+        mfu = flops * speed / peak_flops if peak_flops else None
+        self.keep(seconds=self.seconds, tokens_per_second=speed, mfu=mfu)
 
     def _keep_kernels(self, intervals: list[Interval]) -> None:
         gaps = idle(intervals)
@@ -200,17 +230,17 @@ class StepClock:
 
 
 def train_py(options: Options, work: Path, clock: StepClock) -> None:
-    """Steps of `train.py`, and the optimizers' share of them."""
+    """Make steps of `train.py`, and measure the optimizers' share of them."""
     session = session_of(options)
-    wanted = True
-    while wanted:
+    goes_on = True
+    while goes_on:
         result = train_step(session, 0, session.schedule.learning_rate(0))
-        wanted = clock.tick(result.loss)
+        goes_on = clock.tick(result.loss)
     clock.keep(optimizer_share=optimizer_seconds(session) / clock.seconds)
 
 
 def peer_of(options: Options) -> torch.nn.Module:
-    """A class of transformers as its users have it, with its own losses."""
+    """Build a class of transformers as its users have it, with its own losses."""
     with DEVICE:
         config = model_config(arguments_of(options), options["vocab"], 0)
         config.use_cache = False
@@ -218,33 +248,35 @@ def peer_of(options: Options) -> torch.nn.Module:
 
 
 def plain_loop(options: Options, work: Path, clock: StepClock) -> None:
-    """The loop that one writes in plain torch: autocast, fused AdamW, gradients clipped, each block compiled."""
-    model, size = peer_of(options), (options["micro_batch"], options["length"])
+    """Train as one does in plain torch: autocast, fused AdamW, gradients clipped, each block compiled."""
+    model = peer_of(options)
+    size = (options["micro_batch"], options["length"])
     if options["compile"]:
-        for block in (part for part in model.modules() if type(part).__name__ in model._no_split_modules):
-            block.compile(dynamic=False)
+        for module in model.modules():
+            if type(module).__name__ in model._no_split_modules:
+                module.compile(dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=DEVICE.type == "cuda")
-    wanted = True
-    while wanted:
-        total = torch.zeros((), device=DEVICE)
+    goes_on = True
+    while goes_on:
+        total_loss = torch.zeros((), device=DEVICE)
         for _ in range(options["passes"]):
             tokens = torch.randint(options["vocab"], size).to(DEVICE)
             with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=options["precision"] == "bf16"):
                 loss = model(tokens, labels=tokens).loss / options["passes"]
             loss.backward()
-            total += loss.detach()
+            total_loss += loss.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        wanted = clock.tick(total.item())
+        goes_on = clock.tick(total_loss.item())
 
 
 def transformers_trainer(options: Options, work: Path, clock: StepClock) -> None:
-    """The steps of transformers' `Trainer`, whose `torch_compile` compiles the whole model."""
+    """Train by transformers' `Trainer`, whose `torch_compile` compiles the whole model."""
 
     # The class of callbacks imports peft and what that finds, so it is named here.
     class Tick(transformers.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = not clock.tick()
 
     size = (clock.steps * options["passes"] * options["micro_batch"], options["length"])
@@ -280,7 +312,7 @@ def optimizer_seconds(session: Session, rounds: int = 3) -> float:
 
     They are timed inside of whole steps: gradients of anything else would have to be compiled anew.
     """
-    spent = [0.0] * rounds
+    seconds = [0.0] * rounds
 
     def timed(step: Callable[..., Any], number: int) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
@@ -288,7 +320,7 @@ def optimizer_seconds(session: Session, rounds: int = 3) -> float:
             started = time.perf_counter()
             result = step(*args, **options)
             finish(DEVICE)
-            spent[number] += time.perf_counter() - started
+            seconds[number] += time.perf_counter() - started
             return result
 
         return run
@@ -298,20 +330,21 @@ def optimizer_seconds(session: Session, rounds: int = 3) -> float:
             for optimizer in session.optimizers:
                 patches.enter_context(mock.patch.object(optimizer, "step", timed(optimizer.step, number)))
             timed_step(session)
-    return median(spent)
+    return median(seconds)
 
 
 def idle(intervals: Iterable[Interval], longest: int = GAPS) -> dict[str, Any]:
-    """Seconds in which one of the intervals (start, end, name; µs) ran, and the longest gaps in which none did."""
+    """Return the seconds in which one of the intervals ran, and the longest gaps in which none did."""
     ordered = sorted(intervals)
     if not ordered:
         return {"busy_seconds": 0.0, "gaps": []}
-    gaps, (first, last, after) = [], ordered[0]
+    gaps = []
+    first_start, last_end, last_name = ordered[0]
     for start, end, name in ordered[1:]:
-        if start > last:
-            gaps.append({"microseconds": round(start - last, 1), "after": after, "before": name})
-        last, after = max((last, after), (end, name))
-    busy = last - first - sum(gap["microseconds"] for gap in gaps)
+        if start > last_end:
+            gaps.append({"microseconds": round(start - last_end, 1), "after": last_name, "before": name})
+        last_end, last_name = max((last_end, last_name), (end, name))
+    busy = last_end - first_start - sum(gap["microseconds"] for gap in gaps)
     gaps.sort(key=lambda gap: -gap["microseconds"])
     return {"busy_seconds": busy * 1e-6, "gaps": gaps[:longest]}
 
@@ -325,40 +358,50 @@ def start_trace() -> profile:
 
 
 def stop_trace(trace: profile) -> list[Interval]:
-    """Start, end (µs) and name of each kernel and copy, or operator of a CPU, that was traced."""
+    """Return each kernel and copy, or operator of a CPU, that was traced."""
     trace.stop()
     on_gpu = DEVICE.type == "cuda"
-    wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    return [
-        (event.time_range.start, event.time_range.end, event.name[:LONGEST_NAME])
-        for event in trace.events()
-        if event.device_type == wanted and not event.is_user_annotation and (on_gpu or event.cpu_parent is None)
-    ]
+    device_type = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    intervals = []
+    for event in trace.events():
+        is_traced = event.device_type == device_type and not event.is_user_annotation
+        if is_traced and (on_gpu or event.cpu_parent is None):
+            intervals.append((event.time_range.start, event.time_range.end, event.name[:LONGEST_NAME]))
+    return intervals
 
 
 def heads(options: Options, work: Path, keep: Keep) -> None:
-    """Loss and gradients of a head in bf16: seconds, peak memory, and how far they are from all logits in fp32."""
-    draws = torch.Generator().manual_seed(0)
-    sizes = (options["rows"], options["width"]), (options["vocab"], options["width"])
-    tensors = [torch.randn(size, generator=draws).mul(options["width"] ** -0.25).to(DEVICE) for size in sizes]
-    targets = torch.randint(options["vocab"], (options["rows"],), generator=draws).to(DEVICE)
+    """Measure loss and gradients of a head in bf16: time, peak memory, and the distance from all logits in fp32."""
+    generator = torch.Generator().manual_seed(0)
+    scale = options["width"] ** -0.25
 
-    def passed(way: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def draw(rows: int) -> torch.Tensor:
+        return torch.randn((rows, options["width"]), generator=generator).mul(scale).to(DEVICE)
+
+    tensors = (draw(options["rows"]), draw(options["vocab"]))
+    targets = torch.randint(options["vocab"], (options["rows"],), generator=generator).to(DEVICE)
+
+    def loss_and_gradients(way: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         hidden, weight = (tensor.detach().to(dtype).requires_grad_() for tensor in tensors)
         loss = loss_of(way, hidden, weight, targets)
         loss.backward()
         finish(DEVICE)
         return loss.detach(), hidden.grad, weight.grad
 
-    found, memory = peak_bytes(DEVICE, lambda: passed(options["way"], torch.bfloat16))
-    expected = passed("all logits", torch.float32)
-    errors = [float((one.float() - other).norm() / other.norm()) for one, other in zip(found, expected, strict=True)]
+    def measured_pass() -> tuple[torch.Tensor, ...]:
+        return loss_and_gradients(options["way"], torch.bfloat16)
+
+    values, memory = peak_bytes(DEVICE, measured_pass)
+    exact_values = loss_and_gradients("all logits", torch.float32)
+    errors = []
+    for value, exact in zip(values, exact_values, strict=True):
+        errors.append(float((value.float() - exact).norm() / exact.norm()))
     keep(peak_memory_bytes=memory, loss_error=errors[0], gradient_error=max(errors[1:]))
-    keep(seconds=in_turns({"": lambda: passed(options["way"], torch.bfloat16)}, options["rounds"])[""])
+    keep(seconds=in_turns({"": measured_pass}, options["rounds"])[""])
 
 
 def loss_of(way: str, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of `hidden [T, d]` by the head `weight [V, d]`."""
+    """Return the mean cross-entropy of `hidden [T, d]` by the head `weight [V, d]`."""
     if way == "chunks":
         return ChunkedCrossEntropy.apply(hidden, weight, targets)[0] / len(targets)
     if way == "torch":
@@ -366,103 +409,150 @@ def loss_of(way: str, hidden: torch.Tensor, weight: torch.Tensor, targets: torch
             raise Skipped(f"torch {torch.__version__} has no linear_cross_entropy")
         return F.linear_cross_entropy(hidden, weight, targets)
     if way == "liger":
-        return installed("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()(weight, hidden, targets)
+        liger = import_installed("liger_kernel.transformers")
+        return liger.LigerFusedLinearCrossEntropyLoss()(weight, hidden, targets)
     if way == "cce":
-        return installed("cut_cross_entropy").linear_cross_entropy(hidden, weight, targets)
+        return import_installed("cut_cross_entropy").linear_cross_entropy(hidden, weight, targets)
     return F.cross_entropy(F.linear(hidden, weight).float(), targets)
 
 
 def data(options: Options, work: Path, keep: Keep) -> None:
-    """Tokens per second of shuffled micro-batches from a warm cache onto the device, one after the other."""
-    run = {"output_dir": str(work / "data"), "micro_batch_sequences": options["micro_batch"]}
-    section = text(options, work) | {"sequence_length": options["length"]}
+    """Measure tokens per second of shuffled micro-batches from a warm cache onto the device, one after the other."""
+    section = {**text(options, work), "sequence_length": options["length"]}
     sequences = options["micro_batch"] * options["batches"]
-    schedule = {"tokens": [str(sequences * options["length"])], "batch_ramp": [f"0:{options['micro_batch']}"]}
-    a = from_dict({"run": run, "data": section, "schedule": schedule | {"warmup_tokens": 0}})
-    batches = training_data(a, load_tokenizer(section["tokenizer"]))
+    arguments = from_dict(
+        {
+            "run": {"output_dir": str(work / "data"), "micro_batch_sequences": options["micro_batch"]},
+            "data": section,
+            "schedule": {
+                "tokens": [str(sequences * options["length"])],
+                "batch_ramp": [f"0:{options['micro_batch']}"],
+                "warmup_tokens": 0,
+            },
+        }
+    )
+    batches = training_data(arguments, load_tokenizer(section["tokenizer"]))
     try:
-        for _ in batches.micro_batches(0, sequences, 0, 1, DEVICE):  # until the cache is there
+        # The first pass waits until the cache is there.
+        for _ in batches.micro_batches(0, sequences, 0, 1, DEVICE):
             pass
-        waited, started = batches.wait_seconds, time.perf_counter()
+        wait_before = batches.wait_seconds
+        started = time.perf_counter()
         tokens = sum(inputs.numel() for inputs, _ in batches.micro_batches(0, sequences, 0, 1, DEVICE))
         finish(DEVICE)
-        spent = time.perf_counter() - started
+        seconds = time.perf_counter() - started
     finally:
         batches.tokens.close()
-    keep(tokens_per_second=tokens / spent, wait_share=(batches.wait_seconds - waited) / spent)
+    keep(tokens_per_second=tokens / seconds, wait_share=(batches.wait_seconds - wait_before) / seconds)
 
 
 @torch.inference_mode()
 def decoding(options: Options, work: Path, keep: Keep) -> None:
-    """New tokens per second of all sequences together, without the time of the prompt, which is given apart."""
-    shape, experts, kind = shape_of(options), options["experts"], options["model"]
-    config = switch_config(shape, experts) if kind == "ours" else config_of(fields_of(kind, shape, experts), shape)
+    """Measure new tokens per second of all sequences together; the time of the prompt is given apart."""
+    shape = shape_of(options)
+    if options["model"] == "ours":
+        config = switch_config(shape, options["experts"])
+    else:
+        config = config_of(fields_of(options["model"], shape, options["experts"]), shape)
     with DEVICE:
         model = by_itself(config, options["implementation"]).to(torch.bfloat16).eval()
     # No padding (0): generate() would mask it, and the auxiliary loss of some classes cannot take that mask.
     prompt = torch.randint(1, options["vocab"], (options["batch"], options["prompt"]), device=DEVICE)
 
-    def generate(new: int) -> None:
-        model.generate(prompt, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
+    def generate(new_tokens: int) -> None:
+        model.generate(
+            prompt,
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
         finish(DEVICE)
 
     works = {"prompt": lambda: generate(1), "all": lambda: generate(1 + options["new"])}
-    spent = in_turns(works, options["rounds"])
-    seconds = max(spent["all"] - spent["prompt"], 1e-9)
-    keep(prompt_seconds=spent["prompt"], seconds_per_token=seconds / options["new"])
+    times = in_turns(works, options["rounds"])
+    seconds = max(times["all"] - times["prompt"], 1e-9)
+    keep(prompt_seconds=times["prompt"], seconds_per_token=seconds / options["new"])
     keep(tokens_per_second=options["batch"] * options["new"] / seconds)
     keep(weight_bytes=sum(parameter.nbytes for parameter in model.parameters()))
 
 
 def checkpoints(options: Options, work: Path, keep: Keep) -> None:
-    """Seconds to save, verify and load, beside torch's and safetensors' functions; see `benchmarks.checkpoints`."""
+    """Measure the seconds to save, verify and load, beside torch and safetensors; see `benchmarks.checkpoints`."""
     with DEVICE:
         session = checkpoint_benchmark.make_session(options["width"], options["experts"])
     with tempfile.TemporaryDirectory(dir=work) as folder:
-        size, spent = checkpoint_benchmark.measure(session, Path(folder), options["rounds"])
-    keep(bytes=size, **spent)
+        size, seconds = checkpoint_benchmark.measure(session, Path(folder), options["rounds"])
+    keep(bytes=size, **seconds)
 
 
 def text(options: Options, work: Path) -> dict[str, Any]:
-    """Text and tokenizer of a run: of `work/data.json`, or else of this machine's documentation."""
+    """Return text and tokenizer of a run: of `work/data.json`, or else of this machine's documentation."""
     with FileLock(work / "data.lock"):
         settings = work / "data.json"
-        given = json.loads(settings.read_text())["data"] if settings.exists() else None
-        data = Path(given) if given else work / f"corpus-{options['corpus_bytes'] or 'whole'}"
-        if not data.exists():
-            print(corpus.build(data, max_bytes=options["corpus_bytes"]))
-        tokenizer = work / f"tokenizer-{options['vocab']}-{data.name}"
+        user_data = json.loads(settings.read_text())["data"] if settings.exists() else None
+        dataset = Path(user_data) if user_data else work / f"corpus-{options['corpus_bytes'] or 'whole'}"
+        if not dataset.exists():
+            print(corpus.build(dataset, max_bytes=options["corpus_bytes"]))
+        tokenizer = work / f"tokenizer-{options['vocab']}-{dataset.name}"
         if not (tokenizer / "tokenizer.json").exists():
-            train_tokenizer(TextSource(str(data)).documents(), options["vocab"], tokenizer, progress=False)
-    own = {} if given else {"validation_split": "validation"}
-    return {"dataset": str(data), "tokenizer": str(tokenizer), "cache_dir": str(work / "tokens")} | own
+            train_tokenizer(TextSource(str(dataset)).documents(), options["vocab"], tokenizer, progress=False)
+    section = {"dataset": str(dataset), "tokenizer": str(tokenizer), "cache_dir": str(work / "tokens")}
+    if not user_data:
+        section["validation_split"] = "validation"
+    return section
 
 
 def sweep(options: Options, work: Path, keep: Keep) -> None:
-    """One trunk with its branches, by the command that any run is trained with: its records, in short.
+    """Train one trunk with its branches, by the command that any run is trained with, and keep its records, in short.
 
     It resumes from its checkpoints; `work/runs` keeps the models and records whole.
     """
     if options["needs_data"] and not (work / "data.json").exists():
         raise Skipped("it needs text that does not repeat: give --data (make gpu-registered DATA=folder)")
-    run = {"micro_batch_sequences": options["micro_batch"], "eval_sequences": options["eval_sequences"]}
-    model = {"d_model": options["width"], "experts": options["experts"], "capacity_factor": 0, "final_norm": True}
-    schedule = {"tokens": options["tokens"], "warmup_tokens": options["warmup"]}
-    base = {
-        "run": run | {"checkpoint_seconds": 60, "progress": False},
-        "model": model | {"attention_precision": "compute"},
-        "data": text(options, work) | {"sequence_length": options["length"]},
-        "schedule": schedule | {"batch_ramp": [f"0:{options['batch']}"]},
-        "optimizer": {"learning_rate": options["learning_rate"], "beta2": 0.95, "gradient_clip": 1.0},
-    }
-    (run,) = Sweep.from_dict({"sweep": "gpu-kit", "base": base}, work / "runs").runs
+    (run,) = Sweep.from_dict({"sweep": "gpu-kit", "base": sweep_base(options, work)}, work / "runs").runs
     status = train(["--config", str(write_configuration(run))])
-    keep(records=[{name: getattr(record, name) for name in OF_A_RECORD} for record in run.records()])
+    records = []
+    for record in run.records():
+        records.append({name: getattr(record, name) for name in RECORD_FIELDS})
+    keep(records=records)
     if not run.complete:
         raise RuntimeError(f"{run.name} ended with status {status}")
 
 
+def sweep_base(options: Options, work: Path) -> dict[str, Any]:
+    """Return the configuration of a trunk."""
+    return {
+        "run": {
+            "micro_batch_sequences": options["micro_batch"],
+            "eval_sequences": options["eval_sequences"],
+            "checkpoint_seconds": 60,
+            "progress": False,
+        },
+        "model": {
+            "d_model": options["width"],
+            "experts": options["experts"],
+            "capacity_factor": 0,
+            "final_norm": True,
+            "attention_precision": "compute",
+        },
+        "data": {**text(options, work), "sequence_length": options["length"]},
+        "schedule": {
+            "tokens": options["tokens"],
+            "warmup_tokens": options["warmup"],
+            "batch_ramp": [f"0:{options['batch']}"],
+        },
+        "optimizer": {"learning_rate": options["learning_rate"], "beta2": 0.95, "gradient_clip": 1.0},
+    }
+
+
 MEASURES = {
-    **{"suite": suite, "steps": steps, "heads": heads, "data": data, "decoding": decoding},
-    **{"checkpoints": checkpoints, "registered": sweep, "sweep": sweep},
+    "suite": suite,
+    "steps": steps,
+    "heads": heads,
+    "data": data,
+    "decoding": decoding,
+    "checkpoints": checkpoints,
+    "registered": sweep,
+    "sweep": sweep,
 }

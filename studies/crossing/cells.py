@@ -22,8 +22,10 @@ from scaling_law.planning import find_crossing
 from studies.common import LEVEL, FloatArray, Value, pooled_covariance
 
 DRAWS = 4000
-BEYOND = 4.0  # laws are asked, and crossings counted, this many times beyond the D measured
-Model = tuple[int, int]  # d_model, E
+# Laws are asked, and crossings counted, up to this many times beyond the D measured.
+BEYOND = 4.0
+# A model of the sweep: its d_model and E.
+Model = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -36,75 +38,103 @@ class Cells:
 
     @classmethod
     def of(cls, runs: Runs) -> Cells:
-        tokens, seeds = np.unique(runs.tokens), np.unique(runs["seed"])
+        """Arrange the losses of runs by model, seed and D."""
+        tokens = np.unique(runs.tokens)
+        seeds = np.unique(runs["seed"])
         losses: dict[Model, FloatArray] = {}
-        for d, e, t, seed, loss in zip(
-            runs["d_model"], runs.experts, runs.tokens, runs["seed"], runs.loss, strict=True
-        ):
-            grid = losses.setdefault((int(d), int(e)), np.full((len(seeds), len(tokens)), np.nan))
-            grid[np.searchsorted(seeds, seed), np.searchsorted(tokens, t)] = loss
-        sizes = dict(zip(runs["d_model"].astype(int).tolist(), runs.n_active.tolist(), strict=True))
+        columns = (runs["d_model"], runs.experts, runs.tokens, runs["seed"], runs.loss)
+        for d_model, experts, run_tokens, seed, loss in zip(*columns, strict=True):
+            model = (int(d_model), int(experts))
+            grid = losses.setdefault(model, np.full((len(seeds), len(tokens)), np.nan))
+            grid[np.searchsorted(seeds, seed), np.searchsorted(tokens, run_tokens)] = loss
+        widths = runs["d_model"].astype(int).tolist()
+        sizes = dict(zip(widths, runs.n_active.tolist(), strict=True))
         return cls(tokens, losses, sizes)
 
     @cached_property
     def scatter(self) -> dict[bool, tuple[FloatArray, FloatArray]]:
-        """(covariance [k, k], degrees of freedom [k]) of a run, dense (False) and with experts (True).
+        """The covariance [k, k] of a run and its degrees of freedom [k], dense (False) and with experts (True).
 
         A kind without repeated seeds takes those of all runs.
         """
-        kinds = {kind: [v for (_, e), v in self.losses.items() if (e > 1) == kind] for kind in (False, True)}
-        every = pooled_covariance([*self.losses.values()])
-        pooled = {kind: pooled_covariance(v) if v else every for kind, v in kinds.items()}
-        return {kind: p if p[1].any() else every for kind, p in pooled.items()}
+        pooled_over_kinds = pooled_covariance([*self.losses.values()])
+        scatter = {}
+        for has_experts in (False, True):
+            groups = [losses for (_, experts), losses in self.losses.items() if (experts > 1) == has_experts]
+            covariance, freedom = pooled_covariance(groups) if groups else pooled_over_kinds
+            scatter[has_experts] = (covariance, freedom) if freedom.any() else pooled_over_kinds
+        return scatter
 
     def means(self, model: Model) -> FloatArray:
-        """Mean loss over the seeds [k], NaN where there is none."""
+        """Return the mean loss over the seeds [k], NaN where there is none."""
         losses = self.losses[model]
-        n = np.isfinite(losses).sum(axis=0)
-        return np.divide(np.nansum(losses, axis=0), n, out=np.full(len(n), np.nan), where=n > 0)
+        n_seeds = np.isfinite(losses).sum(axis=0)
+        no_mean = np.full(len(n_seeds), np.nan)
+        return np.divide(np.nansum(losses, axis=0), n_seeds, out=no_mean, where=n_seeds > 0)
 
     def mean_at(self, model: Model, tokens: float) -> float:
-        """Mean loss over the seeds at one D, NaN where no run is."""
-        at = self.tokens == tokens
-        return float(self.means(model)[at][0]) if model in self.losses and at.any() else float("nan")
+        """Return the mean loss over the seeds at one D, NaN where no run is."""
+        column = self.tokens == tokens
+        if model not in self.losses or not column.any():
+            return float("nan")
+        return float(self.means(model)[column][0])
 
     def covariance(self, model: Model) -> FloatArray:
-        """Covariance of the means, [k, k]: one run's times the seeds that two D share, over the seeds of each."""
-        run = np.isfinite(self.losses[model])
-        n = np.maximum(run.sum(axis=0), 1)
-        return np.asarray(self.scatter[model[1] > 1][0] * (run.T.astype(float) @ run) / np.outer(n, n))
+        """Return the covariance of the means, [k, k].
 
-    def drawn(self, model: Model) -> FloatArray:
-        """Draws of the means, [draws, k]; of the dense models the same ones for every E that is compared with them."""
-        means, rng = np.nan_to_num(self.means(model)), np.random.default_rng(model)
-        return rng.multivariate_normal(means, self.covariance(model), DRAWS, check_valid="ignore", method="eigh")
+        It is that of one run, times the number of seeds that two D share, over the numbers of seeds of each.
+        """
+        is_run = np.isfinite(self.losses[model])
+        n_seeds = np.maximum(is_run.sum(axis=0), 1)
+        shared_seeds = is_run.T.astype(float) @ is_run
+        covariance_of_run, _ = self.scatter[model[1] > 1]
+        return np.asarray(covariance_of_run * shared_seeds / np.outer(n_seeds, n_seeds))
+
+    def draw_means(self, model: Model) -> FloatArray:
+        """Draw the means, [draws, k]; the dense models' draws are the same for every E compared with them."""
+        rng = np.random.default_rng(model)
+        return rng.multivariate_normal(
+            np.nan_to_num(self.means(model)),
+            self.covariance(model),
+            DRAWS,
+            check_valid="ignore",
+            method="eigh",
+        )
 
     def table(self) -> Runs:
-        """One run for each cell, with `d_model`, `seeds`, `standard_error` and `precision`, its weight in a fit."""
+        """Return one run for each cell, with `d_model`, `seeds`, `standard_error` and `precision`, its fit weight."""
         rows = []
-        for d, e in sorted(self.losses):
-            seeds = np.isfinite(self.losses[d, e]).sum(axis=0)
-            errors = np.sqrt(np.diag(self.covariance((d, e))))
-            for t, mean, n, error in zip(self.tokens, self.means((d, e)), seeds, errors, strict=True):
-                if n:
-                    rows.append((self.n_active[d], t, e, mean, d, n, error))
-        n_active, tokens, experts, loss, d_model, count, error = np.array(rows, float).T
-        columns = {"d_model": d_model, "seeds": count, "standard_error": error, "precision": _precision(loss, error)}
-        return Runs.from_columns(n_active, tokens, experts, loss, "run", columns=columns)
+        for d_model, experts in sorted(self.losses):
+            model = (d_model, experts)
+            seeds = np.isfinite(self.losses[model]).sum(axis=0)
+            errors = np.sqrt(np.diag(self.covariance(model)))
+            for tokens, mean, n_seeds, error in zip(self.tokens, self.means(model), seeds, errors, strict=True):
+                if n_seeds:
+                    rows.append((self.n_active[d_model], tokens, experts, mean, d_model, n_seeds, error))
+        n_active, all_tokens, all_experts, loss, width, count, standard_error = np.array(rows, float).T
+        columns = {
+            "d_model": width,
+            "seeds": count,
+            "standard_error": standard_error,
+            "precision": _precision(loss, standard_error),
+        }
+        return Runs.from_columns(n_active, all_tokens, all_experts, loss, "run", columns=columns)
 
 
 def with_precision(runs: Runs) -> Runs:
-    """The single runs, with the `precision` of a run of their kind and D."""
+    """Add to single runs the `precision` of a run of their kind and D."""
     cells = Cells.of(runs)
-    deviation = {kind: np.sqrt(np.diag(covariance)) for kind, (covariance, _) in cells.scatter.items()}
-    at = np.searchsorted(cells.tokens, runs.tokens)
-    error = np.where(runs.experts > 1, deviation[True][at], deviation[False][at])
+    deviations = {kind: np.sqrt(np.diag(covariance)) for kind, (covariance, _) in cells.scatter.items()}
+    columns = np.searchsorted(cells.tokens, runs.tokens)
+    error = np.where(runs.experts > 1, deviations[True][columns], deviations[False][columns])
     return replace(runs, columns={**runs.columns, "precision": _precision(runs.loss, error)})
 
 
 def _precision(loss: FloatArray, error: FloatArray) -> FloatArray:
-    """The weight in a fit of ln L, of mean 1; equal where no seed was repeated."""
-    weight = (loss / error) ** 2 if np.isfinite(error).all() and (error > 0).all() else np.ones(len(loss))
+    """Return the weight in a fit of ln L, of mean 1; equal where no seed was repeated."""
+    weight = np.ones(len(loss))
+    if np.isfinite(error).all() and (error > 0).all():
+        weight = (loss / error) ** 2
     return np.asarray(weight / weight.mean())
 
 
@@ -131,21 +161,22 @@ class Gap:
         return float(find_crossing(np.log(self.tokens), self._falling(self.mean)))
 
     @cached_property
-    def drawn(self) -> FloatArray:
+    def drawn_crossings(self) -> FloatArray:
         """The crossing of each draw."""
-        return find_crossing(np.log(self.tokens), np.array([self._falling(mean) for mean in self.draws]))
+        falling = np.array([self._falling(mean) for mean in self.draws])
+        return find_crossing(np.log(self.tokens), falling)
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """95 % interval; NaN where no seed was repeated."""
+        """The 95 % interval; NaN where no seed was repeated."""
         if np.isnan(self.error).any():
             return np.nan, np.nan
-        low, high = np.quantile(self.drawn, LEVEL, method="nearest")
+        low, high = np.quantile(self.drawn_crossings, LEVEL, method="nearest")
         return float(low), float(high)
 
     @property
     def bracketed(self) -> bool:
-        """Whether dense models are ahead at the shortest D and experts at the longest."""
+        """True if dense models are ahead at the shortest D and experts at the longest."""
         return 0 < self.crossing < np.inf
 
     @property
@@ -153,39 +184,58 @@ class Gap:
         """The shortest and the longest D measured."""
         return float(self.tokens[0]), float(self.tokens[-1])
 
-    def counted(self, crossing: FloatArray | float) -> FloatArray:
-        """Crossings beyond the D measured count as `BEYOND` times beyond the nearest."""
+    def clip(self, crossing: FloatArray | float) -> FloatArray:
+        """Count crossings beyond the D measured as `BEYOND` times beyond the nearest."""
         return np.clip(crossing, self.tokens[0] / BEYOND, self.tokens[-1] * BEYOND)
 
     def _falling(self, mean: FloatArray) -> FloatArray:
+        """Fit the decreasing curve nearest to the means."""
         weights = self.seeds.min(axis=1) if np.isnan(self.error).any() else self.error**-2
         return np.asarray(isotonic_regression(mean, weights=weights, increasing=False).x)
 
 
 def gaps_of(runs: Runs) -> list[Gap]:
-    """Gaps of every size and E > 1 that shares a D with the dense models, by ascending E and size."""
+    """Return the gaps of every size and E > 1 that shares a D with the dense models, by ascending E and size."""
     cells = Cells.of(runs)
     models = sorted((e, d) for d, e in cells.losses if e > 1 and (d, 1) in cells.losses)
-    return [gap for e, d in models if len((gap := _gap(cells, d, e)).tokens)]
+    gaps = [_gap(cells, d_model, experts) for experts, d_model in models]
+    return [gap for gap in gaps if len(gap.tokens)]
 
 
-def _gap(cells: Cells, d: int, e: int) -> Gap:
-    pair = (d, e), (d, 1)
-    seeds = np.stack([np.isfinite(cells.losses[model]).sum(axis=0) for model in pair], axis=1)
-    both = seeds.min(axis=1) > 0
-    (mean, dense), (one, two) = map(cells.means, pair), map(cells.covariance, pair)
-    error = np.sqrt(np.diag(one) + np.diag(two))[both]
-    draws = np.full((1, both.sum()), np.nan)
-    if both.any() and np.isfinite(error).all():
-        draws = (cells.drawn(pair[0]) - cells.drawn(pair[1]))[:, both]
-    gap = (mean - dense)[both]
-    return Gap(d, cells.n_active[d], e, cells.tokens[both], seeds[both].astype(float), gap, error, draws)
+def _gap(cells: Cells, d_model: int, experts: int) -> Gap:
+    """Compare the models of one size and E with the dense ones at the D that both have."""
+    model = (d_model, experts)
+    dense = (d_model, 1)
+    seeds_of_each = [np.isfinite(cells.losses[pair_model]).sum(axis=0) for pair_model in (model, dense)]
+    seeds = np.stack(seeds_of_each, axis=1)
+    is_shared = seeds.min(axis=1) > 0
+    difference = cells.means(model) - cells.means(dense)
+    variance = np.diag(cells.covariance(model)) + np.diag(cells.covariance(dense))
+    error = np.sqrt(variance)[is_shared]
+    draws = np.full((1, is_shared.sum()), np.nan)
+    if is_shared.any() and np.isfinite(error).all():
+        draws = (cells.draw_means(model) - cells.draw_means(dense))[:, is_shared]
+    return Gap(
+        d_model,
+        cells.n_active[d_model],
+        experts,
+        cells.tokens[is_shared],
+        seeds[is_shared].astype(float),
+        difference[is_shared],
+        error,
+        draws,
+    )
 
 
 def ratio_of(pairs: Iterable[tuple[Gap, Gap]]) -> tuple[Value, FloatArray]:
-    """The geometric mean over pairs of the crossing of one over that of the other, and its draws."""
-    pairs = [*pairs]
-    logs = np.mean([np.log(a.counted(a.drawn) / b.counted(b.drawn)) for a, b in pairs], axis=0)
-    value = np.mean([np.log(a.counted(a.crossing) / b.counted(b.crossing)) for a, b in pairs])
-    low, high = np.quantile(logs, LEVEL)
-    return (float(np.exp(value)), float(np.exp(low)), float(np.exp(high))), np.exp(logs)
+    """Return the geometric mean over pairs of the crossing of one over that of the other, and its draws."""
+    drawn_logs = []
+    logs = []
+    for first, second in pairs:
+        drawn_ratio = first.clip(first.drawn_crossings) / second.clip(second.drawn_crossings)
+        drawn_logs.append(np.log(drawn_ratio))
+        logs.append(np.log(first.clip(first.crossing) / second.clip(second.crossing)))
+    draws = np.mean(drawn_logs, axis=0)
+    low, high = np.quantile(draws, LEVEL)
+    value = (float(np.exp(np.mean(logs))), float(np.exp(low)), float(np.exp(high)))
+    return value, np.exp(draws)

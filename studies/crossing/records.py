@@ -24,32 +24,44 @@ from hub.base.units import format_count
 from scaling_law import Runs, load_runs
 from studies.common import check_texts
 
-WIDTHS, EXPERTS = (32, 48, 64, 96, 128), (1, 2, 4, 8, 16)  # of the sweep; others are predicted, never fitted
+# The sizes and E of the sweep; others are predicted, never fitted.
+WIDTHS = (32, 48, 64, 96, 128)
+EXPERTS = (1, 2, 4, 8, 16)
 TOKENS = (1e6, 2e6, 4e6, 8e6, 16e6, 32e6)
-BLOCKS, HEAD, VOCABULARY, SEQUENCE, BATCH = 3, 16, 257, 256, 8
+BLOCKS = 3
+HEAD = 16
+VOCABULARY = 257
+SEQUENCE = 256
+BATCH = 8
 RECIPE = {"n_blocks": BLOCKS, "vocab_size": VOCABULARY, "sequence_length": SEQUENCE, "precision": "fp32"}
-SHORTEST, TUNED_AT, GRID = 5e5, 4e6, "rates"
-WINDOW = 1.5 * 1.01  # the step of the grids, and rounding
+SHORTEST = 5e5
+TUNED_AT = 4e6
+GRID = "rates"
+# The step of the grids, and rounding.
+WINDOW = 1.5 * 1.01
 
 
 @dataclass(frozen=True)
 class Rate:
     """The peak learning rate of one size and E, that of most runs.
 
-    `tried` maps the grid's rates to mean losses at 4M, nats per byte; `checked` those at `longer`, the longest D
-    beyond at which several rates were trained (0: there is none). `tuned` is the best of a grid of several.
+    `losses_by_rate` maps the grid's rates to mean losses at 4M, nats per byte; `longer_losses` those at `longer`, the
+    longest D beyond at which several rates were trained (0: there is none). `tuned` is the best of a grid of several.
     """
 
     d_model: int
     experts: int
     used: float
-    tried: Mapping[float, float]
+    losses_by_rate: Mapping[float, float]
     longer: float
-    checked: Mapping[float, float]
+    longer_losses: Mapping[float, float]
 
     @property
     def tuned(self) -> float | None:
-        return min(self.tried, key=lambda rate: self.tried[rate]) if len(self.tried) > 1 else None
+        """The rate of least loss at 4M; None without a grid."""
+        if len(self.losses_by_rate) < 2:
+            return None
+        return min(self.losses_by_rate, key=lambda rate: self.losses_by_rate[rate])
 
 
 @dataclass(frozen=True)
@@ -62,84 +74,119 @@ class Sweep:
 
     @cached_property
     def runs(self) -> Runs:
-        """Those that laws are fitted to: of at least 1M tokens, and not of the sizes and E that are predicted."""
-        fitted = np.isin(self.counted["d_model"], WIDTHS) & np.isin(self.counted.experts, EXPERTS)
-        return self.counted.subset(fitted & (self.counted.tokens >= TOKENS[0]))
+        """The runs that laws are fitted to: of at least 1M tokens, and not of the sizes and E that are predicted."""
+        is_in_sweep = np.isin(self.counted["d_model"], WIDTHS) & np.isin(self.counted.experts, EXPERTS)
+        return self.counted.subset(is_in_sweep & (self.counted.tokens >= TOKENS[0]))
 
 
 def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
-    """The runs that count. RecordError if none does, or if their texts or tokenizers differ."""
-    every = hub.load_records(records) if isinstance(records, (str, Path)) else list(records)
-    reasons = [_reason(record) for record in every]
-    sound = [record for record, reason in zip(every, reasons, strict=True) if not reason]
+    """Select the runs that count. Raises RecordError if none does, or if their texts or tokenizers differ."""
+    all_records = hub.load_records(records) if isinstance(records, (str, Path)) else list(records)
+    reasons = [_reason(record) for record in all_records]
+    sound = [record for record, reason in zip(all_records, reasons, strict=True) if not reason]
     if not sound:
         raise RecordError(f"no run of this sweep counts: {dict(Counter(reasons))}")
     check_texts(sound)
-    distinct = _once(sound)
-    runs = load_runs(distinct)
+    rows = _distinct_rows(sound)
+    runs = load_runs(rows)
     rates = _rates(runs)
-    used = {(rate.d_model, rate.experts): rate.used for rate in rates}
-    models = zip(runs["d_model"].tolist(), runs.experts.tolist(), strict=True)
-    tuned = np.isclose(runs["learning_rate"], [used[int(d), int(e)] for d, e in models], rtol=1e-6)
+    has_rate_of_model = _has_rate_of_model(runs, rates)
     left_out = Counter(filter(None, reasons))
-    left_out["of another learning rate"] = int((~tuned).sum())
-    left_out["trained twice"] = len(sound) - len(distinct)
-    return Sweep(runs.subset(tuned), rates, {reason: count for reason, count in left_out.items() if count})
+    left_out["of another learning rate"] = int((~has_rate_of_model).sum())
+    left_out["trained twice"] = len(sound) - len(rows)
+    left_out_by_reason = {reason: count for reason, count in left_out.items() if count}
+    return Sweep(runs.subset(has_rate_of_model), rates, left_out_by_reason)
 
 
 def nominal(tokens: float) -> float:
-    """The number of tokens that was asked for: 999,424 is 1M."""
+    """Return the number of tokens that was asked for: 999,424 is 1M."""
     return float(f"{tokens:.2g}")
 
 
 def _reason(record: RunRecord) -> str:
-    """Why a run does not count, whatever its rate; "" if it does."""
-    other = [name for name, value in RECIPE.items() if getattr(record, name) != value]
+    """Return why a run does not count, apart from its rate; "" if it does."""
+    differing_fields = [name for name, value in RECIPE.items() if getattr(record, name) != value]
     batches = {stage.sequences for stage in record.schedule.batch_ramp}
     if record.status != "final" or record.eval_loss is None:
         return "not finished"
-    if other or record.n_heads * HEAD != record.d_model or batches != {BATCH} or record.final_norm is False:
+    if differing_fields or record.n_heads * HEAD != record.d_model or batches != {BATCH} or record.final_norm is False:
         return "of another recipe"
     if record.drop_rate or record.capacity_factor:
         return "not dropless"
-    return f"shorter than {format_count(SHORTEST)} tokens" if nominal(record.tokens) < SHORTEST else ""
+    if nominal(record.tokens) < SHORTEST:
+        return f"shorter than {format_count(SHORTEST)} tokens"
+    return ""
 
 
-def _once(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """One row for each size, E, D, seed and rate, that of the trunk with most runs: some of the grids' (`of_grid`)
-    are trained again.
+def _distinct_rows(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Return one row for each size, E, D, seed and rate, that of the trunk with most runs.
+
+    Some runs of the grids (`of_grid`) are trained again in the sweep.
     """
     branches = Counter(record.parent_run_id for record in records)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in sorted(records, key=lambda r: -branches[r.parent_run_id]):
-        settings = {"tokens": nominal(record.tokens), "learning_rate": record.schedule.peak_learning_rate}
-        key = record.d_model, record.experts, record.seed, *settings.values()
-        row = rows.setdefault(key, record.to_dict() | settings | {"of_grid": 0.0})
-        row["of_grid"] = max(row["of_grid"], float(record.sweep.startswith(GRID)))
+        tokens = nominal(record.tokens)
+        rate = record.schedule.peak_learning_rate
+        key = (record.d_model, record.experts, record.seed, tokens, rate)
+        if key not in rows:
+            rows[key] = {**record.to_dict(), "tokens": tokens, "learning_rate": rate, "of_grid": 0.0}
+        rows[key]["of_grid"] = max(rows[key]["of_grid"], float(record.sweep.startswith(GRID)))
     return [*rows.values()]
 
 
+def _has_rate_of_model(runs: Runs, rates: Sequence[Rate]) -> np.ndarray:
+    """Mark the runs [n] that were trained with the rate of their size and E."""
+    rate_of_model = {(rate.d_model, rate.experts): rate.used for rate in rates}
+    models = zip(runs["d_model"].tolist(), runs.experts.tolist(), strict=True)
+    expected = [rate_of_model[int(d_model), int(experts)] for d_model, experts in models]
+    return np.isclose(runs["learning_rate"], expected, rtol=1e-6)
+
+
 def _rates(runs: Runs) -> list[Rate]:
-    """Rates of every size and E, ascending. RecordError for one more than a step from the best of its grid."""
-    rates = []
-    for d, e in sorted({*zip(runs["d_model"].astype(int).tolist(), runs.experts.astype(int).tolist(), strict=True)}):
-        model = runs.subset((runs["d_model"] == d) & (runs.experts == e))
-        values, counts = np.unique(model["learning_rate"], return_counts=True)
-        grid = _tried(model.subset((model["of_grid"] == 1) & (model.tokens == TUNED_AT)))
-        later = [(float(t), _tried(model.subset(model.tokens == t))) for t in np.unique(model.tokens) if t > TUNED_AT]
-        longer, checked = next(((t, tried) for t, tried in reversed(later) if len(tried) > 1), (0.0, {}))
-        rates.append(rate := Rate(d, e, float(values[counts.argmax()]), grid, longer, checked))
-        if rate.tuned and abs(math.log(rate.used / rate.tuned)) > math.log(WINDOW):
-            raise RecordError(
-                f"d_model={d}, experts={e}: most runs have a learning rate of {rate.used:g}, "
-                f"more than a factor of 1.5 from {rate.tuned:g}, the best of the grid"
-            )
-    return rates
+    """Return the rate of every size and E, ascending.
+
+    Raises RecordError for a rate more than a step from the best of its grid.
+    """
+    widths = runs["d_model"].astype(int).tolist()
+    experts = runs.experts.astype(int).tolist()
+    models = sorted({*zip(widths, experts, strict=True)})
+    return [_rate_of(runs, d_model, e) for d_model, e in models]
 
 
-def _tried(model: Runs) -> dict[float, float]:
-    """Rate → mean loss over the seeds that all the rates have."""
+def _rate_of(runs: Runs, d_model: int, experts: int) -> Rate:
+    """Return the rate of most runs of a size and E, with the losses of its grids."""
+    model = runs.subset((runs["d_model"] == d_model) & (runs.experts == experts))
+    values, counts = np.unique(model["learning_rate"], return_counts=True)
+    grid = _losses_by_rate(model.subset((model["of_grid"] == 1) & (model.tokens == TUNED_AT)))
+    longer, longer_losses = _longest_grid(model)
+    rate = Rate(d_model, experts, float(values[counts.argmax()]), grid, longer, longer_losses)
+    if rate.tuned and abs(math.log(rate.used / rate.tuned)) > math.log(WINDOW):
+        raise RecordError(
+            f"d_model={d_model}, experts={experts}: most runs have a learning rate of {rate.used:g}, "
+            f"more than a factor of 1.5 from {rate.tuned:g}, the best of the grid"
+        )
+    return rate
+
+
+def _longest_grid(model: Runs) -> tuple[float, dict[float, float]]:
+    """Return the longest D beyond 4M at which several rates were trained, and their losses; 0 if there is none."""
+    for tokens in np.unique(model.tokens)[::-1]:
+        if tokens <= TUNED_AT:
+            break
+        losses = _losses_by_rate(model.subset(model.tokens == tokens))
+        if len(losses) > 1:
+            return float(tokens), losses
+    return 0.0, {}
+
+
+def _losses_by_rate(model: Runs) -> dict[float, float]:
+    """Map each rate to its mean loss over the seeds that all the rates have."""
     rates = model["learning_rate"]
-    seeds = [{*model["seed"][rates == rate].tolist()} for rate in np.unique(rates)]
-    shared = np.isin(model["seed"], [*set.intersection(*seeds)] if seeds else [])
-    return {float(rate): float(model.loss[shared & (rates == rate)].mean()) for rate in np.unique(rates[shared])}
+    seeds_of_rates = [{*model["seed"][rates == rate].tolist()} for rate in np.unique(rates)]
+    shared_seeds = [*set.intersection(*seeds_of_rates)] if seeds_of_rates else []
+    is_shared = np.isin(model["seed"], shared_seeds)
+    losses = {}
+    for rate in np.unique(rates[is_shared]):
+        losses[float(rate)] = float(model.loss[is_shared & (rates == rate)].mean())
+    return losses

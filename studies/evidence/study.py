@@ -28,22 +28,32 @@ from studies.evidence.forecasts import (
     WITH,
     Question,
     as_dense,
-    counted,
-    joined,
+    join_tables,
     questions,
+    without_embeddings,
 )
 from studies.evidence.points import ISOFLOP, Source, derive, read_sources
 
 FOLDER = Path(__file__).parent
 ROUTERS = ("S-Base", "RL-R", "Hash")
-STEP, MARIN = "Step Law: all MoE models", "Marin, isoFLOP: budgets from 1e20"
+STEP = "Step Law: all MoE models"
+MARIN = "Marin, isoFLOP: budgets from 1e20"
 LONG = "Chinchilla: runs above 30B tokens"
-WINS = {"count": (JOINT, WITH), "mean": (JOINT, MEAN), "fresh": (JOINT, REFIT)}
-WINS |= {"prior": (PRIOR, JOINT), "prior-fresh": (PRIOR, REFIT)}
-REFITS = 200  # of resampled runs
-AT = 5e8, 1e10  # N_act and D of the gains that refits see
-DRAWN = (2, 4, 8, 16, 32, 64, 128, 256, 512)  # E in the legend
-MARKS = {  # law → its name, colour and marker
+WINS = {
+    "count": (JOINT, WITH),
+    "mean": (JOINT, MEAN),
+    "fresh": (JOINT, REFIT),
+    "prior": (PRIOR, JOINT),
+    "prior-fresh": (PRIOR, REFIT),
+}
+# Refits of resampled runs.
+REFITS = 200
+# N_act and D of the gains that refits see.
+AT = (5e8, 1e10)
+# E in the legend.
+DRAWN = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+# Law → its name, colour and marker.
+MARKS = {
     JOINT: ("the law, one constant refitted (95 %)", "#D55E00", "o"),
     WITH: ("the same, N with embeddings", "#D55E00", "x"),
     REFIT: ("fresh fit of all coefficients", "#0072B2", "s"),
@@ -67,23 +77,32 @@ class Gains:
 
     @property
     def errors(self) -> HeldOut:
+        """Errors of the law, N without embeddings."""
         return HeldOut(self.predicted - self.measured)
 
     @property
     def errors_with(self) -> HeldOut:
+        """Errors of the law, N with embeddings."""
         return HeldOut(self.predicted_with - self.measured)
 
 
 def gains_of(source: str, runs: Runs) -> Gains:
-    """Gains of every run whose N and D a run of the fewest experts shares."""
+    """Return the gains of every run whose N and D a run of the fewest experts shares."""
     law = JointLaw.published()
-    losses = [law.loss(r.n_active, r.tokens, r.experts) for r in (counted(runs), runs)]
-    few = runs.experts == runs.experts.min()
-    same = (runs.n_active[:, None] == runs.n_active) & np.isclose(runs.tokens[:, None], runs.tokens, rtol=0.01) & few
-    pairs = np.flatnonzero(~few & same.any(axis=1))
-    reference = same[pairs].argmax(axis=1)
-    differences = [values[pairs] - values[reference] for values in (runs.loss, *losses)]
-    return Gains(source, runs.experts[pairs], runs.n_active[pairs], *differences)
+    bare = without_embeddings(runs)
+    losses = (
+        runs.loss,
+        law.loss(bare.n_active, bare.tokens, bare.experts),
+        law.loss(runs.n_active, runs.tokens, runs.experts),
+    )
+    has_fewest = runs.experts == runs.experts.min()
+    has_same_size = runs.n_active[:, None] == runs.n_active
+    has_same_tokens = np.isclose(runs.tokens[:, None], runs.tokens, rtol=0.01)
+    is_reference = has_same_size & has_same_tokens & has_fewest
+    rows = np.flatnonzero(~has_fewest & is_reference.any(axis=1))
+    reference = is_reference[rows].argmax(axis=1)
+    differences = [values[rows] - values[reference] for values in losses]
+    return Gains(source, runs.experts[rows], runs.n_active[rows], *differences)
 
 
 class Choice(NamedTuple):
@@ -97,23 +116,27 @@ class Choice(NamedTuple):
 
 
 def choices_of(runs: Runs, flops: FloatArray) -> list[Choice]:
-    """The sizes (N_act) of the best and of the chosen run, for each budget [n] with at least four runs."""
-    picks = []
+    """Return the sizes (N_act) of the best and of the chosen run, for each budget [n] with at least four runs."""
+    choices = []
     for budget in np.unique(flops):
-        part = runs.subset(flops == budget)
-        if len(part) >= 4:
-            predicted = errors_of(JointLaw.published(), part) + part.loss
-            best, picked = int(np.argmin(part.loss)), int(np.argmin(predicted))
-            regret = float(part.loss[picked] - part.loss[best])
-            picks.append(Choice(float(budget), len(part), part.n_active[best], part.n_active[picked], regret))
-    return picks
+        runs_at_budget = runs.subset(flops == budget)
+        if len(runs_at_budget) < 4:
+            continue
+        loss = runs_at_budget.loss
+        predicted = errors_of(JointLaw.published(), runs_at_budget) + loss
+        best = int(np.argmin(loss))
+        choice = int(np.argmin(predicted))
+        n_active = runs_at_budget.n_active
+        regret = float(loss[choice] - loss[best])
+        choices.append(Choice(float(budget), len(runs_at_budget), n_active[best], n_active[choice], regret))
+    return choices
 
 
 def gain_at(law: Law, experts: float) -> Value:
-    """Loss at this E and `AT` minus that of the dense model, with its 95 % interval over the law's draws."""
+    """Return the loss at this E and `AT` minus the dense model's, with its 95 % interval over the law's draws."""
     value = float(law.loss(*AT, experts) - law.loss(*AT, 1.0))
-    drawn = law.loss_draws(*AT, experts) - law.loss_draws(*AT, 1.0)
-    low, high = np.quantile(drawn[np.isfinite(drawn)], LEVEL)
+    draws = law.loss_draws(*AT, experts) - law.loss_draws(*AT, 1.0)
+    low, high = np.quantile(draws[np.isfinite(draws)], LEVEL)
     return value, float(low), float(high)
 
 
@@ -128,11 +151,14 @@ class Slopes(NamedTuple):
 
 
 def slopes_of(runs: Runs, resamples: int = REFITS) -> Slopes:
+    """Fit the exponents of runs of about one E."""
     experts = float(np.round(runs.experts.mean()))
-    fitted = fit(as_dense(counted(runs)), "chinchilla")
-    drawn, coefficients = fitted.bootstrap(resamples), fitted.law.coefficients
+    result = fit(as_dense(without_embeddings(runs)), "chinchilla")
+    bootstrap = result.bootstrap(resamples)
+    coefficients = result.law.coefficients
+    size = (coefficients["mu"], *bootstrap.interval("mu"))
+    tokens = (coefficients["nu"], *bootstrap.interval("nu"))
     _, mu, _, nu = JointLaw.published().chinchilla_coefficients(experts)
-    size, tokens = ((coefficients[name], *drawn.interval(name)) for name in ("mu", "nu"))
     return Slopes(experts, len(runs), size, tokens, (float(mu), float(nu)))
 
 
@@ -149,39 +175,45 @@ class Evidence:
         return {question.name: question for question in questions(self.sources)}
 
     def ask(self, question: str, law: str) -> HeldOut:
-        """A forecast that there is."""
+        """Return a forecast that there is."""
         return self.questions[question].laws[law]
 
     @cached_property
     def gains(self) -> list[Gains]:
-        return [*self.clark, gains_of("Marin", joined(self.sources["marin_experts"]["experts"]))]
+        """The gains of Clark et al.'s and Marin's models."""
+        return [*self.clark, gains_of("Marin", join_tables(self.sources["marin_experts"]["experts"]))]
 
     @cached_property
     def clark(self) -> list[Gains]:
-        """Clark et al. by router."""
+        """The gains of Clark et al.'s models by router."""
         return [gains_of(f"Clark et al., {router}", self.sources["clark"][router]) for router in ROUTERS]
 
     @cached_property
     def refitted(self) -> dict[float, tuple[Value, Value]]:
         """The gain of each E of Step Law's MoE models, of the joint law refitted to its points, and as published."""
         step = self.sources["step_law"]
-        drawn = fit(counted(joined(step["dense"], step["moe"])), "joint").bootstrap(self.resamples).law
-        return {
-            float(e): (gain_at(drawn, e), gain_at(JointLaw.published(), e)) for e in np.unique(step["moe"].experts)
-        }
+        runs = without_embeddings(join_tables(step["dense"], step["moe"]))
+        refitted_law = fit(runs, "joint").bootstrap(self.resamples).law
+        gains = {}
+        for experts in np.unique(step["moe"].experts):
+            gains[float(experts)] = (gain_at(refitted_law, experts), gain_at(JointLaw.published(), experts))
+        return gains
 
     @cached_property
     def slopes(self) -> dict[str, Slopes]:
-        tables = {"Step Law, dense": ("step_law", "dense"), "Marin, isoFLOP": ("marin", "isoflop")}
-        tables |= {"Chinchilla": ("epoch", "dense")}
-        runs = {name: joined(self.sources[source][table]) for name, (source, table) in tables.items()}
-        return {name: slopes_of(table, self.resamples) for name, table in runs.items()}
+        """The exponents fitted to the runs of three sources."""
+        tables = {
+            "Step Law, dense": self.sources["step_law"]["dense"],
+            "Marin, isoFLOP": self.sources["marin"]["isoflop"],
+            "Chinchilla": self.sources["epoch"]["dense"],
+        }
+        return {name: slopes_of(join_tables(table), self.resamples) for name, table in tables.items()}
 
     @cached_property
     def choices(self) -> list[Choice]:
-        """Choices at Marin's budgets."""
+        """The choices at Marin's budgets."""
         isoflop = self.sources["marin"]["isoflop"]
-        return choices_of(counted(joined(isoflop)), isoflop["budget"])
+        return choices_of(without_embeddings(join_tables(isoflop)), isoflop["budget"])
 
     @cached_property
     def isoflop(self) -> dict[str, float]:
@@ -199,14 +231,17 @@ def take(folders: Sequence[Path]) -> list[Path]:
 
 
 def with_interval(forecast: HeldOut) -> str:
+    """Format the RMSE of a forecast with its interval."""
     return interval((forecast.rmse, *forecast.interval))
 
 
 def span(values: Sequence[float]) -> str:
+    """Format the least and the largest of several values."""
     return f"{min(values):.3f} to {max(values):.3f}"
 
 
 def values(e: Evidence) -> dict[str, str]:
+    """Return the numbers in the page's sentences."""
     return {
         "pairs": f"{sum(len(g.measured) for g in e.clark)}",
         "gain-error": span([g.errors_with.rmse for g in e.clark]),
@@ -222,51 +257,62 @@ def values(e: Evidence) -> dict[str, str]:
     }
 
 
-def wins(evidence: Evidence, law: str, than: str) -> str:
-    """How often `law` forecasts better, where both can and they differ: "5 of 10"."""
-    pairs = [(q.laws.get(law), q.laws.get(than)) for q in evidence.questions.values()]
-    won = [one.rmse < two.rmse for one, two in pairs if one and two and one.rmse != two.rmse]
-    return f"{sum(won)} of {len(won)}"
+def wins(evidence: Evidence, law: str, reference: str) -> str:
+    """Count how often `law` forecasts better, where both can and they differ: "5 of 10"."""
+    is_better = []
+    for question in evidence.questions.values():
+        forecast = question.laws.get(law)
+        reference_forecast = question.laws.get(reference)
+        if forecast and reference_forecast and forecast.rmse != reference_forecast.rmse:
+            is_better.append(forecast.rmse < reference_forecast.rmse)
+    return f"{sum(is_better)} of {len(is_better)}"
 
 
 def gain_by_size(evidence: Evidence, experts: int = 64) -> tuple[float, float]:
-    """The gain at this E of the smallest and of the largest of Clark et al.'s models, means over routers."""
-    ends = []
+    """Return the gain at this E of the smallest and of the largest of Clark et al.'s models, means over routers."""
+    gains = []
     for table in evidence.clark:
         rows = np.flatnonzero(table.experts == experts)
         n_active = table.n_active[rows]
-        ends.append(table.measured[rows[[n_active.argmin(), n_active.argmax()]]])
-    small, large = np.mean(ends, axis=0)
+        smallest_and_largest = rows[[n_active.argmin(), n_active.argmax()]]
+        gains.append(table.measured[smallest_and_largest])
+    small, large = np.mean(gains, axis=0)
     return float(small), float(large)
 
 
 def doubling(evidence: Evidence, experts: int) -> float:
-    """The further gain from this E to its double of Clark et al.'s models that have both, mean over routers."""
+    """Return the further gain from this E to its double of Clark et al.'s models that have both, mean over routers."""
     means = []
     for table in evidence.clark:
-        gains = {(n, e): gain for n, e, gain in zip(table.n_active, table.experts, table.measured, strict=True)}
-        sizes = [n for n in np.unique(table.n_active) if {(n, experts), (n, 2 * experts)} <= gains.keys()]
-        means.append(np.mean([gains[n, 2 * experts] - gains[n, experts] for n in sizes]))
+        models = zip(table.n_active, table.experts, strict=True)
+        gains = dict(zip(models, table.measured, strict=True))
+        differences = []
+        for n_active in np.unique(table.n_active):
+            if {(n_active, experts), (n_active, 2 * experts)} <= gains.keys():
+                differences.append(gains[n_active, 2 * experts] - gains[n_active, experts])
+        means.append(np.mean(differences))
     return float(np.mean(means))
 
 
 def losses_carry_over(e: Evidence) -> bool:
-    """Whether the law, moved by a constant, forecasts MoE models better than the alternatives in the account."""
-    others = (STEP, NO_E), (STEP, MEAN), (MARIN, REFIT), (MARIN, MEAN)
-    return all(e.ask(where, JOINT).rmse < e.ask(where, law).rmse for where, law in others)
+    """Return whether the law, moved by a constant, forecasts MoE models better than the account's alternatives."""
+    alternatives = ((STEP, NO_E), (STEP, MEAN), (MARIN, REFIT), (MARIN, MEAN))
+    return all(e.ask(question, JOINT).rmse < e.ask(question, law).rmse for question, law in alternatives)
 
 
 def exponents_hold(e: Evidence) -> bool:
-    """Whether both published exponents lie in the intervals of Chinchilla's runs."""
-    slope = e.slopes["Chinchilla"]
-    fitted = zip((slope.size, slope.tokens), slope.published, strict=True)
-    return all(low <= published <= high for (_, low, high), published in fitted)
+    """Return whether both published exponents lie in the intervals of Chinchilla's runs."""
+    slopes = e.slopes["Chinchilla"]
+    for (_, low, high), published in zip((slopes.size, slopes.tokens), slopes.published, strict=True):
+        if not low <= published <= high:
+            return False
+    return True
 
 
 def refit_agrees(e: Evidence) -> bool:
-    """Whether the intervals of what the most experts of Step Law gain overlap, refitted and published."""
-    (_, low, high), (_, least, most) = e.refitted[max(e.refitted)]
-    return low <= most and least <= high
+    """Return whether the intervals of what the most experts of Step Law gain overlap, refitted and published."""
+    (_, low, high), (_, published_low, published_high) = e.refitted[max(e.refitted)]
+    return low <= published_high and published_low <= high
 
 
 CLAIMS = {
@@ -293,28 +339,40 @@ CLAIMS = {
 
 
 def gains(e: Evidence) -> Iterator[Part]:
+    """List the mean gain of each table beside the law's."""
     yield "", "E", "lower loss", "mean gain", "N with embeddings", "RMSE (95 %)", "N without", "RMSE (95 %)"
     for g in e.gains:
-        ends = f"{g.experts.min():.3g} to {g.experts.max():.3g}"
-        lower = f"{int((g.measured < 0).sum())} of {len(g.measured)}"
-        means = [f"{values.mean():+.3f}" for values in (g.measured, g.predicted_with, g.predicted)]
-        yield g.source, ends, lower, *means[:2], with_interval(g.errors_with), means[2], with_interval(g.errors)
+        n_lower = int((g.measured < 0).sum())
+        yield (
+            g.source,
+            f"{g.experts.min():.3g} to {g.experts.max():.3g}",
+            f"{n_lower} of {len(g.measured)}",
+            f"{g.measured.mean():+.3f}",
+            f"{g.predicted_with.mean():+.3f}",
+            with_interval(g.errors_with),
+            f"{g.predicted.mean():+.3f}",
+            with_interval(g.errors),
+        )
 
 
 def step_law(e: Evidence) -> Iterator[Part]:
+    """List the gain of each E of Step Law, refitted and as published."""
     yield "E", "gain over dense, refitted to all points (95 %)", "as published (95 %)"
-    for experts, both in e.refitted.items():
-        yield f"{experts:.3g}", *(interval(gain, "{:+.3f}".format) for gain in both)
+    form = "{:+.3f}".format
+    for experts, (refitted, published) in e.refitted.items():
+        yield f"{experts:.3g}", interval(refitted, form), interval(published, form)
 
 
 def slopes(e: Evidence) -> Iterator[Part]:
+    """List the exponents fitted to dense runs beside the published ones."""
     yield "runs", "n", "E", "exponent of N (95 %)", "published", "exponent of D (95 %)", "published"
     for name, s in e.slopes.items():
-        n, d = (f"{value:.3f}" for value in s.published)
-        yield name, s.n_runs, f"{s.experts:g}", interval(s.size), n, interval(s.tokens), d
+        mu, nu = s.published
+        yield name, s.n_runs, f"{s.experts:g}", interval(s.size), f"{mu:.3f}", interval(s.tokens), f"{nu:.3f}"
 
 
 def choices(e: Evidence) -> Iterator[Part]:
+    """List the choice of the law at each of Marin's budgets."""
     yield "FLOPs", "sizes", "best N_act", "the law's", "regret"
     for c in e.choices:
         yield format_flops(c.flops), c.n_runs, format_count(c.best), format_count(c.chosen), f"{c.regret:.3f}"
@@ -322,24 +380,20 @@ def choices(e: Evidence) -> Iterator[Part]:
 
 
 def evidence_held_out(e: Evidence) -> Iterator[Part]:
+    """List the forecast of every question by every law."""
     yield "held_out", "law", "fitted_runs", "held_out_runs", "rmse", "rmse_low", "rmse_high", "bias"
-    for name, q in e.questions.items():
-        for law, f in q.laws.items():
-            yield name, law, len(q.train), len(q.test), *(f"{v:.4f}" for v in (f.rmse, *f.interval, f.bias))
+    for name, question in e.questions.items():
+        for law, forecast in question.laws.items():
+            numbers = (forecast.rmse, *forecast.interval, forecast.bias)
+            texts = [f"{number:.4f}" for number in numbers]
+            yield name, law, len(question.train), len(question.test), *texts
 
 
 def evidence_gains(e: Evidence) -> NDArray[Any]:
-    """Measured against predicted gain over the model of fewest experts, a panel for each table, coloured by E."""
+    """Draw measured against predicted gain over the model of fewest experts, a panel for each table."""
     axes = drawing.panels_or_new(None, len(e.gains), 2.6 * len(e.gains), 3.5)
     for ax, table in zip(axes, e.gains, strict=True):
-        low = 1.06 * min(table.measured.min(), table.predicted.min(), table.predicted_with.min())
-        ax.plot([low, 0], [low, 0], color="0.4", linewidth=0.9, zorder=0)
-        colours = [drawing.colour_of(experts) for experts in table.experts]
-        ax.scatter(table.predicted_with, table.measured, s=18, c=colours, linewidths=0)
-        ax.scatter(table.predicted, table.measured, s=14, facecolors="none", edgecolors=colours, linewidths=0.6)
-        ax.set(xlabel="predicted (nats)", xlim=(low, 0), ylim=(low, 0), box_aspect=1)
-        ax.locator_params(nbins=4)
-        ax.set_title(table.source, fontsize=9)
+        _draw_gains(ax, table)
     axes[0].set_ylabel("measured gain (nats)")
     for experts in DRAWN:
         label = drawing.label_of(experts)
@@ -349,17 +403,35 @@ def evidence_gains(e: Evidence) -> NDArray[Any]:
     return axes
 
 
+def _draw_gains(ax: Any, table: Gains) -> None:
+    """Draw measured against predicted gains, coloured by E."""
+    low = 1.06 * min(table.measured.min(), table.predicted.min(), table.predicted_with.min())
+    ax.plot([low, 0], [low, 0], color="0.4", linewidth=0.9, zorder=0)
+    colours = [drawing.colour_of(experts) for experts in table.experts]
+    ax.scatter(table.predicted_with, table.measured, s=18, c=colours, linewidths=0)
+    ax.scatter(table.predicted, table.measured, s=14, facecolors="none", edgecolors=colours, linewidths=0.6)
+    ax.set(xlabel="predicted (nats)", xlim=(low, 0), ylim=(low, 0), box_aspect=1)
+    ax.locator_params(nbins=4)
+    ax.set_title(table.source, fontsize=9)
+
+
 def evidence_forecasts(e: Evidence) -> Any:
-    """RMSE of the law moved by one constant beside its alternatives, a row for each question."""
+    """Draw the RMSE of the law moved by one constant beside its alternatives, a row for each question."""
     from matplotlib.ticker import FuncFormatter
 
     ax = drawing.axes_or_new(None, 8.6, 1.6 + 0.3 * len(e.questions))
     for law, (label, colour, marker) in MARKS.items():
-        drawn = [(row, q.laws[law]) for row, q in enumerate(e.questions.values()) if law in q.laws]
-        rows, rmse = [row for row, _ in drawn], np.array([f.rmse for _, f in drawn])
+        rows = []
+        forecasts = []
+        for row, question in enumerate(e.questions.values()):
+            if law in question.laws:
+                rows.append(row)
+                forecasts.append(question.laws[law])
+        rmse = np.array([forecast.rmse for forecast in forecasts])
         ax.plot(rmse, rows, marker, color=colour, markersize=6, label=label, zorder=3 if law == JOINT else 2)
         if law == JOINT:
-            ax.hlines(rows, *zip(*(f.interval for _, f in drawn), strict=True), color=colour, linewidth=1.4)
+            low, high = zip(*(forecast.interval for forecast in forecasts), strict=True)
+            ax.hlines(rows, low, high, color=colour, linewidth=1.4)
     ax.set(xscale="log", xlabel="RMSE on the held-out runs (nats)", ylim=(len(e.questions) - 0.5, -0.5))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     ax.set_yticks(range(len(e.questions)), [*e.questions], fontsize=8)

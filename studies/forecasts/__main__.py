@@ -1,4 +1,4 @@
-"""The tables of docs/studies/forecasts.md, and what the library ships of the public sets.
+"""Write the tables of docs/studies/forecasts.md, and what the library ships of the public sets.
 
     python -m studies.forecasts prior|stack|page|accuracy --data FOLDER
     python -m studies.forecasts experts
@@ -37,7 +37,8 @@ def main() -> None:
     else:
         tables, missing = read_sets(options.data)
         print(*missing, sep="\n", file=sys.stderr)
-        if not tables or (missing and options.what != "page"):  # what ships is of all sets
+        # The files that ship need all sets.
+        if not tables or (missing and options.what != "page"):
             raise SystemExit(2)
         if options.what == "prior":
             written = [population.write_population(tables)]

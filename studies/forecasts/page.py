@@ -16,9 +16,11 @@ from studies.forecasts.stacking import NORMAL, STACK, cases_of, stacked_cells, w
 
 FORECASTS = Path(__file__).parents[2] / "docs" / "studies" / "forecasts.md"
 METHODS = (FRESH, CONSTANT, PRIOR, STACK)
-HALF = 0.6745  # standard errors of a 50 % interval
+# Standard errors of a 50 % interval.
+HALF = 0.6745
 CUTS = ("C/3", "C/10", "C/30", "N/3", "D/3")
-GOALS = {"C/3": 0.12, "C/10": 0.30, "C/30": 0.55}  # how much lower than fresh the RMSE should be
+# How much lower than fresh the RMSE should be.
+GOALS = {"C/3": 0.12, "C/10": 0.30, "C/30": 0.55}
 
 
 @dataclass(frozen=True)
@@ -28,85 +30,133 @@ class Result:
     cells: Sequence[Cell]
 
     def of(self, method: str, cut: str = "") -> list[Cell]:
-        return [one for one in self.cells if one.method == method and cut in ("", one.split.cut)]
+        """Return the cells of a method, at one cut if it is named."""
+        return [cell for cell in self.cells if cell.method == method and cut in ("", cell.split.cut)]
 
     def rmse(self, method: str, cut: str) -> float:
-        """Geometric mean within labs, then over labs."""
-        return by_lab((one.split.lab, one.rmse) for one in self.of(method, cut))
+        """Return the geometric mean within labs, then over labs."""
+        return by_lab((cell.split.lab, cell.rmse) for cell in self.of(method, cut))
 
     @property
     def ratios(self) -> dict[tuple[str, str], float]:
         """The stack's RMSE over the lesser of fresh and one constant, by set and cut."""
-        rmse, fresh, constant = (
-            {(one.split.set, one.split.cut): one.rmse for one in self.of(name)} for name in (STACK, FRESH, CONSTANT)
-        )
-        return {key: value / min(fresh[key], constant[key]) for key, value in rmse.items()}
+        fresh = self._rmse_by_split(FRESH)
+        constant = self._rmse_by_split(CONSTANT)
+        return {key: rmse / min(fresh[key], constant[key]) for key, rmse in self._rmse_by_split(STACK).items()}
 
-    def coverage(self, errors: float) -> dict[str, np.ndarray]:
-        """Whether each held-out run lies within so many standard errors, by set, all cuts together."""
-        held: dict[str, list[np.ndarray]] = {}
-        for one in self.of(STACK):
-            held.setdefault(one.split.set, []).append(np.abs(one.errors) <= errors * np.asarray(one.spread))
-        return {name: np.concatenate(parts) for name, parts in held.items()}
+    def _rmse_by_split(self, method: str) -> dict[tuple[str, str], float]:
+        return {(cell.split.set, cell.split.cut): cell.rmse for cell in self.of(method)}
+
+    def coverage(self, standard_errors: float) -> dict[str, np.ndarray]:
+        """Mark the held-out runs within so many standard errors, by set, all cuts together."""
+        inside: dict[str, list[np.ndarray]] = {}
+        for cell in self.of(STACK):
+            inside.setdefault(cell.split.set, []).append(_is_inside(cell, standard_errors))
+        return {name: np.concatenate(inside_of_cuts) for name, inside_of_cuts in inside.items()}
+
+
+def _is_inside(cell: Cell, standard_errors: float) -> np.ndarray:
+    """Mark the held-out runs of a cell of the stack within so many standard errors."""
+    return np.asarray(np.abs(cell.errors) <= standard_errors * np.asarray(cell.spread))
 
 
 def result_of(tables: Mapping[str, Runs]) -> Result:
-    """All methods on the list."""
+    """Forecast the splits of the list by all methods."""
     members = members_of(tables)
-    prior, choices = nested(forecasts_of(tables, members))
-    return Result([*baselines(tables), *prior, *stacked_cells([*cases_of(tables, members, choices)])])
+    prior_cells, choices = nested(forecasts_of(tables, members))
+    cases = [*cases_of(tables, members, choices)]
+    return Result([*baselines(tables), *prior_cells, *stacked_cells(cases)])
 
 
 def write_stack(tables: Mapping[str, Runs]) -> Path:
-    """What the library's stack has learnt from all labs."""
+    """Write what the library's stack has learnt from all labs."""
     members = members_of(tables)
-    return write_defaults([*cases_of(tables, members, nested(forecasts_of(tables, members))[1])])
+    _, choices = nested(forecasts_of(tables, members))
+    return write_defaults([*cases_of(tables, members, choices)])
 
 
 def methods(result: Result) -> Iterator[Part]:
+    """List the RMSE of every method at every cut."""
     yield "method", *CUTS
     for method in METHODS:
         yield method, *(f"{result.rmse(method, cut):.4f}" for cut in CUTS)
-    counts = [result.of(PRIOR, cut) for cut in CUTS]
-    yield "sets (labs)", *(f"{len(cells)} ({len({one.split.lab for one in cells})})" for cells in counts)
+    counts = []
+    for cut in CUTS:
+        cells = result.of(PRIOR, cut)
+        labs = {cell.split.lab for cell in cells}
+        counts.append(f"{len(cells)} ({len(labs)})")
+    yield "sets (labs)", *counts
 
 
 def goals(result: Result) -> Iterator[Part]:
-    """Goals of the forecast that the library makes, the stack."""
+    """Compare the forecast that the library makes, the stack, with its goals."""
     yield "goal", "asked", "measured", ""
+    yield from _goals_of_gain(result)
+    yield from _goals_of_ratio(result)
+    yield from _goals_of_coverage(result)
+    widths = []
+    for cell in result.of(STACK):
+        typical_spread = np.median(np.asarray(cell.spread))
+        widths.append(2 * NORMAL * typical_spread / cell.rmse)
+    width = float(np.median(widths))
+    yield "median width over RMSE", "4", f"{width:.1f}", _verdict(width <= 4)
 
-    def verdict(met: bool) -> str:
-        return "met" if met else "missed"
 
+def _goals_of_gain(result: Result) -> Iterator[Part]:
+    """Compare how much lower the RMSE is than that of fresh fits and of one constant."""
     for name in (FRESH, CONSTANT):
-        for cut, goal in GOALS.items():
-            wanted = goal if name == FRESH else 0.5
-            measured = 1 - result.rmse(STACK, cut) / result.rmse(name, cut)
-            yield f"below {name} at {cut}", f"{wanted:.0%}", f"{measured:.0%}", verdict(measured >= wanted)
+        for cut, goal_below_fresh in GOALS.items():
+            goal = goal_below_fresh if name == FRESH else 0.5
+            gain = 1 - result.rmse(STACK, cut) / result.rmse(name, cut)
+            yield f"below {name} at {cut}", f"{goal:.0%}", f"{gain:.0%}", _verdict(gain >= goal)
+
+
+def _goals_of_ratio(result: Result) -> Iterator[Part]:
+    """Compare the RMSE of each cell with the better of fresh and one constant."""
     ratios = np.array(list(result.ratios.values()))
-    within = float(np.mean(ratios <= 1.2))
-    yield "cells within 1.2 of the better", "90%", f"{within:.0%}", verdict(within >= 0.9)
-    yield "largest ratio to the better", "1.6", f"{ratios.max():.2f}", verdict(ratios.max() <= 1.6)
-    held, half = (result.coverage(errors) for errors in (NORMAL, HALF))
-    pooled = float(np.mean(np.concatenate([*held.values()])))
-    yield "90 % intervals, pooled", "85–97%", f"{pooled:.1%}", verdict(0.85 <= pooled <= 0.97)
-    yield "50 % intervals, pooled", "–", f"{np.mean(np.concatenate([*half.values()])):.1%}", ""
-    least = min((float(inside.mean()), name) for name, inside in held.items() if len(inside) >= 10)
-    yield "90 % intervals, least of a set", "70%", f"{least[0]:.0%} ({least[1]})", verdict(least[0] >= 0.7)
-    width = float(np.median([2 * NORMAL * np.median(np.asarray(one.spread)) / one.rmse for one in result.of(STACK)]))
-    yield "median width over RMSE", "4", f"{width:.1f}", verdict(width <= 4)
+    largest = ratios.max()
+    share_within = float(np.mean(ratios <= 1.2))
+    yield "cells within 1.2 of the better", "90%", f"{share_within:.0%}", _verdict(share_within >= 0.9)
+    yield "largest ratio to the better", "1.6", f"{largest:.2f}", _verdict(largest <= 1.6)
+
+
+def _goals_of_coverage(result: Result) -> Iterator[Part]:
+    """Compare the shares of the held-out runs that the intervals hold."""
+    inside = result.coverage(NORMAL)
+    pooled = _pooled_share(inside)
+    yield "90 % intervals, pooled", "85–97%", f"{pooled:.1%}", _verdict(0.85 <= pooled <= 0.97)
+    yield "50 % intervals, pooled", "–", f"{_pooled_share(result.coverage(HALF)):.1%}", ""
+    share, name = min((float(runs.mean()), name) for name, runs in inside.items() if len(runs) >= 10)
+    yield "90 % intervals, least of a set", "70%", f"{share:.0%} ({name})", _verdict(share >= 0.7)
+
+
+def _pooled_share(inside: Mapping[str, np.ndarray]) -> float:
+    return float(np.mean(np.concatenate([*inside.values()])))
+
+
+def _verdict(is_met: bool) -> str:
+    return "met" if is_met else "missed"
 
 
 def forecasts(result: Result) -> Iterator[Part]:
+    """List every split with the RMSE of every method."""
     yield "set", "lab", "cut", "fitted", "held out", *METHODS, "to the better", "in 90 %"
-    by_key = {(one.split.set, one.split.cut, one.method): one for one in result.cells}
+    cells = {(cell.split.set, cell.split.cut, cell.method): cell for cell in result.cells}
     for (name, cut), ratio in result.ratios.items():
-        split, stacked = by_key[name, cut, STACK].split, by_key[name, cut, STACK]
-        held = np.mean(np.abs(stacked.errors) <= NORMAL * np.asarray(stacked.spread))
-        values = (f"{by_key[name, cut, method].rmse:.4f}" for method in METHODS)
-        yield name, split.lab, cut, split.fitted, split.held_out, *values, f"{ratio:.2f}", f"{held:.0%}"
+        stacked = cells[name, cut, STACK]
+        split = stacked.split
+        yield (
+            name,
+            split.lab,
+            cut,
+            split.fitted,
+            split.held_out,
+            *(f"{cells[name, cut, method].rmse:.4f}" for method in METHODS),
+            f"{ratio:.2f}",
+            f"{np.mean(_is_inside(stacked, NORMAL)):.0%}",
+        )
 
 
 def page(tables: Mapping[str, Runs]) -> Page:
-    """The page of these tables."""
+    """Return the page of these tables."""
     return Page(lambda: result_of(tables), blocks=(methods, goals), tables=(forecasts,))

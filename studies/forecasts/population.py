@@ -33,86 +33,112 @@ from scaling_law.fitting.prior import (
     terms_of_experts,
     vague_of_experts,
 )
-from studies.common import FloatArray, Page, Part, rms, rounded
-from studies.evidence.forecasts import Question, joined, questions
+from studies.common import FloatArray, Page, Part, rms, round_numbers
+from studies.evidence.forecasts import Question, join_tables, questions
 from studies.evidence.points import Source, read_sources
 from studies.forecasts.methods import BY_HAND, BY_NAME, CHOICES, CONSTANT, best_choice, by_lab, forecasts_of
 from studies.forecasts.sets import UNITS
 
 POINTS = Path(__file__).parents[1] / "evidence"
-DIGITS = 6  # significant, of every number kept
-OF_SIZE, OF_TOKENS, OF_E = ("delta", "gamma"), ("omega", "zeta"), ("e_start", "e_max")
+# Significant digits of every number kept.
+DIGITS = 6
+OF_SIZE = ("delta", "gamma")
+OF_TOKENS = ("omega", "zeta")
+OF_E = ("e_start", "e_max")
 LABS = {"Step Law": "stepfun", "Marin, isoFLOP": "marin", "Marin, ladder": "marin", "Clark et al., S-Base": "deepmind"}
-USES = ("published", "pooled")  # whose terms of E
+# The two priors of the terms of E: those of the published law, and those pooled over sets.
+USES = ("published", "pooled")
 
 
 def write_population(tables: Mapping[str, Runs], path: Path = POPULATION) -> Path:
-    """Members as numbers, and the settings under which labs forecast each other best beyond a compute."""
+    """Write members as numbers, and the settings under which labs forecast each other best beyond a compute."""
     members = members_of(tables)
-    cut = [one for one in forecasts_of(tables, members) if one.split.by == "flops"]
-    choice = CHOICES[best_choice(cut)]
+    forecasts = [forecast for forecast in forecasts_of(tables, members) if forecast.split.by == "flops"]
+    choice = CHOICES[best_choice(forecasts)]
     settings = {
         "shrinkage": choice.shrinkage,
         "dof": choice.dof if np.isfinite(choice.dof) else None,
         "dependence": choice.dependence,
     }
-    rows = [rounded(vars(member), DIGITS) for member in members]
-    none: dict[str, Any] = {"usual": USES[0], "members": []}
-    strict_json.write(path, FORMAT, VERSION, {"settings": settings, "members": rows, "experts": none})
+    no_experts: dict[str, Any] = {"usual": USES[0], "members": []}
+    fields = {"settings": settings, "members": _rounded_fields(members), "experts": no_experts}
+    strict_json.write(path, FORMAT, VERSION, fields)
     return write_experts(members_of_experts(read_sources(POINTS)), folds(path), path)
 
 
 def write_experts(members: Sequence[Member], folds: Sequence[Fold], path: Path = POPULATION) -> Path:
-    """The terms of E: members as numbers, and whose are used; the file keeps the rest."""
+    """Write the terms of E: members as numbers, and whose are used; the file keeps the rest."""
     data = strict_json.read(path, FORMAT, VERSION)
-    parts = {name: data[name] for name in ("settings", "members")}
-    rows = [rounded(vars(member), DIGITS) for member in members]
-    return strict_json.write(path, FORMAT, VERSION, parts | {"experts": {"usual": better(folds), "members": rows}})
+    fields = {
+        "settings": data["settings"],
+        "members": data["members"],
+        "experts": {"usual": better(folds), "members": _rounded_fields(members)},
+    }
+    return strict_json.write(path, FORMAT, VERSION, fields)
+
+
+def _rounded_fields(members: Sequence[Member]) -> list[Any]:
+    return [round_numbers(vars(member), DIGITS) for member in members]
 
 
 # ------------------------------------------------------------------ members
 
 
 def members_of(tables: Mapping[str, Runs]) -> list[Member]:
-    """Each set of the population as a member, and the published joint law at E = 1, of which no runs are public."""
-    sets = [
-        member_of(runs, name, one.lab, source=one.place, licence=one.licence, units=UNITS[one.unit])
-        for name, runs in tables.items()
-        if (one := BY_NAME[name]).member
-    ]
+    """Return each set of the population as a member, and the published joint law at E = 1.
+
+    No runs are public of the published law, so its draws stand for them.
+    """
+    members = []
+    for name, runs in tables.items():
+        run_set = BY_NAME[name]
+        if run_set.member:
+            member = member_of(
+                runs,
+                name,
+                run_set.lab,
+                source=run_set.place,
+                licence=run_set.licence,
+                units=UNITS[run_set.unit],
+            )
+            members.append(member)
     law = JointLaw.published()
-    rows = [law.replace(**dict(zip(law.coefficients, row, strict=True))) for row in np.asarray(law.draws)]
-    parts = [(*map(float, one.chinchilla_coefficients(1.0)), one.coefficients["c"]) for one in rows]
-    m, mu, n, nu, c = np.array(parts).T
+    parameters = []
+    for row in np.asarray(law.draws):
+        draw = law.replace(**dict(zip(law.coefficients, row, strict=True)))
+        parameters.append((*map(float, draw.chinchilla_coefficients(1.0)), draw.coefficients["c"]))
+    m, mu, n, nu, c = np.array(parameters).T
     x = CHINCHILLA.of_natural(np.stack([np.log(m), mu, np.log(n), nu, np.log(c)], axis=-1))
-    return [*sets, _published_as(x.mean(axis=0), np.cov(x.T), units=UNITS["nats"])]
+    published = _published_member(x.mean(axis=0), np.cov(x.T), units=UNITS["nats"])
+    return [*members, published]
 
 
 def members_of_experts(sources: Mapping[str, Source]) -> list[Member]:
-    """The published law's draws, and the sets of several E, each with the terms of E that its design can tell."""
-    about, terms = vague_of_experts(), (*OF_SIZE, *OF_TOKENS, *OF_E)
-    places = [about.coordinates.names.index(term) for term in terms]
-    covariance = covariance_of_draws(JointLaw.published(), about.coordinates)[np.ix_(places, places)]
-    clark, marin, few, step = (sources[name] for name in ("clark", "marin", "marin_experts", "step_law"))
-    grids = joined(marin["isoflop"], few["experts"])
-    sets: list[tuple[Any, ...]] = [
-        *((f"clark_{router}", clark, "CC-BY-4.0", runs, (*OF_SIZE, *OF_E)) for router, runs in clark.tables.items()),
-        ("marin_experts", few, "Apache-2.0", grids, (*OF_SIZE, *OF_TOKENS)),
-        ("step_law", step, "none stated", joined(step["dense"], step["moe"]), OF_TOKENS),
-    ]
-    labs = {"clark": "deepmind", "marin_experts": "marin", "step_law": "stepfun"}
-    return [
-        _published_as(about.mean[places], covariance, terms=terms),
-        *(
-            member_of(runs, name, labs[one.name], terms, about, source=one.place, licence=licence)
-            for name, one, licence, runs, terms in sets
-        ),
-    ]
+    """Return the published law's draws, and the sets of several E, each with the terms of E that it can tell."""
+    prior = vague_of_experts()
+    terms = (*OF_SIZE, *OF_TOKENS, *OF_E)
+    places = [prior.coordinates.names.index(term) for term in terms]
+    covariance = covariance_of_draws(JointLaw.published(), prior.coordinates)[np.ix_(places, places)]
+    members = [_published_member(prior.mean[places], covariance, terms=terms)]
+
+    def add(name: str, lab: str, source: Source, licence: str, runs: Runs, terms: tuple[str, ...]) -> None:
+        members.append(member_of(runs, name, lab, terms, prior, source=source.place, licence=licence))
+
+    clark = sources["clark"]
+    for router, runs in clark.tables.items():
+        add(f"clark_{router}", "deepmind", clark, "CC-BY-4.0", runs, (*OF_SIZE, *OF_E))
+    marin = sources["marin_experts"]
+    grids = join_tables(sources["marin"]["isoflop"], marin["experts"])
+    add("marin_experts", "marin", marin, "Apache-2.0", grids, (*OF_SIZE, *OF_TOKENS))
+    step = sources["step_law"]
+    add("step_law", "stepfun", step, "none stated", join_tables(step["dense"], step["moe"]), OF_TOKENS)
+    return members
 
 
-def _published_as(mean: FloatArray, covariance: FloatArray, **told: Any) -> Member:
-    """The published law as a member, with these coordinates."""
-    conditions, precision = JointLaw.published().conditions, np.linalg.inv(covariance)
+def _published_member(mean: FloatArray, covariance: FloatArray, **options: Any) -> Member:
+    """Return the published law as a member, with these coordinates."""
+    conditions = JointLaw.published().conditions
+    precision = np.linalg.inv(covariance)
     return Member(
         "ludziejewski",
         PUBLISHER,
@@ -122,7 +148,7 @@ def _published_as(mean: FloatArray, covariance: FloatArray, **told: Any) -> Memb
         noise=0.004,
         pull=tuple((precision @ mean).tolist()),
         precision=tuple(tuple(row) for row in precision.tolist()),
-        **told,
+        **options,
     )
 
 
@@ -142,55 +168,73 @@ class Fold:
 
     @property
     def lab(self) -> str:
+        """The lab of the question's runs."""
         return LABS[self.question.source]
 
 
 def folds(path: Path = POPULATION) -> list[Fold]:
-    """The questions on the points kept, beside the Chinchilla laws of a population."""
+    """Ask the questions on the points kept, beside the Chinchilla laws of a population."""
     sources = read_sources(POINTS)
-    return folds_of(members_of_experts(sources), *read_population(path)[:2], questions(sources))
+    sets, settings = read_population(path)[:2]
+    return folds_of(members_of_experts(sources), sets, settings, questions(sources))
 
 
 def folds_of(
-    members: Sequence[Member], sets: Sequence[Member], settings: Mapping[str, Any], asked: Sequence[Question]
+    members: Sequence[Member], sets: Sequence[Member], settings: Mapping[str, Any], questions: Sequence[Question]
 ) -> list[Fold]:
-    """The questions whose held-out runs have experts; the lab that asks is in no population."""
-    return [_fold(members, sets, settings, one, LABS[one.source]) for one in asked if one.source in LABS]
+    """Ask the questions whose held-out runs have experts; the lab that asks is in no population."""
+    return [_fold(members, sets, settings, question) for question in questions if question.source in LABS]
 
 
-def _fold(
-    members: Sequence[Member], sets: Sequence[Member], settings: Mapping[str, Any], question: Question, lab: str
-) -> Fold:
-    """With the Chinchilla laws `sets` and the terms of E of `members`, without this lab and each of the others."""
-    train, test = question.train, question.test
-    others, priors = ["", *sorted({*LABS.values()} - {lab})], list[Prior]()
-    for out in ({lab, other} for other in others):
-        base = estimate([one for one in sets if one.lab not in out], **settings)
-        pooled = terms_of_experts([one for one in members if one.lab not in out], base)
+def _fold(members: Sequence[Member], sets: Sequence[Member], settings: Mapping[str, Any], question: Question) -> Fold:
+    """Forecast with the Chinchilla laws of `sets` and the terms of E of `members`.
+
+    Neither holds the lab of the question, nor, in turn, each of the other labs.
+    """
+    lab = LABS[question.source]
+    further_labs = ["", *sorted(set(LABS.values()) - {lab})]
+    priors: list[Prior] = []
+    for further_lab in further_labs:
+        left_out = {lab, further_lab}
+        base = estimate([member for member in sets if member.lab not in left_out], **settings)
+        pooled = terms_of_experts([member for member in members if member.lab not in left_out], base)
         priors += [base, replace(base, experts=pooled)]
-    solved = modes(train, [for_kind(one, "joint") for one in priors])
-    off = (np.exp(solved.losses(test)[0]) - test.loss).reshape(len(others), len(USES), len(test))
-    errors = {other: dict(zip(USES, map(rms, each), strict=True)) for other, each in zip(others, off, strict=True)}
-    return Fold(question, errors, backtest(train, test, {CONSTANT: BY_HAND[CONSTANT]}).laws[CONSTANT].rmse)
+    train, test = question.train, question.test
+    solutions = modes(train, [for_kind(prior, "joint") for prior in priors])
+    forecast_errors = np.exp(solutions.losses(test)[0]) - test.loss
+    errors = {}
+    errors_by_lab = forecast_errors.reshape(len(further_labs), len(USES), len(test))
+    for further_lab, errors_of_uses in zip(further_labs, errors_by_lab, strict=True):
+        errors[further_lab] = dict(zip(USES, map(rms, errors_of_uses), strict=True))
+    constant = backtest(train, test, {CONSTANT: BY_HAND[CONSTANT]}).laws[CONSTANT]
+    return Fold(question, errors, constant.rmse)
 
 
 def better(folds: Sequence[Fold], lab: str = "") -> str:
-    """Whose terms forecast the labs' MoE models better; `lab`, if any, neither judges nor is in a population."""
-    others = [one for one in folds if one.lab != lab]
-    return min(USES, key=lambda use: by_lab((one.lab, one.errors[lab][use]) for one in others))
+    """Return whose terms forecast the labs' MoE models better.
+
+    `lab`, if any, neither judges nor is in a population.
+    """
+    judges = [fold for fold in folds if fold.lab != lab]
+    return min(USES, key=lambda use: by_lab((fold.lab, fold.errors[lab][use]) for fold in judges))
 
 
 def experts_prior(folds: Sequence[Fold]) -> Iterator[Part]:
-    """RMSE of each question, and of each lab the use that the others choose."""
+    """List the RMSE of each question, and for each lab the use that the others choose."""
     yield "forecast", "fitted", "held out", "one constant", "published terms", "pooled terms", "chosen on other labs"
-    for one in folds:
-        values = (f"{one.errors[''][use]:.4f}" for use in USES)
-        sizes = len(one.question.train), len(one.question.test)
-        yield one.question.name, *sizes, f"{one.constant:.4f}", *values, better(folds, one.lab)
-    means = [by_lab((one.lab, one.errors[""][use]) for one in folds) for use in USES]
-    constant = by_lab((one.lab, one.constant) for one in folds)
-    nested = by_lab((one.lab, one.errors[""][better(folds, one.lab)]) for one in folds)
-    yield "mean over labs", "", "", *(f"{mean:.4f}" for mean in (constant, *means, nested))
+    for fold in folds:
+        yield (
+            fold.question.name,
+            len(fold.question.train),
+            len(fold.question.test),
+            f"{fold.constant:.4f}",
+            *(f"{fold.errors[''][use]:.4f}" for use in USES),
+            better(folds, fold.lab),
+        )
+    means = [by_lab((fold.lab, fold.constant) for fold in folds)]
+    means += [by_lab((fold.lab, fold.errors[""][use]) for fold in folds) for use in USES]
+    means.append(by_lab((fold.lab, fold.errors[""][better(folds, fold.lab)]) for fold in folds))
+    yield "mean over labs", "", "", *(f"{mean:.4f}" for mean in means)
 
 
 PAGE = Page(folds, blocks=(experts_prior,))

@@ -18,9 +18,11 @@ import numpy as np
 from scaling_law import Runs, load_runs
 from scaling_law.runs import best_of, reader
 
-TOKENS_PER_PARAMETER = (1.0, 700.0)  # runs outside are left out
-NEOX = 50_432  # vocabulary of OpenLM's models, GPT-NeoX's padded
-LLAMA3 = 128_256  # vocabulary of Marin's MoE models
+# Runs outside of this range are left out.
+TOKENS_PER_PARAMETER = (1.0, 700.0)
+# The vocabulary of OpenLM's models, GPT-NeoX's padded, and that of Marin's MoE models.
+NEOX = 50_432
+LLAMA3 = 128_256
 GADRE_LOSS = "loss:eval_data/c4_val/shard-{0000000..0000010}"
 PORIAN_WIDTHS = (96, 128, 160, 224, 288, 320, 384, 480, 576, 640, 704, 832, 1024, 1120, 1312, 1504)
 _PORIAN_BODIES = (0.33, 1.05, 1.74, 4.30, 7.96, 12.5, 17.7, 33.2, 55.7, 76.2, 113.5, 178.9, 295.4, 398.8, 545.8, 825.9)
@@ -30,13 +32,14 @@ _MARIN_MOE: Mapping[str, Any] = {
     "n_blocks": "round(d_model / (55 + 4 * log2(d_model)))",
     "kv_heads": lambda row: _kv_heads(int(row["d_model"]) // 128),
     "n_active": f"n_blocks * (2 * d_model**2 + 256 * d_model * kv_heads + 9 * d_model**2) + {2 * LLAMA3} * d_model",
-    "experts": 11,  # 64 of width d/2 and one of width d, over 3 d
+    # 64 of width d/2 and one of width d, over 3 d
+    "experts": 11,
 }
 _OVERTRAINED = {"tokens": "tpp * n_active", "n_active": f"n_active + {2 * LLAMA3} * d_model", "experts": 65 / 3}
 
 
 def _kv_heads(heads: int) -> int:
-    """The greatest divisor of the heads that is at most a quarter of them."""
+    """Return the greatest divisor of the heads that is at most a quarter of them."""
     return max([k for k in range(1, heads // 4 + 1) if heads % k == 0], default=1)
 
 
@@ -50,7 +53,8 @@ class RunSet:
 
     `unit` is what a loss is: "nats" per token of held-out text of the training corpus, "other" where it is a macro
     average or another corpus, "bits" per byte, read with `bytes_per_token`. `counts` says what N holds, and whether
-    that is known. `read` are options of `load_runs`; `tuned` columns are settings of which the best run is kept.
+    that is known. `read` are options of `load_runs`; `tuned` columns are settings of which the best run is kept. A set
+    that is no `member` of the population of laws is only forecast.
     """
 
     name: str
@@ -64,10 +68,10 @@ class RunSet:
     unit: Literal["nats", "other", "bits"] = "nats"
     bytes_per_token: float = 1.0
     tuned: tuple[str, ...] = ()
-    member: bool = True  # of the population of laws; else only forecast
+    member: bool = True
 
     def load(self, folder: Path) -> Runs | None:
-        """The runs of 1 < D/N < 700, losses in nats per token; None where the folder lacks the table."""
+        """Load the runs of 1 < D/N < 700, losses in nats per token; None where the folder lacks the table."""
         path = next(iter(sorted(folder.rglob(self.file))), None)
         return None if path is None else self.runs_of(path)
 
@@ -75,7 +79,8 @@ class RunSet:
         """Load the runs from any source that `load_runs` takes."""
         runs = load_runs(source, trunks="run", **self.read)
         if self.tuned:
-            runs = best_of(runs, over=self.tuned, by=("d_model", "cell") if "cell" in runs else ("d_model",))
+            models = ("d_model", "cell") if "cell" in runs else ("d_model",)
+            runs = best_of(runs, over=self.tuned, by=models)
         if self.unit == "bits":
             runs = replace(runs, loss=runs.loss * log(2) * self.bytes_per_token)
         low, high = TOKENS_PER_PARAMETER
@@ -84,51 +89,94 @@ class RunSet:
 
 
 def _public(name: str, lab: str, corpus: str, file: str, form: str, **options: Any) -> RunSet:
-    """A set that a reader of the library knows."""
+    """Return a set that a reader of the library knows."""
     source = reader(form)
-    return RunSet(name, lab, corpus, file, source.place, source.licence, source.counts, {"format": form}, **options)
+    return RunSet(
+        name,
+        lab,
+        corpus,
+        file,
+        source.place,
+        source.licence,
+        source.counts,
+        {"format": form},
+        **options,
+    )
 
 
 def _part(table: RunSet, name: str, corpus: str, where: str, **changes: Any) -> RunSet:
-    """The set of these rows of a table."""
+    """Return the set of these rows of a table."""
     return replace(table, name=name, corpus=corpus, read={**table.read, "where": where}, **changes)
 
 
 def _porian_size(row: Mapping[str, Any]) -> float:
-    """N with both embeddings: the table counts the head, of the width in whose vocabulary's multiples N differs."""
+    """Return N with both embeddings; the table counts the head, by whose width the nearest of the sizes is found."""
     n = float(row["n"])
-    return n + NEOX * PORIAN_WIDTHS[int(np.argmin(np.abs(np.log(_PORIAN_SIZES / n))))]
+    nearest = int(np.argmin(np.abs(np.log(_PORIAN_SIZES / n))))
+    return n + NEOX * PORIAN_WIDTHS[nearest]
+
+
+def _olmo_multiple(row: Mapping[str, Any]) -> float:
+    """Return the multiple of 20 tokens per parameter: 4xC."""
+    return float(str(row["chinchilla_multiple"]).rstrip("xC"))
+
+
+def _olmo_size(row: Mapping[str, Any]) -> float:
+    """Return the nominal number of parameters: 1.3b."""
+    text = row["model_size"]
+    return float(text[:-1]) * {"m": 1e6, "b": 1e9}[text[-1]]
 
 
 _ATHENA = _public("", "", "", "isoflops.csv", "open_athena")
+# The losses are on C4, whatever the corpus.
 _GADRE = RunSet(
-    *("", "openlm", "", "gadre_overtraining.csv", "github.com/mlfoundations/scaling at a003c49, exp_data", "MIT"),
+    "",
+    "openlm",
+    "",
+    "gadre_overtraining.csv",
+    "github.com/mlfoundations/scaling at a003c49, exp_data",
+    "MIT",
     "N with both embeddings",
     {"loss": GADRE_LOSS, "columns": {"n_active": "params", "experts": 1}},
-    unit="other",  # on C4, whatever the corpus
+    unit="other",
 )
 _PORIAN = RunSet(
-    *("", "tel_aviv", "", "porian_isoflop.csv", "github.com/formll/resolving-scaling-law-discrepancies at 0dc60d9"),
+    "",
+    "tel_aviv",
+    "",
+    "porian_isoflop.csv",
+    "github.com/formll/resolving-scaling-law-discrepancies at 0dc60d9",
     "MIT",
     f"N with the head of {NEOX:,}; the input embedding is added",
     {"loss": "loss", "columns": {"n_active": _porian_size, "experts": 1}},
 )
 _MARIN = RunSet(
-    *("", "marin", "Nemotron mix", "marin_moe_adamh_isoflop.csv", "github.com/marin-community/marin", "Apache-2.0"),
+    "",
+    "marin",
+    "Nemotron mix",
+    "marin_moe_adamh_isoflop.csv",
+    "github.com/marin-community/marin",
+    "Apache-2.0",
     "N of the width by the authors' heuristic, with both embeddings; leading dense layers and routers left out",
     {"loss": "c4_en_bpb", "columns": _MARIN_MOE},
     unit="bits",
     bytes_per_token=4.5,
 )
-_OLMO = RunSet(  # D is the nominal multiple of 20 tokens per parameter, N that of the recorded FLOPs C = 6 N D
-    *("", "ai2", "", "ladder_comparison_data.csv", "github.com/allenai/OLMo-core at 4a88a77, notebooks", "Apache-2.0"),
+# D is the nominal multiple of 20 tokens per parameter, N that of the recorded FLOPs C = 6 N D.
+_OLMO = RunSet(
+    "",
+    "ai2",
+    "",
+    "ladder_comparison_data.csv",
+    "github.com/allenai/OLMo-core at 4a88a77, notebooks",
+    "Apache-2.0",
     "N from recorded FLOPs and the nominal D: estimated, attention inside, input embedding unknown",
     {
         "loss": "ce",
         "columns": {
             "run_id": "group_name",
-            "multiple": lambda row: float(str(row["chinchilla_multiple"]).rstrip("xC")),
-            "size": lambda row: float(row["model_size"][:-1]) * {"m": 1e6, "b": 1e9}[row["model_size"][-1]],
+            "multiple": _olmo_multiple,
+            "size": _olmo_size,
             "tokens": "20 * size * multiple",
             "n_active": "`throughput/total petaflops` * 1e15 / (6 * tokens)",
             "experts": 1,
@@ -138,6 +186,23 @@ _OLMO = RunSet(  # D is the nominal multiple of 20 tokens per parameter, N that 
     },
     unit="other",
 )
+
+
+def _porian_sets(dataset: str, corpus: str) -> list[RunSet]:
+    """Return the sets of a dataset of Porian et al., one for each recipe."""
+    sets = []
+    for hparams, warmup, decay in (
+        ("base", "long", "kaplan"),
+        ("base", "short", "kaplan"),
+        ("base", "short", "chinchilla"),
+        ("tuned", "short", "const"),
+    ):
+        recipe = f"hparams = {hparams}, warmup = {warmup}, decay = {decay}"
+        name = f"porian_{dataset}_{hparams}_{warmup}_{decay}"
+        sets.append(_part(_PORIAN, name, corpus, f"dataset = {dataset}, {recipe}, loss_is = val"))
+    return sets
+
+
 _GRID = ("learning_rate", "batch")
 SETS: tuple[RunSet, ...] = (
     _public("epoch", "deepmind", "MassiveText", "svg_extracted_data.csv", "epoch_chinchilla"),
@@ -170,25 +235,21 @@ SETS: tuple[RunSet, ...] = (
         unit="other",
     ),
     _public("step_dense", "stepfun", "StepFun mix", "dense_lr_bs_loss.csv", "step_law", tuned=_GRID),
+    # It is no member: each size has an E of its own.
     _public(
-        *("step_moe", "stepfun", "StepFun mix", "moe_lr_bs_loss.csv", "step_law"),
+        "step_moe",
+        "stepfun",
+        "StepFun mix",
+        "moe_lr_bs_loss.csv",
+        "step_law",
         tuned=_GRID,
-        member=False,  # each size has an E of its own
+        member=False,
     ),
     _part(_GADRE, "gadre_c4", "C4", "dataset = c4_original"),
     _part(_GADRE, "gadre_rpj", "RedPajama", "dataset = rpj"),
     _part(_GADRE, "gadre_rw", "RefinedWeb", "dataset = rw_original"),
-    *(
-        _part(
-            *(_PORIAN, f"porian_{dataset}_{hparams}_{warmup}_{decay}", corpus),
-            f"dataset = {dataset}, hparams = {hparams}, warmup = {warmup}, decay = {decay}, loss_is = val",
-        )
-        for dataset, corpus in (("rw", "RefinedWeb"), ("owt2", "OpenWebText2"))
-        for hparams, warmup, decay in (
-            *(("base", "long", "kaplan"), ("base", "short", "kaplan")),
-            *(("base", "short", "chinchilla"), ("tuned", "short", "const")),
-        )
-    ),
+    *_porian_sets("rw", "RefinedWeb"),
+    *_porian_sets("owt2", "OpenWebText2"),
     _part(_OLMO, "olmo_v1", "Dolma mix", "experiment = v1-baseline, is_finished = True"),
     _part(_OLMO, "olmo_v2", "Dolma mix", "experiment = ri-olmo-v2, is_finished = True"),
     _public("gemstones", "maryland", "Dolma", "wandb_df_for_fitting_cool_end.jsonl", "gemstones"),
@@ -196,7 +257,13 @@ SETS: tuple[RunSet, ...] = (
 
 
 def read_sets(folder: Path) -> tuple[dict[str, Runs], list[str]]:
-    """The runs of every set whose table lies below `folder`, and a line for each that is missing."""
-    runs = {one.name: one.load(folder) for one in SETS}
-    missing = [f"{one.name}: no {one.file} below {folder}; {one.place}" for one in SETS if runs[one.name] is None]
-    return {name: table for name, table in runs.items() if table is not None}, missing
+    """Read the runs of every set whose table lies below `folder`, and return a line for each that is missing."""
+    tables = {}
+    missing = []
+    for run_set in SETS:
+        runs = run_set.load(folder)
+        if runs is None:
+            missing.append(f"{run_set.name}: no {run_set.file} below {folder}; {run_set.place}")
+        else:
+            tables[run_set.name] = runs
+    return tables, missing

@@ -1,4 +1,4 @@
-"""What is forecast from what: the list of splits, written down in splits.csv before any method was tuned.
+"""The list of splits, which says what is forecast from what, written down in splits.csv before any method was tuned.
 
 A split fits the runs at most at a cut (a third, a tenth, a thirtieth of the largest compute C = 6 N D, a third of the
 largest N or D) and forecasts those above. It is out unless `FITTED` runs of `SIZES` sizes lie below and `HELD_OUT`
@@ -17,10 +17,13 @@ import numpy as np
 from scaling_law import Runs
 from scaling_law.fitting.holdout import count_sizes
 from studies.common import read_csv
-from studies.forecasts.sets import SETS
+from studies.forecasts.sets import SETS, RunSet
 
-FITTED, SIZES, HELD_OUT = 8, 3, 3
+FITTED = 8
+SIZES = 3
+HELD_OUT = 3
 CUTS = (("flops", 3), ("flops", 10), ("flops", 30), ("n_active", 3), ("tokens", 3))
+SYMBOLS = {"flops": "C", "n_active": "N", "tokens": "D"}
 LIST = Path(__file__).with_name("splits.csv")
 
 
@@ -41,36 +44,63 @@ class Split:
 
     @property
     def cut(self) -> str:
-        return {"flops": "C", "n_active": "N", "tokens": "D"}[self.by] + f"/{self.divisor}"
+        """The cut as the page names it: C/10."""
+        return f"{SYMBOLS[self.by]}/{self.divisor}"
 
-    def parts(self, runs: Runs) -> tuple[Runs, Runs]:
-        """The fitted and the held-out runs. ValueError where the runs are not those of the list."""
-        below = _below(runs, self.by, self.divisor)
-        if (len(runs), int(below.sum())) != (self.runs, self.fitted):
-            listed = f"{self.runs} runs, {self.fitted} below {self.cut}"
-            raise ValueError(f"{self.set}: {len(runs)} runs, {below.sum()} below; the list has {listed}")
-        return runs.subset(below), runs.subset(~below)
+    def divide(self, runs: Runs) -> tuple[Runs, Runs]:
+        """Divide runs into the fitted and the held-out ones.
+
+        Raises ValueError where the runs are not those of the list.
+        """
+        is_below = _is_below(runs, self.by, self.divisor)
+        n_below = int(is_below.sum())
+        if (len(runs), n_below) != (self.runs, self.fitted):
+            expected = f"{self.runs} runs, {self.fitted} below {self.cut}"
+            raise ValueError(f"{self.set}: {len(runs)} runs, {n_below} below; the list has {expected}")
+        return runs.subset(is_below), runs.subset(~is_below)
 
 
-def _below(runs: Runs, by: str, divisor: int) -> np.ndarray:
+def _is_below(runs: Runs, by: str, divisor: int) -> np.ndarray:
+    """Mark the runs at most at a cut."""
     values = getattr(runs, by)
     return np.asarray(values <= values.max() / divisor * (1 + 1e-9))
 
 
 def make_splits(tables: Mapping[str, Runs]) -> list[Split]:
-    """The list for these sets, in the order of `SETS`."""
-    splits = []
-    for one, (by, divisor) in product((one for one in SETS if one.name in tables), CUTS):
-        runs = tables[one.name]
-        below = _below(runs, by, divisor)
-        parts = len(runs), int(below.sum()), count_sizes(runs.subset(below)), int((~below).sum())
-        least = zip(parts[1:], (FITTED, SIZES, HELD_OUT), ("runs below", "sizes below", "runs above"), strict=True)
-        wrong = [f"{value} {what}" for value, enough, what in least if value < enough]
-        wrong += ["N and E confounded: no law without E"] * (one.name == "step_moe" and by == "n_active")
-        splits.append(Split(one.name, one.lab, one.corpus, by, divisor, *parts, "; ".join(wrong)))
-    return splits
+    """Make the list for these sets, in the order of `SETS`."""
+    sets = [run_set for run_set in SETS if run_set.name in tables]
+    return [_make_split(run_set, tables[run_set.name], by, divisor) for run_set, (by, divisor) in product(sets, CUTS)]
+
+
+def _make_split(run_set: RunSet, runs: Runs, by: str, divisor: int) -> Split:
+    """Make a split, with the reasons why it is out."""
+    is_below = _is_below(runs, by, divisor)
+    fitted = int(is_below.sum())
+    sizes = count_sizes(runs.subset(is_below))
+    held_out = int((~is_below).sum())
+    reasons = []
+    if fitted < FITTED:
+        reasons.append(f"{fitted} runs below")
+    if sizes < SIZES:
+        reasons.append(f"{sizes} sizes below")
+    if held_out < HELD_OUT:
+        reasons.append(f"{held_out} runs above")
+    if run_set.name == "step_moe" and by == "n_active":
+        reasons.append("N and E confounded: no law without E")
+    return Split(
+        run_set.name,
+        run_set.lab,
+        run_set.corpus,
+        by,
+        divisor,
+        len(runs),
+        fitted,
+        sizes,
+        held_out,
+        "; ".join(reasons),
+    )
 
 
 def read_list(path: Path = LIST) -> list[Split]:
-    """All splits, those that are out included."""
+    """Read all splits, those that are out included."""
     return read_csv(path, Split)

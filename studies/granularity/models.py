@@ -1,4 +1,4 @@
-"""What is compared, and what laws and runs say of each comparison.
+"""The models that are compared, and what laws and runs say of each comparison.
 
 Models have the same active parameters, and but for the dense one the same total. Both of a pair have the same seed,
 and so the same text in the same order. The relative difference of a comparison is the mean over its seeds; pairs of
@@ -7,7 +7,7 @@ one D scatter alike, so their variance is pooled over comparisons, and a standar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +22,18 @@ from scaling_law.law.describe import unknown_parts
 from studies.common import LEVEL, FloatArray, check_texts, pooled_covariance
 from studies.crossing.records import BLOCKS, HEAD, VOCABULARY, nominal, read_sweep
 
-D_MODEL, WIDTH = 32, 3 * 32  # of the feed-forward that is active
+D_MODEL = 32
+# The width of the feed-forward that is active.
+WIDTH = 3 * D_MODEL
 TOKENS = (1e6, 2e6, 4e6)
-SWEEP = "granularity"  # the runs that count; grids of rates have other names
-OURS, ROUTED, SHARED = None, "qwen3_moe", "qwen2_moe"  # as `size.model_sections` chooses classes
-EITHER = "dots1"  # with or without shared experts, and otherwise the same; balanced by bias
+# The sweep of the runs that count; grids of rates have other names.
+SWEEP = "granularity"
+# Model types, as `size.model_sections` chooses classes.
+OURS = None
+ROUTED = "qwen3_moe"
+SHARED = "qwen2_moe"
+# A class with or without shared experts, and otherwise the same; balanced by bias.
+EITHER = "dots1"
 SAME = "takes both for the same model"
 
 
@@ -41,28 +48,38 @@ class Contender:
     optimizer: str = "adamw"
 
 
-def _split(parts: int, shared: int = 0) -> Architecture:
-    """E = 8 with each expert split into `parts`, of which as many are active, `shared` of them always."""
+def _split_experts(pieces: int, shared: int = 0) -> Architecture:
+    """Split each of 8 experts into pieces, and make as many of all pieces active, `shared` of them always."""
     return Architecture(
-        *(D_MODEL, 8 * parts - shared, BLOCKS, D_MODEL // HEAD, VOCABULARY),
-        experts_per_token=parts - shared,
-        d_expert=WIDTH // parts,
+        D_MODEL,
+        8 * pieces - shared,
+        BLOCKS,
+        D_MODEL // HEAD,
+        VOCABULARY,
+        experts_per_token=pieces - shared,
+        d_expert=WIDTH // pieces,
         shared_experts=shared,
     )
 
 
-DENSE, TOP_1, BRIDGE, HALVES, EIGHTHS = "dense", "8, top-1", "8, top-1, Qwen3", "16 halves, top-2", "64 eighths, top-8"
-UNSHARED, ONE_SHARED = f"{EIGHTHS}, dots1", "63 eighths, top-7, and 1 shared, dots1"
-_DENSE, _TOP_1 = Architecture(D_MODEL, 1, BLOCKS, D_MODEL // HEAD, VOCABULARY), _split(1)
+DENSE = "dense"
+TOP_1 = "8, top-1"
+BRIDGE = "8, top-1, Qwen3"
+HALVES = "16 halves, top-2"
+EIGHTHS = "64 eighths, top-8"
+UNSHARED = f"{EIGHTHS}, dots1"
+ONE_SHARED = "63 eighths, top-7, and 1 shared, dots1"
+_DENSE = Architecture(D_MODEL, 1, BLOCKS, D_MODEL // HEAD, VOCABULARY)
+_TOP_1 = _split_experts(1)
 
 CONTENDERS = (
     Contender(DENSE, TOP_1, _DENSE),
     Contender(BRIDGE, TOP_1, _TOP_1, ROUTED),
-    Contender(HALVES, BRIDGE, _split(2), ROUTED),
-    Contender(EIGHTHS, BRIDGE, _split(8), ROUTED),
-    Contender("15 halves, top-1, and 1 shared", HALVES, _split(2, shared=1), SHARED),
-    Contender(UNSHARED, EIGHTHS, _split(8), EITHER),
-    Contender(ONE_SHARED, UNSHARED, _split(8, shared=1), EITHER),
+    Contender(HALVES, BRIDGE, _split_experts(2), ROUTED),
+    Contender(EIGHTHS, BRIDGE, _split_experts(8), ROUTED),
+    Contender("15 halves, top-1, and 1 shared", HALVES, _split_experts(2, shared=1), SHARED),
+    Contender(UNSHARED, EIGHTHS, _split_experts(8), EITHER),
+    Contender(ONE_SHARED, UNSHARED, _split_experts(8, shared=1), EITHER),
     Contender("dense, Muon", DENSE, _DENSE, optimizer="muon"),
     Contender("8, top-1, Muon", TOP_1, _TOP_1, optimizer="muon"),
 )
@@ -74,7 +91,7 @@ ALL = {contender.name: contender for contender in (Contender(TOP_1, "", _TOP_1),
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one law says of one comparison at D `tokens`.
+    """The answer of one law to one comparison at D `tokens`.
 
     `ratio` is the loss over that of the model compared with, which does not depend on the unit, `low` to `high` its
     95 % interval (None: the law has none). `leverage`, of laws that have no loss, is how many times the compute the
@@ -92,48 +109,71 @@ class Prediction:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the law has the contender ahead."""
-        return self.ratio < 1.0 if self.ratio is not None else (self.leverage or 0.0) > 1.0
+        """True if the law has the contender ahead."""
+        if self.ratio is not None:
+            return self.ratio < 1.0
+        return (self.leverage or 0.0) > 1.0
 
 
 def predictions() -> list[Prediction]:
-    """Every law of the shelf that answers a loss or a leverage, on every comparison."""
-    shelf = [law for law in laws().entries if law.answers in ("loss", "leverage")]
-    return [_said(law, contender, tokens) for law in shelf for contender in CONTENDERS for tokens in TOKENS]
+    """Ask every law of the shelf that answers a loss or a leverage about every comparison."""
+    rows = []
+    for law in laws().entries:
+        if law.answers not in ("loss", "leverage"):
+            continue
+        for contender in CONTENDERS:
+            rows += [_predict(law, contender, tokens) for tokens in TOKENS]
+    return rows
 
 
-def _said(entry: PublishedLaw, contender: Contender, tokens: float) -> Prediction:
-    other, said = ALL[contender.against], Prediction(entry.name, contender.name, tokens)
-    if contender.optimizer != other.optimizer:
-        return replace(said, why="has no optimizer among its variables")
+def _predict(entry: PublishedLaw, contender: Contender, tokens: float) -> Prediction:
+    """Ask a published law about a comparison at one D."""
+    reference = ALL[contender.against]
+    unknown = Prediction(entry.name, contender.name, tokens)
+    if contender.optimizer != reference.optimizer:
+        return replace(unknown, why="has no optimizer among its variables")
     if not entry.published:
-        return replace(said, why="its coefficients are not public")
-    pair = (contender.architecture, other.architecture)
+        return replace(unknown, why="its coefficients are not public")
     if entry.answers == "leverage":
         assert entry.coefficients is not None
-        one, two = (_leverage(entry.coefficients, architecture, tokens) for architecture in pair)
-        return replace(said, why=SAME) if one == two else replace(said, leverage=one / two)
+        leverage = _leverage(entry.coefficients, contender.architecture, tokens)
+        reference_leverage = _leverage(entry.coefficients, reference.architecture, tokens)
+        if leverage == reference_leverage:
+            return replace(unknown, why=SAME)
+        return replace(unknown, leverage=leverage / reference_leverage)
     law = entry.law()
-    if why := _cannot_say(law, *pair):
-        return replace(said, why=why)
-    every = [architecture.variables() | {"tokens": tokens} for architecture in pair]
-    first, second = ({name: variables[name] for name in law.variables} for variables in every)
-    said = replace(said, ratio=float(law.loss(**first) / law.loss(**second)))
+    why = _why_no_ratio(law, contender.architecture, reference.architecture)
+    if why:
+        return replace(unknown, why=why)
+    inputs = _law_inputs(law, contender.architecture, tokens)
+    reference_inputs = _law_inputs(law, reference.architecture, tokens)
+    prediction = replace(unknown, ratio=float(law.loss(**inputs) / law.loss(**reference_inputs)))
     if law.draws is None:
-        return said
-    low, high = map(float, np.quantile(law.loss_draws(**first) / law.loss_draws(**second), LEVEL))
-    return replace(said, low=low, high=high)
+        return prediction
+    draws = law.loss_draws(**inputs) / law.loss_draws(**reference_inputs)
+    low, high = map(float, np.quantile(draws, LEVEL))
+    return replace(prediction, low=low, high=high)
 
 
-def _cannot_say(law: Law, one: Architecture, two: Architecture) -> str:
-    """Why a law has no ratio of these two; "" if it has."""
-    if unknown := unknown_parts(one, law) or unknown_parts(two, law):
+def _law_inputs(law: Law, architecture: Architecture, tokens: float) -> dict[str, float]:
+    """Return the variables of a law for a model trained on so many tokens."""
+    variables = {**architecture.variables(), "tokens": tokens}
+    return {name: variables[name] for name in law.variables}
+
+
+def _why_no_ratio(law: Law, contender: Architecture, reference: Architecture) -> str:
+    """Return why a law has no ratio of these two; "" if it has."""
+    unknown = unknown_parts(contender, law) or unknown_parts(reference, law)
+    if unknown:
         return f"ignores {', '.join(unknown)}"
-    first, second = ({name: a.variables().get(name) for name in law.variables} for a in (one, two))
-    if first == second:
+    variables = contender.variables()
+    reference_variables = reference.variables()
+    if all(variables.get(name) == reference_variables.get(name) for name in law.variables):
         return SAME
-    low, high = law.conditions.fitted_limits().get("E", (0.0, 1.0)) if law.conditions else (0.0, 1.0)
-    if low == high and one.experts_equivalent != two.experts_equivalent:
+    low, high = (0.0, 1.0)
+    if law.conditions:
+        low, high = law.conditions.fitted_limits().get("E", (0.0, 1.0))
+    if low == high and contender.experts_equivalent != reference.experts_equivalent:
         return f"was fitted at E = {low:g} alone"
     return ""
 
@@ -156,7 +196,8 @@ def efficiency_leverage(
     the active part A of the experts and C non-embedding FLOPs. The paper states no bases of the logarithms; only these
     give both EL > 7 at A = 3.1 %, G = 12, C = 1e22 and a best G of about 12, as it prints.
     """
-    a_start, a_max = coefficients["a_start"], coefficients["a_max"]
+    a_start = coefficients["a_start"]
+    a_max = coefficients["a_max"]
     inner = np.asarray(activation_ratio, float) + 1.0 / (1.0 / a_start - 1.0 / a_max)
     log_a = -np.log(1.0 / inner + 1.0 / a_max)
     log_g = np.log2(granularity)
@@ -180,54 +221,71 @@ class Measures:
 
     @cached_property
     def scatter(self) -> tuple[FloatArray, FloatArray]:
-        """Standard deviation of the relative difference of a single pair at each of `TOKENS`, and its freedom."""
+        """The standard deviation of the relative difference of a single pair at each of `TOKENS`, and its freedom."""
         covariance, freedom = pooled_covariance([*self.pairs.values()])
         return np.sqrt(np.diag(covariance)), freedom
 
     @cached_property
     def differences(self) -> dict[str, FloatArray]:
         """Mean, standard error and number of each comparison's pairs, [3, k]; NaN without a pair or repeated seeds."""
-        counts = {name: np.isfinite(pairs).sum(axis=0).astype(float) for name, pairs in self.pairs.items()}
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return {
-                name: np.stack([np.nansum(self.pairs[name], axis=0) / n, self.scatter[0] / np.sqrt(n), n])
-                for name, n in counts.items()
-            }
+        deviation, _ = self.scatter
+        differences = {}
+        for name, pairs in self.pairs.items():
+            n_pairs = np.isfinite(pairs).sum(axis=0).astype(float)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                mean = np.nansum(pairs, axis=0) / n_pairs
+                error = deviation / np.sqrt(n_pairs)
+            differences[name] = np.stack([mean, error, n_pairs])
+        return differences
 
 
 def read_measures(path: Path, crossing: Path) -> Measures:
-    """Measures from the records of this experiment and, for our dense and top-1 models by AdamW, from the crossing's.
+    """Read the measures from the records of this experiment; our dense and top-1 models by AdamW are the crossing's.
 
-    RecordError for a run of no contender, and for runs on another held-out text.
+    Raises RecordError for a run of no contender, and for runs on another held-out text.
     """
-    records, theirs = hub.load_records(path), hub.load_records(crossing)
-    check_texts([*records, *theirs])
-    own = read_sweep(theirs).counted
-    rows = [
-        ({1: DENSE, 8: TOP_1}[int(e)], t, int(seed), loss)
-        for d, e, t, seed, loss in zip(own["d_model"], own.experts, own.tokens, own["seed"], own.loss, strict=True)
-        if d == D_MODEL and e in (1, 8)
-    ]
-    named = [(_contender_of(record).name, record) for record in records]
-    rows += [
-        (name, nominal(record.tokens), record.seed or 0, float(record.eval_loss or np.nan))
-        for name, record in named
-        if record.sweep == SWEEP
-    ]
-    losses = {name: np.full((1 + max(seed for *_, seed, _ in rows), len(TOKENS)), np.nan) for name in ALL}
+    records = hub.load_records(path)
+    crossing_records = hub.load_records(crossing)
+    check_texts([*records, *crossing_records])
+    rows = [*_crossing_losses(crossing_records), *_own_losses(records)]
+    n_seeds = 1 + max(seed for _, _, seed, _ in rows)
+    losses = {name: np.full((n_seeds, len(TOKENS)), np.nan) for name in ALL}
     for name, tokens, seed, loss in rows:
         if tokens in TOKENS:
             losses[name][seed, TOKENS.index(tokens)] = loss
     return Measures(losses)
 
 
+def _crossing_losses(records: list[RunRecord]) -> Iterator[tuple[str, float, int, float]]:
+    """Yield contender, D, seed and loss of the crossing's dense and top-1 models of our width."""
+    runs = read_sweep(records).counted
+    names = {1: DENSE, 8: TOP_1}
+    columns = (runs["d_model"], runs.experts, runs.tokens, runs["seed"], runs.loss)
+    for d_model, experts, tokens, seed, loss in zip(*columns, strict=True):
+        if d_model == D_MODEL and experts in names:
+            yield names[int(experts)], tokens, int(seed), loss
+
+
+def _own_losses(records: list[RunRecord]) -> Iterator[tuple[str, float, int, float]]:
+    """Yield contender, D, seed and loss of the runs that count; runs of grids need a contender, too."""
+    for record in records:
+        contender = _contender_of(record)
+        if record.sweep == SWEEP:
+            loss = float(record.eval_loss or np.nan)
+            yield contender.name, nominal(record.tokens), record.seed or 0, loss
+
+
 def _contender_of(record: RunRecord) -> Contender:
-    """The contender with the class, experts and optimizer of the record."""
+    """Return the contender with the class, experts and optimizer of the record."""
+    class_and_optimizer = (record.model_type, record.optimizer.name, record.d_model, record.experts)
+    fine_experts = (record.experts_per_token, record.d_expert, record.shared_experts)
     for contender in ALL.values():
-        a, ours = contender.architecture, contender.model_type is OURS
-        shape = (a.experts, *((None,) * 3 if ours else (a.experts_per_token, a.d_expert, a.shared_experts)))
-        expected = (contender.model_type, contender.optimizer, D_MODEL, *shape)
-        fine = (record.experts, record.experts_per_token, record.d_expert, record.shared_experts)
-        if expected == (record.model_type, record.optimizer.name, record.d_model, *fine):
+        a = contender.architecture
+        expected = (contender.model_type, contender.optimizer, D_MODEL, a.experts)
+        # Records of our class have no fine experts.
+        expected_experts: tuple[int | None, ...] = (None, None, None)
+        if contender.model_type is not OURS:
+            expected_experts = (a.experts_per_token, a.d_expert, a.shared_experts)
+        if class_and_optimizer == expected and fine_experts == expected_experts:
             return contender
     raise RecordError(f"{record.run_id}: a model or an optimizer of no comparison")

@@ -14,16 +14,19 @@ import numpy as np
 from hub.base import strict_json
 from scaling_law import LearningRateLaw
 from scaling_law.formulas.learning_rate import PUBLIC_FILE
-from studies.common import FloatArray, Page, Part, rounded
+from studies.common import FloatArray, Page, Part, round_numbers
 from studies.learning_rates import population
 from studies.learning_rates.population import Member, Population, estimate, law_of, member_of
 from studies.learning_rates.sets import OTHER_OPTIMIZER, SETS, Rates, read_sets
 
 MEMBERS = Path(__file__).with_name("members.json")
 FORMAT = "learning_rates"
-DIGITS = 8  # significant, of every number kept
-SHIPPED = 6  # of the laws: the digits in which processors agree
+# Significant digits of every number kept.
+DIGITS = 8
+# Significant digits of the library's laws: those in which processors agree.
+SHIPPED = 6
 EXPONENTS = ("N", "E", "D", "batch")
+METHODS = ("another lab", "one model", "paper")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Results:
 
     @cached_property
     def population(self) -> Population:
+        """The population of all members."""
         return estimate(self.members)
 
 
@@ -42,48 +46,87 @@ def take(folders: Sequence[Path]) -> list[Path]:
     """Derive members, folds and the library's laws from the public tables below a folder."""
     (folder,) = folders
     rates = read_sets(folder)
-    members = [member_of(one.name, one.lab, rates[one.name], one.level) for one in SETS if one.member]
+    members = [
+        member_of(rate_set.name, rate_set.lab, rates[rate_set.name], rate_set.level)
+        for rate_set in SETS
+        if rate_set.member
+    ]
     paper = _law_of_the_paper(rates["paper"])
-    folds = {one.name: fold(rates[one.name], estimate(m for m in members if m.lab != one.lab), paper) for one in SETS}
-    kept = {"members": [vars(member) for member in members], "folds": folds}
-    return [strict_json.write(MEMBERS, FORMAT, 1, rounded(kept, DIGITS))]
+    folds = {}
+    for rate_set in SETS:
+        other_labs = estimate(member for member in members if member.lab != rate_set.lab)
+        folds[rate_set.name] = fold(rates[rate_set.name], other_labs, paper)
+    fields = {"members": [vars(member) for member in members], "folds": folds}
+    return [strict_json.write(MEMBERS, FORMAT, 1, round_numbers(fields, DIGITS))]
 
 
 def ship(r: Results) -> Path:
     """Write the laws that the library ships."""
-    labs = {one.lab: [r.folds[s.name] for s in SETS if s.lab == one.lab] for one in SETS if one.member}
-
-    def regret(method: str) -> float:
-        means = [[f["regret"][method] for f in folds if f["regret"]] for folds in labs.values()]
-        return float(np.mean([np.mean(of_lab) for of_lab in means if of_lab]))
-
-    laws = population.shipped(list(r.members), {"public": regret("another lab"), "lab": regret("one model")})
-    return strict_json.write(PUBLIC_FILE, "learning_rate_laws", 1, rounded({"laws": laws}, SHIPPED))
+    regret = {"public": _mean_regret(r, "another lab"), "lab": _mean_regret(r, "one model")}
+    laws = population.library_laws(list(r.members), regret)
+    return strict_json.write(PUBLIC_FILE, "learning_rate_laws", 1, round_numbers({"laws": laws}, SHIPPED))
 
 
-def fold(rates: Rates, others: Population, paper: LearningRateLaw) -> dict[str, Any]:
-    """Errors of ln LR (rms) and regrets (mean, nats) of the law of `others` labs on these best rates; models weigh
-    equally. "one model": the level is known from one model, each in turn, and the rest are predicted.
+def _mean_regret(r: Results, method: str) -> float:
+    """Return the mean regret of a method; the labs of the population weigh equally."""
+    means = []
+    for lab in dict.fromkeys(rate_set.lab for rate_set in SETS if rate_set.member):
+        folds_of_lab = [r.folds[rate_set.name] for rate_set in SETS if rate_set.lab == lab]
+        regrets = [row["regret"][method] for row in folds_of_lab if row["regret"]]
+        if regrets:
+            means.append(np.mean(regrets))
+    return float(np.mean(means))
+
+
+def fold(rates: Rates, other_labs: Population, paper: LearningRateLaw) -> dict[str, Any]:
+    """Judge the laws that other labs give on these best rates; models weigh equally.
+
+    Errors of ln LR are root mean squares, regrets means in nats. "one model": the level is known from one model, each
+    in turn, and the other models are predicted.
     """
-    models, at = np.unique(rates.model), np.exp(rates.variables)
-    same, every = rates.model[:, None] == models, models == models
-    public = law_of(*others.of_a_new_lab, rmse=population.SCATTER)
-    tuned = [(law_of(population.with_one_model(others, rates, model)), models != model) for model in models]
-    tried = {"another lab": [(public, every)], "one model": tuned, "paper": [(paper, every)]}
-    rms, regret = dict[str, float](), dict[str, float]()
-    for name, laws in tried.items():
-        errors = [(np.log(law.at(*at.T)) - rates.ln_rate) ** 2 @ same / same.sum(0) for law, _ in laws]
-        rms[name] = float(np.sqrt(np.mean([e[asked] for e, (_, asked) in zip(errors, laws, strict=True)])))
+    models = np.unique(rates.model)
+    all_models = np.ones(len(models), bool)
+    public = law_of(*other_labs.of_a_new_lab, rmse=population.SCATTER)
+    # The laws of each method, with the models that each predicts.
+    laws_of_methods = {
+        "another lab": [(public, all_models)],
+        "one model": [
+            (law_of(population.with_one_model(other_labs, rates, model)), models != model) for model in models
+        ],
+        "paper": [(paper, all_models)],
+    }
+    rms: dict[str, float] = {}
+    regret: dict[str, float] = {}
+    for name, laws in laws_of_methods.items():
+        rms[name] = float(np.sqrt(np.mean([_squared_errors(rates, law)[predicted] for law, predicted in laws])))
         if rates.grid is not None:
-            regret[name] = float(np.mean([_regrets(rates, law, models[asked]) for law, asked in laws]))
-    ends = np.log(np.array([public.interval_at(*row) for row in at], float))
-    held = float(np.mean((ends[:, 0] < rates.ln_rate) & (rates.ln_rate < ends[:, 1])))
-    row = {"models": len(models), "rates": len(at), "rms": rms, "regret": regret, "held": held}
-    return row | {"alone": alone(rates) if len(np.unique(at[:, 0])) > 1 and len(np.unique(at[:, 2])) > 1 else {}}
+            regret[name] = float(np.mean([_regrets(rates, law, models[predicted]) for law, predicted in laws]))
+    inputs = np.exp(rates.variables)
+    intervals = np.array([public.interval_at(*row) for row in inputs], float)
+    low, high = np.log(intervals).T
+    return {
+        "models": len(models),
+        "rates": len(inputs),
+        "rms": rms,
+        "regret": regret,
+        "held": float(np.mean((low < rates.ln_rate) & (rates.ln_rate < high))),
+        "alone": alone(rates) if _has_several_sizes_and_tokens(inputs) else {},
+    }
+
+
+def _squared_errors(rates: Rates, law: LearningRateLaw) -> FloatArray:
+    """Return the mean squared error of ln LR of each model, ascending."""
+    is_of_model = rates.model[:, None] == np.unique(rates.model)
+    squares = (np.log(law.at(*np.exp(rates.variables).T)) - rates.ln_rate) ** 2
+    return np.asarray(squares @ is_of_model / is_of_model.sum(0))
+
+
+def _has_several_sizes_and_tokens(inputs: FloatArray) -> bool:
+    return len(np.unique(inputs[:, 0])) > 1 and len(np.unique(inputs[:, 2])) > 1
 
 
 def alone(rates: Rates) -> dict[str, float]:
-    """Errors (rms) of laws of ln(LR/√B) in N and E, without and with D, fitted to these rates alone."""
+    """Return the errors (rms) of laws of ln(LR/√B) in N and E, without and with D, fitted to these rates alone."""
     ln_n, ln_e, ln_d, ln_batch = rates.variables.T
     columns = [ln_n, ln_e] if np.ptp(ln_e) > 0 else [ln_n]
     target = rates.ln_rate - ln_batch / 2
@@ -101,22 +144,28 @@ def _least_squares(columns: Sequence[FloatArray], target: FloatArray) -> tuple[F
 
 
 def _regrets(rates: Rates, law: LearningRateLaw, models: FloatArray) -> FloatArray:
-    """The loss of the law's rate above that of each model's best run, nats; by the parabola where no run is beyond."""
-    assert rates.grid is not None  # of sets with one
+    """Return the loss of the law's rate above that of each model's best run, nats.
+
+    It is that of the parabola where no run lies beyond the law's rate.
+    """
+    # Only sets with a grid are asked.
+    assert rates.grid is not None
     measured = np.array([rates.grid.regret(law, int(model)) for model in models])
     error = np.log(law.at(*np.exp(rates.variables).T)) - rates.ln_rate
-    parabola = [0.5 * (rates.curvature or 0.0) * np.mean(error[rates.model == model] ** 2) for model in models]
+    half_curvature = 0.5 * (rates.curvature or 0.0)
+    parabola = [half_curvature * np.mean(error[rates.model == model] ** 2) for model in models]
     return np.where(np.isnan(measured), parabola, measured)
 
 
 def _law_of_the_paper(rates: Rates) -> LearningRateLaw:
-    """The paper's law of the code as a power law in N without embeddings, which it nearly is."""
+    """Fit the paper's law of the code as a power law in N without embeddings, which it nearly is."""
     ln_n, ln_e, _, _ = rates.variables.T
     (intercept, slope_n, slope_e), rmse = _least_squares([ln_n, ln_e], rates.ln_rate)
     return LearningRateLaw(intercept, slope_n, slope_e, "paper", "least squares", rmse)
 
 
 def read_results() -> Results:
+    """Read the members and folds."""
     data = strict_json.read(MEMBERS, FORMAT, 1)
     return Results([Member(**row) for row in data["members"]], data["folds"])
 
@@ -125,59 +174,74 @@ def read_results() -> Results:
 
 
 def exponents(r: Results) -> Iterator[Part]:
+    """List the exponents of every lab and of the population."""
     yield "lab", *(f"exponent of {name}" for name in EXPONENTS), "level"
     p = r.population
-    level = exp(p.mean[0])
-    levels = {lab: f"{exp(own[0]) / level:.2f}" for lab, (own, _) in p.labs.items()} | {"mean": f"{level:.2g}"}
-    for name, (centre, covariance) in {**p.labs, "mean": (p.mean, p.covariance)}.items():
-        errors = np.sqrt(np.diag(covariance))
-        yield name, *(f"{a:.2f} ± {b:.2f}" for a, b in zip(centre[1:], errors[1:], strict=True)), levels[name]
+    mean_level = exp(p.mean[0])
+    for name, (coefficients, covariance) in p.labs.items():
+        yield name, *_exponents(coefficients, covariance), f"{exp(coefficients[0]) / mean_level:.2f}"
+    yield "mean", *_exponents(p.mean, p.covariance), f"{mean_level:.2g}"
     yield "spread between labs", *(f"{value:.2f}" for value in p.spread[1:]), f"×/÷ {exp(p.spread[0]):.1f}"
 
 
+def _exponents(coefficients: FloatArray, covariance: FloatArray) -> list[str]:
+    errors = np.sqrt(np.diag(covariance))
+    return [f"{value:.2f} ± {error:.2f}" for value, error in zip(coefficients[1:], errors[1:], strict=True)]
+
+
 def folds(r: Results) -> Iterator[Part]:
-    names = ("another lab", "one model", "paper")
-    yield "set", "models", *(f"error, {name}" for name in names), *(f"regret, {name}" for name in names), "95 % holds"
-    for one in SETS:
-        row = r.folds[one.name]
-        regrets = [f"{row['regret'][name]:.4f}" if row["regret"] else "" for name in names]
-        errors = ["" if (one.name, name) == ("paper", "paper") else f"{row['rms'][name]:.2f}" for name in names]
-        yield f"{one.name} ({one.what})", row["models"], *errors, *regrets, f"{row['held']:.0%}"
+    """List the errors and regrets of every set."""
+    head = [f"error, {name}" for name in METHODS] + [f"regret, {name}" for name in METHODS]
+    yield "set", "models", *head, "95 % holds"
+    for rate_set in SETS:
+        row = r.folds[rate_set.name]
+        errors = []
+        for name in METHODS:
+            # The paper's law has no error on its own rates.
+            is_own_law = (rate_set.name, name) == ("paper", "paper")
+            errors.append("" if is_own_law else f"{row['rms'][name]:.2f}")
+        regrets = [f"{row['regret'][name]:.4f}" if row["regret"] else "" for name in METHODS]
+        yield f"{rate_set.name} ({rate_set.description})", row["models"], *errors, *regrets, f"{row['held']:.0%}"
 
 
 def values(r: Results) -> dict[str, str]:
-    """The numbers in the page's sentences."""
-    p, adamw = r.population, [r.folds[one.name] for one in SETS if one.member and one.level < OTHER_OPTIMIZER]
-
-    def of_adamw(kind: str, method: str, form: str) -> str:
-        every = [row[kind][method] for row in adamw if method in row["regret"]]
-        return f"{min(every):{form}} to {max(every):{form}}"
-
+    """Return the numbers in the page's sentences."""
+    p = r.population
     _, covariance = p.of_a_new_lab
     deviation = np.sqrt(covariance[0, 0] + population.SCATTER**2)
     return {
         "level": f"{exp(p.spread[0]):.1f}",
         "factor": f"{exp(1.96 * deviation):.1f}",
-        "tuned": of_adamw("rms", "one model", ".2f"),
-        "tuned-cost": of_adamw("regret", "one model", ".4f"),
-        "public-cost": of_adamw("regret", "another lab", ".4f"),
-        "paper-cost": of_adamw("regret", "paper", ".4f"),
+        "tuned": _range_of_adamw(r, "rms", "one model", ".2f"),
+        "tuned-cost": _range_of_adamw(r, "regret", "one model", ".4f"),
+        "public-cost": _range_of_adamw(r, "regret", "another lab", ".4f"),
+        "paper-cost": _range_of_adamw(r, "regret", "paper", ".4f"),
     }
+
+
+def _range_of_adamw(r: Results, measure: str, method: str, form: str) -> str:
+    """Format the range of a measure over the sets of the population that were trained with AdamW."""
+    rows = [r.folds[rate_set.name] for rate_set in SETS if rate_set.member and rate_set.level < OTHER_OPTIMIZER]
+    numbers = [row[measure][method] for row in rows if method in row["regret"]]
+    return f"{min(numbers):{form}} to {max(numbers):{form}}"
+
+
+def d_decides(r: Results, name: str) -> bool:
+    """Return whether a law with D halves the error on a set."""
+    errors = r.folds[name]["alone"]
+    return bool(errors["with D"] < 0.5 * errors["without D"])
 
 
 CLAIMS = {
     "rates fall with N and E and rise with the batch in every lab": lambda r: all(
-        own[1] < 0 > own[2] and own[4] > 0 for own, _ in r.population.labs.values()
+        slopes[1] < 0 > slopes[2] and slopes[4] > 0 for slopes, _ in r.population.labs.values()
     ),
     "levels differ by more than a model's scatter": lambda r: r.population.spread[0] > 5 * population.SCATTER,
     "one tuned model costs less than none in most grids": lambda r: _fewer(r, "one model", "another lab") >= 4,
     "the population costs less than the paper's law in most grids": lambda r: _fewer(r, "another lab", "paper") >= 5,
     "D decides Marin's rates and hardly Step Law's": lambda r: (
-        [
-            r.folds[name]["alone"]["with D"] < 0.5 * r.folds[name]["alone"]["without D"]
-            for name in ("marin_moe", "marin_adamw", "step_dense", "step_moe", "lingle")
-        ]
-        == [True, True, False, False, False]
+        [d_decides(r, name) for name in ("marin_moe", "marin_adamw")] == [True, True]
+        and [d_decides(r, name) for name in ("step_dense", "step_moe", "lingle")] == [False, False, False]
     ),
     "AdamH's exponents are not AdamW's": lambda r: r.folds["marin_moe"]["rms"]["one model"] > 0.5,
     "the paper's rates are a third of the average": lambda r: (
@@ -186,9 +250,10 @@ CLAIMS = {
 }
 
 
-def _fewer(r: Results, method: str, other: str) -> int:
-    """In how many grids one method costs less than another."""
-    return sum(row["regret"][method] < row["regret"][other] for row in r.folds.values() if row["regret"])
+def _fewer(r: Results, method: str, reference: str) -> int:
+    """Count the grids in which one method costs less than another."""
+    grids = [row for row in r.folds.values() if row["regret"]]
+    return sum(row["regret"][method] < row["regret"][reference] for row in grids)
 
 
 PAGE = Page(read_results, blocks=(exponents, folds), values=values, claims=CLAIMS)

@@ -5,7 +5,7 @@ Errors are of held-out losses, in nats per byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,10 +21,15 @@ from studies.live.trunks import SHORTEST, Logged, Sweep
 from studies.live.trunks import take as take
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
-TRUNK, SIZE, FIRST, LAWLESS = "the trunk", "all of its size", "all logs: the law alone", "the trunk; without a law"
-WAYS = TRUNK, SIZE, FIRST, LAWLESS
-SHOWN_SHARES = (0.1, 0.5, 0.9)  # in the table of the page
-HUBER = 0.05  # as in the crossing
+TRUNK = "the trunk"
+SIZE = "all of its size"
+FIRST = "all logs: the law alone"
+LAWLESS = "the trunk; without a law"
+WAYS = (TRUNK, SIZE, FIRST, LAWLESS)
+# The shares in the table of the page.
+SHOWN_SHARES = (0.1, 0.5, 0.9)
+# The threshold of the crossing.
+HUBER = 0.05
 SHOWN = "crossing-d48-b3-h3-E4-seed1"
 
 
@@ -37,170 +42,249 @@ class Judged(NamedTuple):
     final: float
     last: float
     law: float
-    said: LiveEstimate
+    forecast: LiveEstimate
 
 
 @dataclass(frozen=True)
 class Results:
+    """The sweeps, and their forecasts when they are asked for."""
+
     sweeps: Sequence[Sweep]
 
     @cached_property
     def judged(self) -> list[Judged]:
+        """The forecasts of every run, at every share, with everything left out in turn."""
         return [judged for sweep in self.sweeps for judged in _judge(sweep)]
 
     def at(self, left_out: str, share: float) -> list[Judged]:
-        return [one for one in self.judged if one.left_out == left_out and one.share == share]
+        """Return the forecasts at a share with this left out."""
+        return [row for row in self.judged if row.left_out == left_out and row.share == share]
 
     @cached_property
     def logged(self) -> list[Logged]:
-        return [one for sweep in self.sweeps for one in sweep.logged]
+        """The runs with a log."""
+        return [run for sweep in self.sweeps for run in sweep.logged]
+
+
+# A law fitted without what is left out, and the curves that are not left out.
+Sources = tuple[Law | None, list[TrainingCurve]]
 
 
 def _judge(sweep: Sweep) -> Iterator[Judged]:
-    base = _fitted(sweep.runs, JointLaw.published()) or JointLaw.published()
-    for trunk in sorted({one.trunk for one in sweep.logged}):
-        of_it = [one for one in sweep.logged if one.trunk == trunk]
-        law, finished = _without(sweep, of_it[0], base, TRUNK)
-        if law is None:  # no other trunk
+    """Forecast every run of a sweep with each of `WAYS` left out."""
+    base = _fit(sweep.runs, JointLaw.published()) or JointLaw.published()
+    for trunk in sorted({run.trunk for run in sweep.logged}):
+        runs_of_trunk = [run for run in sweep.logged if run.trunk == trunk]
+        law, peers = _without(sweep, runs_of_trunk[0], base, TRUNK)
+        # Without another trunk there is no law to forecast by.
+        if law is None:
             continue
-        ways = {TRUNK: (law, finished), SIZE: _without(sweep, of_it[0], base, SIZE)}
-        ways |= {FIRST: (law, []), LAWLESS: (None, finished)}
-        for one in (one for one in of_it if one.curve.horizon > SHORTEST):
-            for left_out, (way, peers) in ways.items():
-                if (not peers and left_out != FIRST) or (left_out == SIZE and way is None):
-                    continue
-                forecast, final = LiveForecast(peers, way), one.curve.final or np.nan
-                asked = {name: one.curve.model[name] for name in law.variables if name != "tokens"}
-                bare = float((way or law).loss(**asked, tokens=one.curve.horizon))
-                for share in SHARES:
-                    seen = _seen(one.curve, share)
-                    if said := forecast.of(seen):
-                        yield Judged(left_out, one, share, final, float(seen.losses[-1]), bare, said)
+        size_law, size_peers = _without(sweep, runs_of_trunk[0], base, SIZE)
+        sources: dict[str, Sources] = {TRUNK: (law, peers), FIRST: (law, []), LAWLESS: (None, peers)}
+        if size_law is not None:
+            sources[SIZE] = (size_law, size_peers)
+        for run in runs_of_trunk:
+            if run.curve.horizon > SHORTEST:
+                yield from _judge_run(run, law, sources)
+
+
+def _judge_run(run: Logged, trunk_law: Law, sources: Mapping[str, Sources]) -> Iterator[Judged]:
+    """Forecast a run at every share; the law without its trunk stands in where there is none."""
+    final = run.curve.final or np.nan
+    inputs = {name: run.curve.model[name] for name in trunk_law.variables if name != "tokens"}
+    for left_out in WAYS:
+        if left_out not in sources:
+            continue
+        law, peers = sources[left_out]
+        if not peers and left_out != FIRST:
+            continue
+        forecast = LiveForecast(peers, law)
+        law_loss = float((law or trunk_law).loss(**inputs, tokens=run.curve.horizon))
+        for share in SHARES:
+            curve = _seen(run.curve, share)
+            estimate = forecast.of(curve)
+            if estimate:
+                yield Judged(left_out, run, share, final, float(curve.losses[-1]), law_loss, estimate)
 
 
 def _seen(curve: TrainingCurve, share: float) -> TrainingCurve:
-    """The run at a share of its tokens; at the first, before which nothing is said, with the next line of its log."""
+    """Cut a run at a share of its tokens.
+
+    At the first share, before which nothing is said, the next line of its log is part of the run.
+    """
     if share > SHARES[0]:
         return curve.until(share)
-    after = curve.tokens[curve.tokens >= share * curve.horizon]
-    return curve.until(after[0] / curve.horizon) if len(after) else curve
+    later_tokens = curve.tokens[curve.tokens >= share * curve.horizon]
+    if not len(later_tokens):
+        return curve
+    return curve.until(later_tokens[0] / curve.horizon)
 
 
-def _without(sweep: Sweep, one: Logged, base: Law, left_out: str) -> tuple[Law | None, list[TrainingCurve]]:
-    """A law fitted to the other runs of the sweep, and their curves."""
+def _without(sweep: Sweep, run: Logged, base: Law, left_out: str) -> Sources:
+    """Fit a law to the other runs of the sweep, and return it with their curves."""
     if left_out == SIZE:
-        kept, others = sweep.runs["d_model"] != one.d_model, [o for o in sweep.logged if o.d_model != one.d_model]
+        is_other = sweep.runs["d_model"] != run.d_model
+        peers = [peer.curve for peer in sweep.logged if peer.d_model != run.d_model]
     else:
-        kept = np.array([sweep.trunks[run] != one.trunk for run in sweep.runs.run_id])
-        others = [other for other in sweep.logged if other.trunk != one.trunk]
-    return _fitted(sweep.runs.subset(kept), base), [other.curve for other in others]
+        is_other = np.array([sweep.trunks[run_id] != run.trunk for run_id in sweep.runs.run_id])
+        peers = [peer.curve for peer in sweep.logged if peer.trunk != run.trunk]
+    return _fit(sweep.runs.subset(is_other), base), peers
 
 
-def _fitted(runs: Runs, start: Law) -> Law | None:
-    """None where nothing is left to fit to."""
-    return fit(runs, "joint", huber_delta=HUBER, prior=JointLaw.published(), starts=[start]).law if len(runs) else None
+def _fit(runs: Runs, start: Law) -> Law | None:
+    """Fit the joint law; None where nothing is left to fit to."""
+    if not len(runs):
+        return None
+    return fit(runs, "joint", huber_delta=HUBER, prior=JointLaw.published(), starts=[start]).law
 
 
 # ------------------------------------------------------------------ the page
 
 
 def errors(r: Results) -> Iterator[Part]:
-    about = "left out", "tokens seen", "trunks", "n"
-    yield *about, "last loss", "law", "forecast", "within 50 %", "90 %", "99 %", "± of 90 %"
+    """List errors and coverage by what is left out and the share seen."""
+    head = ("left out", "tokens seen", "trunks", "n")
+    yield *head, "last loss", "law", "forecast", "within 50 %", "90 %", "99 %", "± of 90 %"
     for left_out in WAYS:
         for share in SHOWN_SHARES:
-            if many := r.at(left_out, share):
-                misses = last_error(many), law_error(many), forecast_error(many)
-                texts = [f"{misses[0]:.3f}", *(f"{miss:.4f}" for miss in misses[1:])]
-                texts[1] = UNKNOWN if left_out == LAWLESS else texts[1]
-                texts += [f"{held(many, level):.0%}" for level in (0.5, 0.9, 0.99)]
-                texts.append(f"{np.mean([np.ptp(one.said.interval()) / 2 for one in many]):.3f}")
-                yield left_out, f"{share:.0%}", len({one.run.trunk for one in many}), len(many), *texts
+            rows = r.at(left_out, share)
+            if not rows:
+                continue
+            half_widths = [np.ptp(row.forecast.interval()) / 2 for row in rows]
+            yield (
+                left_out,
+                f"{share:.0%}",
+                len({row.run.trunk for row in rows}),
+                len(rows),
+                f"{last_error(rows):.3f}",
+                UNKNOWN if left_out == LAWLESS else f"{law_error(rows):.4f}",
+                f"{forecast_error(rows):.4f}",
+                *(f"{coverage(rows, level):.0%}" for level in (0.5, 0.9, 0.99)),
+                f"{np.mean(half_widths):.3f}",
+            )
 
 
-def last_error(many: Sequence[Judged]) -> float:
-    return rms(np.array([one.last - one.final for one in many]))
+def last_error(rows: Sequence[Judged]) -> float:
+    """Return the RMS difference of the last logged loss and the final one."""
+    return rms(np.array([row.last - row.final for row in rows]))
 
 
-def forecast_error(many: Sequence[Judged]) -> float:
-    return rms(np.array([one.said.loss - one.final for one in many]))
+def forecast_error(rows: Sequence[Judged]) -> float:
+    """Return the RMS error of the forecasts."""
+    return rms(np.array([row.forecast.loss - row.final for row in rows]))
 
 
-def law_error(many: Sequence[Judged]) -> float:
-    return rms(np.array([one.law - one.final for one in many]))
+def law_error(rows: Sequence[Judged]) -> float:
+    """Return the RMS error of the law."""
+    return rms(np.array([row.law - row.final for row in rows]))
 
 
-def held(many: Sequence[Judged], level: float) -> float:
-    """The part of the final losses that the intervals hold."""
-    return float(np.mean([low < one.final < high for one in many for low, high in [one.said.interval(level)]]))
+def coverage(rows: Sequence[Judged], level: float) -> float:
+    """Return the share of the final losses that the intervals hold."""
+    is_inside = []
+    for row in rows:
+        low, high = row.forecast.interval(level)
+        is_inside.append(low < row.final < high)
+    return float(np.mean(is_inside))
+
+
+def _without_trunk(r: Results) -> list[Judged]:
+    return [row for row in r.judged if row.left_out == TRUNK]
 
 
 def values(r: Results) -> dict[str, str]:
-    tenth, half, end = (r.at(TRUNK, share) for share in (0.1, 0.5, 0.9))
-    every = [one for one in r.judged if one.left_out == TRUNK]
+    """Return the numbers in the page's sentences."""
+    tenth, half, end = (r.at(TRUNK, share) for share in SHOWN_SHARES)
     return {
-        "trunks": str(len({one.trunk for one in r.logged})),
-        "tenth": str(len({one.run.trunk for one in tenth})),
+        "trunks": str(len({run.trunk for run in r.logged})),
+        "tenth": str(len({row.run.trunk for row in tenth})),
         "law": f"{law_error(half):.3f}",
         "half": f"{forecast_error(half):.3f}",
         "end": f"{forecast_error(end):.3f}",
         "last": f"{last_error(end):.3f}",
-        "held": f"{held(every, 0.9):.0%}",
+        "held": f"{coverage(_without_trunk(r), 0.9):.0%}",
     }
 
 
 def live_errors(r: Results) -> Any:
-    """RMSE against the share of tokens seen; and one trunk with its forecast and 90 % interval as it trains."""
-    left, right = axes = drawing.panels_or_new(None, 2, 9.6, 4.4)
-    for left_out, colour in zip(WAYS, ("#0072B2", "#E69F00", "#D55E00", "0.5"), strict=True):
-        missed = {share: forecast_error(many) for share in SHARES if (many := r.at(left_out, share))}
-        left.plot([*missed], [*missed.values()], "o-", color=colour, label=f"without {left_out}")
-    of_law = {share: law_error(many) for share in SHARES if (many := r.at(TRUNK, share))}
-    left.plot([*of_law], [*of_law.values()], "k--", label="law, without the trunk")
-    left.set(xlabel="share of tokens seen", ylabel="RMSE (nats per byte)", ylim=(0, None))
-    (sweep,) = (sweep for sweep in r.sweeps if sweep.name == "crossing")
-    one = max((one for one in sweep.logged if one.trunk == SHOWN), key=lambda one: one.curve.horizon)
-    law, peers = _without(sweep, one, JointLaw.published(), TRUNK)
-    said = [e for share in np.linspace(0.1, 1.0, 91) if (e := LiveForecast(peers, law).of(one.curve.until(share)))]
-    at, band = np.array([e.share for e in said]), np.array([e.interval() for e in said]).T
-    style = {"color": "0.7", "linewidth": 0.8}
-    right.plot(one.curve.tokens / one.curve.horizon, one.curve.losses, label="training loss", **style)
-    right.fill_between(at, *band, color="#0072B2", alpha=0.25, linewidth=0, label="90 %")
-    right.plot(at, [e.loss for e in said], color="#0072B2", label="forecast of the final loss")
-    right.axhline(one.curve.final or np.nan, color="k", linewidth=0.8, label="final loss, held out")
-    right.set(xlabel="share of tokens seen", ylabel="loss (nats per byte)", ylim=(1.2, 2.4))
+    """Draw RMSE against the share of tokens seen; and one trunk with its forecast and interval as it trains."""
+    axes = drawing.panels_or_new(None, 2, 9.6, 4.4)
+    _draw_errors(axes[0], r)
+    _draw_trunk(axes[1], r)
     for ax in axes:
         drawing.legend(ax, fontsize="small")
     return axes
 
 
+def _draw_errors(ax: Any, r: Results) -> None:
+    """Draw the errors of forecasts, and of the law, by the share of tokens seen."""
+    for left_out, colour in zip(WAYS, ("#0072B2", "#E69F00", "#D55E00", "0.5"), strict=True):
+        shares = [share for share in SHARES if r.at(left_out, share)]
+        forecast_errors = [forecast_error(r.at(left_out, share)) for share in shares]
+        ax.plot(shares, forecast_errors, "o-", color=colour, label=f"without {left_out}")
+    shares = [share for share in SHARES if r.at(TRUNK, share)]
+    ax.plot(shares, [law_error(r.at(TRUNK, share)) for share in shares], "k--", label="law, without the trunk")
+    ax.set(xlabel="share of tokens seen", ylabel="RMSE (nats per byte)", ylim=(0, None))
+
+
+def _draw_trunk(ax: Any, r: Results) -> None:
+    """Draw the longest run of one trunk with its forecast and 90 % interval as it trains."""
+    (sweep,) = (sweep for sweep in r.sweeps if sweep.name == "crossing")
+    run = max((run for run in sweep.logged if run.trunk == SHOWN), key=lambda run: run.curve.horizon)
+    law, peers = _without(sweep, run, JointLaw.published(), TRUNK)
+    forecast = LiveForecast(peers, law)
+    estimates = []
+    for share in np.linspace(0.1, 1.0, 91):
+        estimate = forecast.of(run.curve.until(share))
+        if estimate:
+            estimates.append(estimate)
+    shares = np.array([estimate.share for estimate in estimates])
+    low, high = np.array([estimate.interval() for estimate in estimates]).T
+    shares_logged = run.curve.tokens / run.curve.horizon
+    ax.plot(shares_logged, run.curve.losses, label="training loss", color="0.7", linewidth=0.8)
+    ax.fill_between(shares, low, high, color="#0072B2", alpha=0.25, linewidth=0, label="90 %")
+    losses = [estimate.loss for estimate in estimates]
+    ax.plot(shares, losses, color="#0072B2", label="forecast of the final loss")
+    ax.axhline(run.curve.final or np.nan, color="k", linewidth=0.8, label="final loss, held out")
+    ax.set(xlabel="share of tokens seen", ylabel="loss (nats per byte)", ylim=(1.2, 2.4))
+
+
 def live(r: Results) -> Iterator[Part]:
+    """List every forecast."""
     yield "left_out", "trunk", "tokens", "share", "final", "last", "law", "forecast", "low", "high"
-    for one in r.judged:
-        numbers = (one.final, one.last, one.law, one.said.loss, *one.said.interval())
-        yield one.left_out, one.run.trunk, int(one.run.curve.horizon), one.share, *(f"{x:.4f}" for x in numbers)
+    for row in r.judged:
+        numbers = (row.final, row.last, row.law, row.forecast.loss, *row.forecast.interval())
+        texts = [f"{number:.4f}" for number in numbers]
+        yield row.left_out, row.run.trunk, int(row.run.curve.horizon), row.share, *texts
 
 
-def _error(r: Results, left_out: str, share: float) -> float:
-    """Of the forecast over that of the law."""
+def _relative_error(r: Results, left_out: str, share: float) -> float:
+    """Return the error of the forecast over that of the law."""
     return forecast_error(r.at(left_out, share)) / law_error(r.at(left_out, share))
 
 
+def is_nearer_than_last_loss(r: Results) -> bool:
+    """Return whether forecasts are far nearer than the last loss, whatever is left out."""
+    for left_out in WAYS:
+        for share in SHARES:
+            rows = r.at(left_out, share)
+            if rows and not forecast_error(rows) < 0.5 * last_error(rows):
+                return False
+    return True
+
+
 CLAIMS = {
-    "the forecast is far nearer than the last loss": lambda r: all(
-        forecast_error(many) < 0.5 * last_error(many)
-        for left_out in WAYS
-        for share in SHARES
-        if (many := r.at(left_out, share))
-    ),
+    "the forecast is far nearer than the last loss": is_nearer_than_last_loss,
     "against a law of the sweep it gains only late": lambda r: (
-        0.9 < _error(r, TRUNK, 0.5) < 1.25 and _error(r, TRUNK, 0.9) < 0.9
+        0.9 < _relative_error(r, TRUNK, 0.5) < 1.25 and _relative_error(r, TRUNK, 0.9) < 0.9
     ),
     "it does without a law": lambda r: all(
         forecast_error(r.at(LAWLESS, share)) < 1.5 * law_error(r.at(TRUNK, share)) for share in SHARES[1:]
     ),
-    "its intervals hold": lambda r: held([one for one in r.judged if one.left_out == TRUNK], 0.9) > 0.87,
-    "a young run moves an unchecked law too far": lambda r: min(_error(r, FIRST, 0.25), _error(r, FIRST, 0.5)) > 1.0,
+    "its intervals hold": lambda r: coverage(_without_trunk(r), 0.9) > 0.87,
+    "a young run moves an unchecked law too far": lambda r: (
+        min(_relative_error(r, FIRST, 0.25), _relative_error(r, FIRST, 0.5)) > 1.0
+    ),
 }
 
 

@@ -30,13 +30,14 @@ class Entry(NamedTuple):
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """The models of the page, in order of their active parameters.
+    """Read the models of the page, in order of their active parameters.
 
-    ValueError for a model without configuration or source, or with tokens from nowhere.
+    Raises InputError for a model without configuration or source, or with tokens from nowhere.
     """
     entries = []
     for data in strict_json.loads(Path(path).read_bytes(), what=str(path))["models"]:
-        if missing := {"name", "config", "source"} - set(data):
+        missing = {"name", "config", "source"} - set(data)
+        if missing:
             raise InputError(f"{data.get('name', data)!r}: lacks {', '.join(sorted(missing))}")
         if ("tokens" in data) != ("tokens_source" in data):
             raise InputError(f"{data['name']!r}: tokens and tokens_source go together")
@@ -46,43 +47,47 @@ def read_entries(path: str | Path) -> list[Entry]:
 
 
 def models(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
-    """What each model is; parameters with embedding and head."""
-    head = "n_active", "n_total", "exact", "experts", "per_token", "shared", "granularity", "e_of_the_law"
-    yield "model", *head, "flops_per_token", "kv_bytes_per_token", "kv_bytes_per_sequence"
+    """List the sizes and costs of each model; parameters with embedding and head."""
+    sizes = ("n_active", "n_total", "exact", "experts", "per_token", "shared", "granularity", "e_of_the_law")
+    yield "model", *sizes, "flops_per_token", "kv_bytes_per_token", "kv_bytes_per_sequence"
     for entry in entries:
         a = entry.description.architecture
-        ratios = f"{a.granularity:.3g}", f"{a.experts_equivalent:.3g}"
-        experts = a.experts, a.experts_per_token, a.shared_experts, *ratios
-        caches = f"{a.kv_bytes_per_token():.10g}", f"{a.kv_bytes_per_sequence():.10g}"
-        costs = f"{a.training_flops(1):.4g}", *caches
-        yield entry.name, a.n_active, a.n_total, entry.description.model.parameters, *experts, *costs
+        yield (
+            entry.name,
+            a.n_active,
+            a.n_total,
+            entry.description.model.parameters,
+            a.experts,
+            a.experts_per_token,
+            a.shared_experts,
+            f"{a.granularity:.3g}",
+            f"{a.experts_equivalent:.3g}",
+            f"{a.training_flops(1):.4g}",
+            f"{a.kv_bytes_per_token():.10g}",
+            f"{a.kv_bytes_per_sequence():.10g}",
+        )
 
 
 def models_predictions(entries: list[Entry]) -> Iterator[tuple[object, ...]]:
-    """What the law says of each model whose training tokens are known, and its own choice; empty where refused."""
+    """List the law's loss of each model whose tokens are known, and its own choice; empty where it is refused."""
     yield "model", "tokens", "flops", "loss", "law_experts", "law_n_active", "law_tokens", "law_loss"
     for entry in entries:
-        if (p := entry.description.prediction) is not None:
-            best = p.optimum.best if p.optimum else None
-            choice = (best.experts, best.n_active, best.tokens) if best else ("",) * 3
-            losses = "" if p.beyond_guard else f"{p.loss:.3f}", f"{best.loss:.3f}" if best else ""
-            law = (f"{value:.4g}" if best else "" for value in choice)
-            yield entry.name, f"{p.tokens:g}", f"{p.training_flops:.4g}", losses[0], *law, losses[1]
+        prediction = entry.description.prediction
+        if prediction is None:
+            continue
+        choice = ("",) * 4
+        if prediction.optimum:
+            best = prediction.optimum.best
+            choice = (f"{best.experts:.4g}", f"{best.n_active:.4g}", f"{best.tokens:.4g}", f"{best.loss:.3f}")
+        loss = "" if prediction.beyond_guard else f"{prediction.loss:.3f}"
+        yield entry.name, f"{prediction.tokens:g}", f"{prediction.training_flops:.4g}", loss, *choice
 
 
 def models_beside_the_law(entries: list[Entry]) -> Any:
-    """Active parameters against training tokens: each model, and by a line what the law would train at its cost."""
+    """Draw active parameters against tokens: each model, and by a line what the law would train at its cost."""
     ax: Any = drawing.axes_or_new(None, 7.6, 5.4)
     for entry in entries:
-        if (p := entry.description.prediction) is not None:
-            a = entry.description.architecture
-            colour = drawing.colour_of(a.experts_equivalent)
-            ax.plot(a.n_active, p.tokens, "X" if p.beyond_guard else "o", color=colour, markersize=6, zorder=3)
-            if p.optimum is not None:
-                best = p.optimum.best
-                ax.plot([a.n_active, best.n_active], [p.tokens, best.tokens], color="0.7", linewidth=0.8, zorder=1)
-                style = {"markerfacecolor": "none", "color": drawing.colour_of(best.experts), "markersize": 6}
-                ax.plot(best.n_active, best.tokens, "o", **style, zorder=2)
+        _draw_model(ax, entry)
     for e in (1, 2, 4, 8, 16, 32, 64):
         ax.plot([], [], "o", color=drawing.colour_of(e), markersize=5, label=drawing.label_of(e))
     for marker, fill_style, label in (("o", "none", "the law's choice"), ("X", "full", "loss refused")):
@@ -93,11 +98,30 @@ def models_beside_the_law(entries: list[Entry]) -> Any:
     return ax
 
 
+def _draw_model(ax: Any, entry: Entry) -> None:
+    """Draw a model whose training tokens are known, and the law's choice."""
+    prediction = entry.description.prediction
+    if prediction is None:
+        return
+    a = entry.description.architecture
+    marker = "X" if prediction.beyond_guard else "o"
+    colour = drawing.colour_of(a.experts_equivalent)
+    ax.plot(a.n_active, prediction.tokens, marker, color=colour, markersize=6, zorder=3)
+    if prediction.optimum is None:
+        return
+    best = prediction.optimum.best
+    ax.plot([a.n_active, best.n_active], [prediction.tokens, best.tokens], color="0.7", linewidth=0.8, zorder=1)
+    colour = drawing.colour_of(best.experts)
+    ax.plot(best.n_active, best.tokens, "o", markerfacecolor="none", color=colour, markersize=6, zorder=2)
+
+
 def sources(entries: list[Entry]) -> Iterator[str]:
-    """Where the configuration and the number of tokens of each model were read."""
+    """List where the configuration and the number of tokens of each model were read."""
     lines = []
     for entry in entries:
-        tokens = f"[training tokens]({entry.tokens_source})" if entry.tokens_source else "training tokens not found"
+        tokens = "training tokens not found"
+        if entry.tokens_source:
+            tokens = f"[training tokens]({entry.tokens_source})"
         lines.append(f"- {escaped(entry.name)}: [configuration]({entry.source}), {tokens}")
     yield "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Every table of the paper (printed value, ours, difference), and its findings asked of the draws of the law.
+"""Print every table of the paper (printed value, ours, difference), and its findings asked of the law's draws.
 
 python -m studies.paper [--law printed] [--differing]
 """

@@ -17,7 +17,8 @@ from scaling_law import JointLaw
 from scaling_law.planning import drawn_optimum
 from scaling_law.size import active_parameters, affordable_tokens, width_of_total
 
-LEVEL = 0.95  # of the two-sided interval that confirms or reverses a finding
+# The level of the two-sided interval that confirms or reverses a finding.
+LEVEL = 0.95
 BUDGETS = (1e20, 1e22)
 EXPERTS = (1, 2, 4, 8, 16, 32)
 GAIN = "by {:+.4f} nats ({:+.4f} to {:+.4f})"
@@ -81,16 +82,19 @@ def gain_in_memory(law: JointLaw, flops: float, experts: float, *, times_tokens:
     n_active = active_parameters(width, vocab_size=law.vocab_size)
     tokens = experts * dense_tokens if times_tokens else affordable_tokens(flops, n_active)
     models: dict[str, Any] = {"n_active": n_active, "tokens": tokens, "experts": np.array(float(experts))}
-    assert law.draws is not None  # or drawn_optimum has refused it
+    # Else drawn_optimum has refused the law.
+    assert law.draws is not None
     return np.asarray(dense_loss - law.evaluate(law.draws.T, models))
 
 
 def _judge(name: str, claim: str, values: NDArray[np.float64], threshold: float, evidence: str) -> Finding:
     """Count the draws whose value exceeds the threshold; a draw without a value counts as half."""
     finite = values[np.isfinite(values)]
-    missing = len(values) - len(finite)
-    share = float((np.sum(finite > threshold) + 0.5 * missing) / len(values))
-    low, middle, high = np.quantile(finite, [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2])
+    n_holding = np.sum(finite > threshold)
+    n_missing = len(values) - len(finite)
+    share = float((n_holding + 0.5 * n_missing) / len(values))
+    levels = [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2]
+    low, middle, high = np.quantile(finite, levels)
     return Finding(name, claim, share, evidence.format(middle, low, high))
 
 
@@ -98,7 +102,8 @@ def find_all(law: JointLaw, budgets: Sequence[float] = BUDGETS, experts: Sequenc
     """Ask findings 1 to 3 and the rule of thumb, which the paper states up to E = 8."""
     moe = [e for e in experts if e > 1]
     findings = [more_tokens_per_parameter(law, flops, experts) for flops in budgets]
-    findings += [better_with_experts(law, flops, e) for flops in budgets for e in moe]
+    for flops in budgets:
+        findings += [better_with_experts(law, flops, e) for e in moe]
     findings += [better_in_memory(law, budgets[-1], e) for e in moe]
     findings += [follows_rule_of_thumb(law, budgets[-1], e) for e in moe if e <= 8]
     return findings

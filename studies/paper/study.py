@@ -1,4 +1,4 @@
-"""Every table of the paper beside ours: printed value, our value, difference, and whether they agree.
+"""The tables of the paper beside ours: printed value, our value, difference, and whether they agree.
 
 The recovered coefficients agree in 29 of 36 compute-optimal and 9 of 12 optimal-E cells; the rest is shown as it is.
 """
@@ -21,7 +21,8 @@ COMPUTE_OPTIMAL = {
 }
 # Table "Optimal E": FLOPs → E at 24, 80 and 640 GB (32: the printed "≥ 32"); 16k tokens of KV cache, bfloat16.
 OPTIMAL_EXPERTS = {1e21: (16, 32, 32), 1e22: (4, 16, 32), 1e23: (1, 8, 32), 1e24: (1, 1, 16)}
-GIGABYTES, KV_TOKENS = (24, 80, 640), 16_384
+GIGABYTES = (24, 80, 640)
+KV_TOKENS = 16_384
 # Table "The fitted coefficients … reduced to the Chinchilla scaling law", rounded to four decimals by the paper's
 # macro: E → m, μ, n, ν, c.
 CHINCHILLA = {
@@ -35,7 +36,9 @@ CHINCHILLA = {
 # Numbers in the text: E → width, FLOPs per token saved against the dense d = 1664 (1.1B)
 FAMILY = {2: (1408, "36%"), 4: (1152, "61%")}
 # A dense model of 1B on 10B tokens, matched in FLOPs (6 N D) and memory.
-CAPTION_EXPERTS, CAPTION_PARAMETERS, CAPTION_FLOPS = 16, 1e9, 6e19
+CAPTION_EXPERTS = 16
+CAPTION_PARAMETERS = 1e9
+CAPTION_FLOPS = 6e19
 CAPTION = {"n_active": "155M", "tokens": "64B", "tokens_per_parameter": "414"}
 
 
@@ -53,34 +56,40 @@ class Cell:
     billions: int = 0
     is_choice: bool = False
 
-    def _parts(self) -> tuple[str, float]:
-        """The number as printed, and what it counts."""
+    def _number_and_unit(self) -> tuple[str, float]:
+        """Return the number as printed, and what it counts."""
         text = self.printed.removeprefix("≥ ")
         number = text.rstrip("kMBT%")
-        return number, parse_count("1" + text[len(number) :].replace("%", ""))
+        suffix = text[len(number) :].replace("%", "")
+        return number, parse_count(f"1{suffix}")
 
     @property
     def printed_value(self) -> float:
-        number, unit = self._parts()
+        """The printed number."""
+        number, unit = self._number_and_unit()
         return float(number) * unit
 
     @property
     def agrees(self) -> bool:
-        """Whether ours rounds to the printed digits."""
-        number, unit = self._parts()
-        decimals = max(len(number.partition(".")[2]), self.billions if unit == 1e9 else 0)
-        half = 0.0 if self.is_choice else 0.5 * unit * 10.0**-decimals
-        return abs(self.value - self.printed_value) <= half * (1 + 1e-9)
+        """True if ours rounds to the printed digits."""
+        number, unit = self._number_and_unit()
+        decimals = len(number.partition(".")[2])
+        if unit == 1e9:
+            decimals = max(decimals, self.billions)
+        tolerance = 0.0 if self.is_choice else 0.5 * unit * 10.0**-decimals
+        return abs(self.value - self.printed_value) <= tolerance * (1 + 1e-9)
 
     @property
     def relative(self) -> float:
+        """The difference over the printed value."""
         return (self.value - self.printed_value) / abs(self.printed_value)
 
-    def shown(self) -> tuple[str, ...]:
-        """With our value in the manner of the printed one, and a digit more."""
-        number, unit = self._parts()
-        suffix = self.printed[-1] if not self.printed[-1].isdigit() else ""
-        ours = f"{self.value / unit:.{len(number.partition('.')[2]) + 1}f}{suffix}"
+    def row_of_texts(self) -> tuple[str, ...]:
+        """Return the row of a table, with our value in the manner of the printed one, and a digit more."""
+        number, unit = self._number_and_unit()
+        suffix = "" if self.printed[-1].isdigit() else self.printed[-1]
+        decimals = len(number.partition(".")[2]) + 1
+        ours = f"{self.value / unit:.{decimals}f}{suffix}"
         if number.isdigit() and not suffix:
             ours = f"{self.value:g}" if self.value < 1e4 else format_count(self.value)
         difference = f"{self.value - self.printed_value:+g}" if self.is_choice else f"{self.relative:+.2%}"
@@ -97,30 +106,37 @@ class PaperTable:
 
     @property
     def agreeing(self) -> int:
+        """The number of cells that agree."""
         return sum(cell.agrees for cell in self.cells)
 
     def render(self, only_differing: bool = False) -> Table:
-        """A table for rich to print; `only_differing` leaves out the cells that agree."""
+        """Make a table for rich to print; `only_differing` leaves out the cells that agree."""
         cells = [cell for cell in self.cells if not (only_differing and cell.agrees)]
         title = f"{self.title}: {self.agreeing} of {len(self.cells)} agree to the printed digits"
         if not cells:
             return Table((), (), notes=[title])
-        header = ("", "", "printed", "ours", "difference", "")
-        styles, notes = ["" if cell.agrees else "yellow" for cell in cells], [self.note] if self.note else []
-        return Table(header, [cell.shown() for cell in cells], title=title, styles=styles, notes=notes)
+        return Table(
+            ("", "", "printed", "ours", "difference", ""),
+            [cell.row_of_texts() for cell in cells],
+            title=title,
+            styles=["" if cell.agrees else "yellow" for cell in cells],
+            notes=[self.note] if self.note else [],
+        )
 
 
 def all_tables(law: JointLaw) -> dict[str, PaperTable]:
-    """Every table of the paper, and the numbers of its text that follow from the law or the sizes."""
+    """Compute every table of the paper, and the numbers of its text that follow from the law or the sizes."""
     return {make.__name__: PaperTable(title, tuple(make(law)), note) for make, title, note in TABLES}
 
 
 def coefficients(law: JointLaw) -> Iterator[Cell]:
+    """Yield the coefficients of the joint law."""
     for name, printed in JointLaw.published(rounded=True).coefficients.items():
         yield Cell("", name, str(printed), law.coefficients[name])
 
 
 def chinchilla(law: JointLaw) -> Iterator[Cell]:
+    """Yield the coefficients of each E."""
     for experts, row in CHINCHILLA.items():
         values = law.to_chinchilla(experts).coefficients.values()
         for name, printed, value in zip(("m", "μ", "n", "ν", "c"), row.split(), values, strict=True):
@@ -128,42 +144,50 @@ def chinchilla(law: JointLaw) -> Iterator[Cell]:
 
 
 def compute_optimal(law: JointLaw) -> Iterator[Cell]:
+    """Yield the compute-optimal configurations."""
     for flops, row in COMPUTE_OPTIMAL.items():
         best = law.compute_optimal(flops, [*CHINCHILLA], force=True)
-        for i, (experts, pair) in enumerate(zip(CHINCHILLA, row.split(", "), strict=True)):
-            where, (n_active, tokens) = f"{format_flops(flops)}, E = {experts}", pair.split()
-            yield Cell(where, "N_act", n_active, float(best.n_active[i]), billions=1)
-            yield Cell(where, "D", tokens, float(best.tokens[i]), billions=1)
+        for i, (experts, printed) in enumerate(zip(CHINCHILLA, row.split(", "), strict=True)):
+            label = f"{format_flops(flops)}, E = {experts}"
+            n_active, tokens = printed.split()
+            yield Cell(label, "N_act", n_active, float(best.n_active[i]), billions=1)
+            yield Cell(label, "D", tokens, float(best.tokens[i]), billions=1)
 
 
 def optimal_experts(law: JointLaw) -> Iterator[Cell]:
+    """Yield the best E by budget and memory."""
     for flops, row in OPTIMAL_EXPERTS.items():
         for gigabytes, experts in zip(GIGABYTES, row, strict=True):
             best = law.optimal(flops, memory=gigabytes * 1e9, kv_tokens=KV_TOKENS, force=True).best
-            printed = f"{'≥ ' if experts == 32 else ''}{experts}"
+            printed = "≥ 32" if experts == 32 else str(experts)
             yield Cell(format_flops(flops), f"{gigabytes} GB", printed, best.experts, is_choice=True)
 
 
 def listing(law: JointLaw) -> Iterator[Cell]:
+    """Yield the sizes of the runs."""
     for row in ROWS:
-        where = f"d = {row.d_model}, {row.n_blocks} blocks, E = {row.experts}"
-        yield Cell(where, "N_total", row.n_total, row.architecture.n_total)
-        yield Cell(where, "N_act", row.n_active, row.architecture.n_active)
+        label = f"d = {row.d_model}, {row.n_blocks} blocks, E = {row.experts}"
+        yield Cell(label, "N_total", row.n_total, row.architecture.n_total)
+        yield Cell(label, "N_act", row.n_active, row.architecture.n_active)
 
 
 def learning_rate(law: JointLaw) -> Iterator[Cell]:
-    code, text = (LearningRateLaw.published(reading) for reading in ("code", "paper"))
+    """Yield the coefficients of the learning-rate rule, by the text and by the code."""
+    code_rule = LearningRateLaw.published("code")
+    text_rule = LearningRateLaw.published("paper")
     for name in ("intercept", "slope_n", "slope_e"):
-        yield Cell("", name, str(getattr(text, name)), getattr(code, name))
+        yield Cell("", name, str(getattr(text_rule, name)), getattr(code_rule, name))
 
 
 def text(law: JointLaw) -> Iterator[Cell]:
+    """Yield the numbers of the text."""
+    dense = Architecture(1664)
     for experts, (width, printed) in FAMILY.items():
-        saved = 100 * (1 - Architecture(width, experts).n_active / Architecture(1664).n_active)
-        yield Cell("1.1B family", f"FLOPs per token saved, E = {experts}", printed, saved)
-    row = law.optimal(CAPTION_FLOPS, [CAPTION_EXPERTS], max_parameters=CAPTION_PARAMETERS, force=True).best
+        saved_percent = 100 * (1 - Architecture(width, experts).n_active / dense.n_active)
+        yield Cell("1.1B family", f"FLOPs per token saved, E = {experts}", printed, saved_percent)
+    best = law.optimal(CAPTION_FLOPS, [CAPTION_EXPERTS], max_parameters=CAPTION_PARAMETERS, force=True).best
     for name, printed in CAPTION.items():
-        yield Cell("1B dense on 10B, matched at E = 16", name, printed, getattr(row, name))
+        yield Cell("1B dense on 10B, matched at E = 16", name, printed, getattr(best, name))
 
 
 TABLES: tuple[tuple[Callable[[JointLaw], Iterator[Cell]], str, str], ...] = (

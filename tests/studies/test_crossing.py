@@ -120,9 +120,9 @@ def test_the_rate_of_most_runs_counts_within_a_step_of_the_grid():
     longer = [record(rate=rate, tokens=TOKENS[3], loss=loss) for rate, loss in ((0.004, 1.4), (0.006, 1.3))]
     found = read_sweep([*grids, *sweep, *longer, record(tokens=TOKENS[3], seed=1, loss=1.0), record(e=4, rate=0.002)])
     dense, routed = found.rates
-    assert (dense.tuned, dense.used, dense.tried) == (0.0045, 0.004, {0.003: 1.5, 0.0045: 1.4, 0.007: 1.45})
-    assert (dense.longer, dense.checked) == (8e6, {0.004: 1.4, 0.006: 1.3})
-    assert (routed.tuned, routed.used, routed.checked) == (None, 0.002, {})
+    assert (dense.tuned, dense.used, dense.losses_by_rate) == (0.0045, 0.004, {0.003: 1.5, 0.0045: 1.4, 0.007: 1.45})
+    assert (dense.longer, dense.longer_losses) == (8e6, {0.004: 1.4, 0.006: 1.3})
+    assert (routed.tuned, routed.used, routed.longer_losses) == (None, 0.002, {})
     assert (len(found.counted), found.left_out) == (6, {"of another learning rate": 5})
     with pytest.raises(RecordError, match=r"most runs have a learning rate of 0.01, more than a factor of 1.5 from 0"):
         read_sweep([*grids, *(record(rate=0.01, seed=s) for s in range(3))])
@@ -138,7 +138,7 @@ def test_a_run_trained_again_counts_once():
         assert len(found.counted) == sum(SEEDS)
         assert own.run_id in found.counted.run_id
         (rate,) = found.rates
-        assert rate.tried == {0.004: own.eval_loss, 0.006: 1.8}
+        assert rate.losses_by_rate == {0.004: own.eval_loss, 0.006: 1.8}
 
 
 def test_what_is_to_be_predicted_and_half_a_million_tokens_are_never_fitted():
@@ -235,7 +235,7 @@ def test_one_seed_has_a_crossing_and_no_interval(routed, crossing):
     (gap,) = gaps_of(pairs((2.0, 1.7, 1.5), routed))
     assert np.isnan(gap.interval).all()
     assert gap.crossing == pytest.approx(crossing)
-    assert gap.counted(gap.crossing) == pytest.approx(np.clip(crossing, 0.25e6, 16e6))
+    assert gap.clip(gap.crossing) == pytest.approx(np.clip(crossing, 0.25e6, 16e6))
 
 
 def test_errors_are_those_of_the_seeds_that_each_kind_has_at_each_d():
@@ -259,9 +259,9 @@ def test_errors_are_those_of_the_seeds_that_each_kind_has_at_each_d():
 def test_a_law_fitted_to_runs_of_a_law_has_its_crossings(results):
     """And the published law is too late, as it is by construction. A prior chooses as well as we did."""
     fitted, own = results.laws[FITTED], [g.n_active for g in results.of(8)]
-    np.testing.assert_allclose(results.asked(fitted, own, 8), LAW.break_even(own, 8).tokens, rtol=0.3)
+    np.testing.assert_allclose(results.break_even(fitted, own, 8), LAW.break_even(own, 8).tokens, rtol=0.3)
     (late, low, _), (right, least, most), (moved, *_) = (
-        results.lateness(law, 8) for law in (results.laws[PUBLISHED], fitted, results.moved.law)
+        results.lateness(law, 8) for law in (results.laws[PUBLISHED], fitted, results.prior_fit.law)
     )
     assert late > low > 2
     assert least < 1 < most
@@ -288,7 +288,7 @@ def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way(page, res
     noisy = Results(read_sweep([*swept((32, 64), (1, 2, 8), scatter=3.0)]))
     status = SimpleNamespace(status=SimpleNamespace(converged=False), law=LAW)
     noisy.__dict__.update(left_out={FITTED: 0.02, PRIOR: 0.03, BENT: 0.03}, gap_errors=(0.4, 0.06, 105))
-    noisy.__dict__.update(fitted=status, bent=status, pieces=[])
+    noisy.__dict__.update(joint_fit=status, kappa_fit=status, pieces=[])
     beyond = {"interval": (2e6, 1e6, 3e6), "others": {PUBLISHED: 4e6}}
     monkeypatch.setattr(study, "predicted_models", lambda _: [(beyond, None, None)] * 3)
     monkeypatch.setattr(study, "forecasts", lambda _: [("inside",), ("yes",), ("no",)])
@@ -344,7 +344,8 @@ def test_with_enough_crossings_of_its_e_a_prediction_takes_the_scatter_of_these_
     """Crossings of other E far from the law then widen nothing; with too few of its own they do."""
     wild = Results(results.sweep, results.draws)
     moved = [replace(gap, mean=gap.mean + (0.0 if gap.experts == 8 else 0.03)) for gap in results.gaps]
-    wild.__dict__.update(gaps=moved, all_gaps=results.all_gaps, fitted=results.fitted, drawn=results.drawn)
+    wild.__dict__.update(gaps=moved, all_gaps=results.all_gaps)
+    wild.__dict__.update(joint_fit=results.joint_fit, bootstrap=results.bootstrap)
     one, two = ([laws.prediction(r, 80, e)["interval"] for r in (results, wild)] for e in (8, 12))
     assert len([gap for gap in results.of(8) if gap.bracketed]) >= laws.LEAST
     assert one[0] == one[1]

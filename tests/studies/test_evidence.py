@@ -9,7 +9,7 @@ import pytest
 from scaling_law import JointLaw, Runs
 from studies.crossing.laws import longest_of_each
 from studies.evidence import study
-from studies.evidence.forecasts import JOINT, MEAN, REFIT, Question, joined
+from studies.evidence.forecasts import JOINT, MEAN, REFIT, Question, join_tables
 from studies.evidence.points import cell_means, derive, read_source, read_sources
 from studies.evidence.study import Evidence, choices_of, gains_of
 from tests.guides import ROOT
@@ -135,7 +135,7 @@ def test_the_regret_of_a_choice_is_the_measured_loss_over_the_best():
 
 
 def test_dense_runs_have_one_expert_that_all_use():
-    runs = joined(law_runs(experts=(1,)), law_runs(experts=(4,)))
+    runs = join_tables(law_runs(experts=(1,)), law_runs(experts=(4,)))
     assert set(runs["density"]) == {1.0, 0.25}
     assert set(runs["granularity"][:12]) == {1.0}
     assert np.isnan(runs["granularity"][12:]).all()

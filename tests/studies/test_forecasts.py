@@ -73,7 +73,7 @@ def test_a_split_fits_below_the_cut_and_forecasts_above():
     assert [one.cut for one in listed] == ["C/3", "C/10", "C/30", "N/3", "D/3"]
     assert (third.fitted, third.sizes, third.held_out, third.out) == (15, 5, 5, "")
     assert (tenth.fitted, thirtieth.fitted, size.fitted) == (15, 10, 12)
-    fitted, held_out = thirtieth.parts(isoflop())
+    fitted, held_out = thirtieth.divide(isoflop())
     assert fitted.flops.max() < held_out.flops.min()
     assert (tokens.out, tokens.lab) == ("2 runs above", "deepmind")
     few = splits.make_splits({"epoch": isoflop(budgets=(1e18, 1e20), sizes=(1e8, 2e8))})
@@ -83,7 +83,7 @@ def test_a_split_fits_below_the_cut_and_forecasts_above():
 def test_other_runs_than_those_of_the_list_are_refused():
     split = dataclasses.replace(splits.make_splits({"epoch": isoflop()})[0], runs=19)
     with pytest.raises(ValueError, match="the list has 19 runs"):
-        split.parts(isoflop())
+        split.divide(isoflop())
 
 
 def test_the_list_kept_is_of_these_sets_and_holds_to_its_rule():

@@ -9,7 +9,7 @@ import pytest
 from scaling_law.machine import published_runs
 from studies.common import rows_of, write_csv
 from studies.hours import runs, study
-from studies.hours.fit import Table, fitted, left_out, misses, searched, spreads
+from studies.hours.fit import Table, fastest_layout, fit_rates, leave_labs_out, misses, spreads
 from studies.hours.runs import derive, read
 
 
@@ -22,13 +22,13 @@ def test_rates_that_were_put_in_are_found(rows):
     """On the work of the public rows: all but what few of them say anything of."""
     true = published_runs().parameters + np.array([0.1, -0.2, 0.3, 0.3, 0.1, 0, 0.2, 0.02, -0.02])
     noise = np.random.default_rng(0).normal(0, 0.02, len(rows))
-    seconds = np.exp(Table(rows).predicted(true) + noise)
+    seconds = np.exp(Table(rows).predict(true) + noise)
     made = [replace(row, tokens_per_second=1 / s) for row, s in zip(rows, seconds, strict=True)]
-    found, covariance = fitted(made)
+    found, covariance = fit_rates(made)
     np.testing.assert_allclose(found, true, atol=0.2)
     np.testing.assert_array_less(np.abs(found - true)[:2], 0.05)
     assert np.linalg.eigvalsh(covariance).min() > 0
-    error, width = left_out(made)
+    error, width = leave_labs_out(made)
     assert np.abs(error).max() < 0.3
     assert np.median(width) < 0.15
     assert spreads(made)[0] < 0.1 < spreads(rows)[0]
@@ -36,7 +36,7 @@ def test_rates_that_were_put_in_are_found(rows):
 
 @pytest.fixture(scope="module")
 def predicted(rows):
-    return left_out(rows)
+    return leave_labs_out(rows)
 
 
 def test_a_lab_that_is_left_out_does_not_decide_its_prediction(rows, predicted):
@@ -58,12 +58,13 @@ def test_the_goals_of_the_page_are_comparisons(rows, predicted):
 def test_a_layout_is_searched_where_none_is_published(rows):
     """By the engine of `scale-out`: little changes but where the batch leaves a GPU too little to compute."""
     (apertus,) = (row for row in rows if row.lab == "Apertus")
-    assert searched(apertus, 4e6)[0] == pytest.approx(1 + 1 / 4)  # two stages, four micro-batches
-    assert searched(replace(apertus, has_layout=1), 4e6) == searched(replace(apertus, n_heads=0), 4e6) == (1, 0)
+    assert fastest_layout(apertus, 4e6)[0] == pytest.approx(1 + 1 / 4)  # two stages, four micro-batches
+    assert fastest_layout(replace(apertus, has_layout=1), 4e6) == (1, 0)
+    assert fastest_layout(replace(apertus, n_heads=0), 4e6) == (1, 0)
     assert apertus.batch(4e6) * 4 == apertus.gpus
     assert apertus.architecture.n_total == pytest.approx(apertus.n_total, rel=1e-3)
     alone, laid_out, large = (
-        Table([apertus], batch=batch).predicted(published_runs().parameters)[0] for batch in (None, 4e6, 64e6)
+        Table([apertus], batch=batch).predict(published_runs().parameters)[0] for batch in (None, 4e6, 64e6)
     )
     assert laid_out > alone + 0.1
     assert large == pytest.approx(alone, abs=0.03)

@@ -23,7 +23,7 @@ def crossing():
 
 def test_nothing_of_what_is_left_out_is_used(crossing, monkeypatch):
     fitted = []
-    monkeypatch.setattr("studies.live.study._fitted", lambda runs, start: fitted.append(runs))
+    monkeypatch.setattr("studies.live.study._fit", lambda runs, start: fitted.append(runs))
     one = next(one for one in crossing.logged if one.d_model == 48)
     _, of_trunk = study._without(crossing, one, None, TRUNK)
     _, of_size = study._without(crossing, one, None, SIZE)
@@ -67,13 +67,13 @@ def test_the_page_shows_what_its_table_of_forecasts_gives():
     half, end = (results.at(TRUNK, share) for share in (0.5, 0.9))
     errors = study.forecast_error(half), study.forecast_error(end), study.law_error(half), study.last_error(end)
     assert [float(shown[name]) for name in ("half", "end", "law", "last")] == pytest.approx(errors, abs=6e-4)
-    assert shown["held"] == f"{study.held([one for one in results.judged if one.left_out == TRUNK], 0.9):.0%}"
+    assert shown["held"] == f"{study.coverage([one for one in results.judged if one.left_out == TRUNK], 0.9):.0%}"
 
 
 def turned(one, left_out, **changes):
     """Of the forecasts with this left out: multiplied."""
-    values = {name: getattr(one.said, name) * factor for name, factor in changes.items()}
-    return one._replace(said=one.said._replace(**values)) if one.left_out == left_out else one
+    values = {name: getattr(one.forecast, name) * factor for name, factor in changes.items()}
+    return one._replace(forecast=one.forecast._replace(**values)) if one.left_out == left_out else one
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_each_claim_of_the_page_holds_and_can_be_refuted(claim, left_out, change
     results = told()
     assert study.CLAIMS[claim](results)
     if left_out == FIRST:  # a run that does not move the law at all
-        results.judged[:] = [one._replace(said=one.said._replace(loss=one.law)) for one in results.judged]
+        results.judged[:] = [one._replace(forecast=one.forecast._replace(loss=one.law)) for one in results.judged]
     else:
         results.judged[:] = [turned(one, left_out, **changes) for one in results.judged]
     assert not study.CLAIMS[claim](results)
