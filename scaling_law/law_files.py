@@ -14,7 +14,7 @@ from typing import Any
 import hub
 from hub.base import strict_json
 from hub.base.errors import InputError
-from hub.base.markdown import escaped
+from hub.base.markdown import escape_markdown
 from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.figures import drawing, law_figures
@@ -111,7 +111,7 @@ def law_card(law: Formula, repo: str, pictures: tuple[str, ...] = (), *, license
     if law.draws is not None:
         blocks.append(f"`scaling_law.json` also holds {len(law.draws)} bootstrap draws of them, for intervals.")
         if law.conditions is not None and law.conditions.draws is not None:
-            blocks.append(f"The draws: {escaped(law.conditions.draws)}.")
+            blocks.append(f"The draws: {escape_markdown(law.conditions.draws)}.")
     if law.conditions is not None:
         blocks += ["## Conditions", *_conditions(law.conditions)]
     blocks += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
@@ -145,17 +145,19 @@ def loading_code(law: Formula, place: str) -> str:
 
 def _conditions(conditions: Conditions) -> list[str]:
     """Describe the runs and the fit of a law, paragraph by paragraph."""
-    blocks = [escaped(conditions.provenance)]
+    blocks = [escape_markdown(conditions.provenance)]
     if conditions.dataset is not None:
         blocks += _dataset(conditions)
     if conditions.rmse is not None:
         runs = f"{conditions.n_runs} runs"
         if conditions.trunks:
             runs += f" of {conditions.trunks} trunks ({conditions.trunk_source})"
-        blocks.append(f"{escaped(runs)}, RMSE {conditions.rmse:.4f} nats. {escaped(conditions.status or '')}")
-    blocks += [f"⚠ {escaped(sentence)}." for sentence in (*conditions.doubts, *conditions.omitted)]
+        blocks.append(
+            f"{escape_markdown(runs)}, RMSE {conditions.rmse:.4f} nats. {escape_markdown(conditions.status or '')}"
+        )
+    blocks += [f"⚠ {escape_markdown(sentence)}." for sentence in (*conditions.doubts, *conditions.omitted)]
     if conditions.set_aside:
-        names = ", ".join(map(escaped, conditions.set_aside[:MOST_OUTLIERS]))
+        names = ", ".join(map(escape_markdown, conditions.set_aside[:MOST_OUTLIERS]))
         ellipsis = ", …" if len(conditions.set_aside) > MOST_OUTLIERS else ""
         blocks.append(f"Excluded as outliers: {names}{ellipsis}.")
     blocks += _ranges(conditions)
@@ -169,7 +171,7 @@ def _conditions(conditions: Conditions) -> list[str]:
 def _dataset(conditions: Conditions) -> list[str]:
     """Link the dataset of the runs, and show the code that reads them again."""
     name = conditions.dataset or ""
-    link = f"[{escaped(name)}](https://huggingface.co/datasets/{name})"
+    link = f"[{escape_markdown(name)}](https://huggingface.co/datasets/{name})"
     if not conditions.commit:
         return [f"The runs: {link}."]
     where = f", where={str(conditions.where)!r}" if conditions.where else ""

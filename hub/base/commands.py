@@ -23,7 +23,7 @@ import typer.core
 
 from hub.base import units
 from hub.base.disk import describe_full_disk, find_full_disk
-from hub.base.errors import Given, InputError, redacted, unknown
+from hub.base.errors import Given, InputError, redact, unknown
 from hub.base.output import guard_output
 
 NOT_TRUSTED = FAILED = 1
@@ -71,7 +71,7 @@ def report(error: BaseException, said: str | None = None) -> int:
         said = f"{path}: {reason}"
     message = (str(error) if said is None else said) or type(error).__name__
     text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {message}"
-    typer.secho(redacted(text), err=True, fg="red")
+    typer.secho(redact(text), err=True, fg="red")
     return status
 
 

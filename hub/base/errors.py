@@ -1,6 +1,6 @@
 """The errors of `hub`: every failure a user can meet has one class here and one clear message.
 
-Exceptions of libraries are turned into these where they arise. No message ever holds a token: `redacted` is applied to
+Exceptions of libraries are turned into these where they arise. No message ever holds a token: `redact` is applied to
 every text that comes from a server or from a lower layer.
 """
 
@@ -195,6 +195,6 @@ def secret_in(text: str) -> str | None:
     return "a private key" if _PRIVATE_KEY.search(text) else None
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """Replace everything in `text` that looks like an access token by `<token>`."""
     return _BEARER.sub("Bearer <token>", _TOKEN.sub("<token>", text))

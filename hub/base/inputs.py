@@ -82,7 +82,7 @@ def read_as(annotation: str, name: str, value: Any, scope: Mapping[str, Any]) ->
         if result is not _LEFT_OPEN:
             return result
         allowed.append(words)
-    raise InputError(f"{name}={shortened(value)} must be {' or '.join(dict.fromkeys(allowed))}")
+    raise InputError(f"{name}={shorten(value)} must be {' or '.join(dict.fromkeys(allowed))}")
 
 
 def _read_fields(annotation: str, values: Mapping[str, Any], scope: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def whole(least: int = 0, most: int = 2**63 - 1) -> Parser:
         number = _whole(value)
         if number is _LEFT_OPEN or not least <= number <= most:
             bound = f"from {least} to {most}" if most < 2**63 - 1 else f"of at least {least}"
-            raise InputError(f"{name}={shortened(value)} must be a whole number {bound}")
+            raise InputError(f"{name}={shorten(value)} must be a whole number {bound}")
         return int(number)
 
     return parse
@@ -140,10 +140,10 @@ def numbers_of(name: str, value: Any) -> Any:
     try:
         return np.asarray(value, float)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{name}={shortened(value)} must be numbers") from None
+        raise InputError(f"{name}={shorten(value)} must be numbers") from None
 
 
-def shortened(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Write a value as in code, but at most eighty characters of it."""
     huge = isinstance(value, int) and abs(value) >= 10**40
     text = f"{str(value)[:1]}…, of {len(str(abs(value)))} digits" if huge else literal(value)

@@ -19,7 +19,7 @@ _SPECIAL = re.compile(r"([`*_{}\[\]#|~$@]|:(?=//)|(?<=\bwww)\.)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069]+")
 
 
-def escaped(text: object, max_length: int = 200) -> str:
+def escape_markdown(text: object, max_length: int = 200) -> str:
     """Write any value as one line of literal text: no HTML, no Markdown, no links, no hidden directions."""
     line = _CONTROL.sub(" ", str(text)).strip()
     if len(line) > max_length:
@@ -33,7 +33,7 @@ def escaped(text: object, max_length: int = 200) -> str:
 def block(name: str, text: str) -> str:
     """Put `text` between two comments that a renderer does not show, so that `replace_block` finds it again.
 
-    Nothing that went through `escaped` can hold such a comment.
+    Nothing that went through `escape_markdown` can hold such a comment.
     """
     return f"<!-- {name} -->\n{text.strip()}\n<!-- /{name} -->"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hub.base.markdown import escaped
+from hub.base.markdown import escape_markdown
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Table:
         rule = "|".join("---:" if column.has_numbers else "---" for column in columns)
         lines = [f"| {header} |", f"|{rule}|"]
         for row in _rows(columns):
-            lines.append(f"| {' | '.join(map(escaped, row))} |")
+            lines.append(f"| {' | '.join(map(escape_markdown, row))} |")
         return "\n".join(lines)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -403,7 +403,7 @@ def markdown_of(parts: Iterable[Part]) -> str:
     return "\n\n".join(paragraphs)
 
 
-def enumerated(words: Sequence[str], last: str = "and") -> str:
+def join_words(words: Sequence[str], last: str = "and") -> str:
     """Join words as in a sentence: a, b and c."""
     head = ", ".join(words[:-1])
     return f" {last} ".join(filter(None, [head, *words[-1:]]))

@@ -121,7 +121,7 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
     return list(dict.fromkeys(counts))
 
 
-def listed_experts(experts: Iterable[float], most: int = 8) -> list[str]:
+def format_experts(experts: Iterable[float], most: int = 8) -> list[str]:
     """Write expert counts for a sentence: three or more in a row as "129 to 199", "…" in the middle of a long list."""
     words: list[str] = []
     # Consecutive counts have one difference to their positions.

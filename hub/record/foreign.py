@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hub.base import strict_json
-from hub.base.errors import InputError, RecordError, redacted
+from hub.base.errors import InputError, RecordError, redact
 from hub.base.numerals import read_cells
 from hub.record.run_record import RunRecord
 
@@ -104,7 +104,7 @@ def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
         # Spreadsheets end in rows of empty cells.
         table = [row for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
-        raise RecordError(f"{name}: not a readable CSV file ({redacted(str(error))[:200]})") from None
+        raise RecordError(f"{name}: not a readable CSV file ({redact(str(error))[:200]})") from None
     return table, delimiter
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hub.base import atomic, strict_json
-from hub.base.errors import FilesError, InputError, RecordError, problem_lines, redacted, secret_in
+from hub.base.errors import FilesError, InputError, RecordError, problem_lines, redact, secret_in
 from hub.base.paths import local_path
 from hub.base.strict_json import SCHEMA_VERSION
 
@@ -242,7 +242,7 @@ class RunRecord(_Part):
         run_id = fields.get("run_id")
         label = f"the record of run {run_id[:64]!r}" if isinstance(run_id, str) else "the record"
         version = fields.get("schema_version", SCHEMA_VERSION)
-        strict_json.check_version({"schema_version": version}, SCHEMA_VERSION, redacted(label))
+        strict_json.check_version({"schema_version": version}, SCHEMA_VERSION, redact(label))
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -250,7 +250,7 @@ class RunRecord(_Part):
             for problem in error.errors(include_url=False):
                 lines += problem_lines(problem)
             problems = "; ".join(lines[:_MAX_PROBLEMS])
-            raise RecordError(redacted(f"{label} is not valid: {problems}")) from None
+            raise RecordError(redact(f"{label} is not valid: {problems}")) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -392,7 +392,7 @@ def to_plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
     if isinstance(value, str):
         problem = _find_private_text(value)
         if problem:
-            raise InputError(f"{redacted(name)}: {problem}")
+            raise InputError(f"{redact(name)}: {problem}")
         return str(value)
     if isinstance(value, (int, float)):
         if not abs(value) < 10**30 and not (isinstance(value, float) and math.isfinite(value)):
@@ -416,7 +416,7 @@ def _check_key(key: Any, name: str) -> None:
         raise InputError(f"{name}: field names must be strings")
     problem = _find_private_text(key)
     if problem:
-        raise InputError(f"{redacted(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
+        raise InputError(f"{redact(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
 
 
 # Cached, since most texts of a table occur in many of its rows.

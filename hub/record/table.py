@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from hub.base import atomic, strict_json
-from hub.base.errors import FilesError, RecordError, redacted
+from hub.base.errors import FilesError, RecordError, redact
 from hub.record.foreign import csv_rows, json_rows
 from hub.record.run_record import RunRecord, type_of
 
@@ -209,7 +209,7 @@ def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, An
         for number, row in enumerate(itertools.chain.from_iterable(batches), start=1):
             yield f"{name} row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
-        raise RecordError(f"{name}: not a readable parquet file ({redacted(str(error))[:200]})") from None
+        raise RecordError(f"{name}: not a readable parquet file ({redact(str(error))[:200]})") from None
 
 
 class _Column(NamedTuple):

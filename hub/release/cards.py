@@ -18,7 +18,7 @@ from hub.base.markdown import (
     block,
     block_of,
     compose_card,
-    escaped,
+    escape_markdown,
     license_of,
     read_card,
     replace_block,
@@ -112,15 +112,15 @@ def _introduce(record: RunRecord) -> list[str]:
         kind += f" ({record.model_type} of transformers)"
     paragraphs = [
         f"# {title}, {format_count(record.n_active)} active parameters",
-        f"A {kind} language model of the sweep {escaped(record.sweep)}, trained on {format_count(record.tokens)} "
-        f"tokens {purpose}, as in {PAPER}.",
+        f"A {kind} language model of the sweep {escape_markdown(record.sweep)}, trained on "
+        f"{format_count(record.tokens)} tokens {purpose}, as in {PAPER}.",
     ]
     if record.status == "diverged":
         paragraphs.append("**This run diverged; its weights are kept for study only.**")
     elif record.status == "intermediate" and record.stopped is None:
         paragraphs.append("This is an intermediate checkpoint of a run that went on.")
     elif record.status == "intermediate":
-        paragraphs.append(f"This run was stopped before its horizon; {escaped(record.stopped)}.")
+        paragraphs.append(f"This run was stopped before its horizon; {escape_markdown(record.stopped)}.")
     return paragraphs
 
 
@@ -188,9 +188,9 @@ def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: st
     header = ("Revision", "Tokens", "Held-out loss", "Training loss", "Status")
     rows = [(record.branch or branch_name(record), *_result_cells(record)) for record in runs[:_MAX_TABLE_ROWS]]
     paragraphs = [
-        f"# {escaped(repo_name(example))}",
+        f"# {escape_markdown(repo_name(example))}",
         f"{kind}, {format_count(example.n_active)} active of {format_count(example.n_total)} parameters, of the sweep "
-        f"{escaped(example.sweep)}: one revision for each run, measured for a scaling law as in {PAPER}.",
+        f"{escape_markdown(example.sweep)}: one revision for each run, measured for a scaling law as in {PAPER}.",
         block(MAIN, main_text),
         block(REVISIONS, Table(header, rows).markdown()),
         "## How to load",
@@ -211,9 +211,9 @@ def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license
     if len(runs) > _MAX_TABLE_ROWS:
         run_paragraphs.append(f"… and {len(runs) - _MAX_TABLE_ROWS} more rows in `{viewer_file()}`.")
     paragraphs = [
-        f"# {escaped(f'Runs of {sweep}')}",
-        f"The run records of the sweep {escaped(sweep)}: dense and Switch Mixture-of-Experts language models. A joint "
-        f"scaling law of active parameters, tokens and experts is fitted to these measurements, as in {PAPER}.",
+        f"# {escape_markdown(f'Runs of {sweep}')}",
+        f"The run records of the sweep {escape_markdown(sweep)}: dense and Switch Mixture-of-Experts language models. "
+        f"A joint scaling law of active parameters, tokens and experts is fitted to these measurements, as in {PAPER}.",
         "## How to load",
         block(LOADING, _index_example(repo)),
         block(LAW, ""),
@@ -334,7 +334,7 @@ def _loading_example(record: RunRecord) -> str:
     example = f"{introduction}\n\n```python\n{code}\n```"
     if not is_ours:
         version = record.versions.get("transformers")
-        writer = f", such as {escaped(version)}, which wrote it" if version else ""
+        writer = f", such as {escape_markdown(version)}, which wrote it" if version else ""
         return f"""{example}
 
 The class is transformers' own: no code comes with the weights. It needs a version of transformers that has
@@ -368,7 +368,7 @@ def _picture(name: str, caption: str) -> str:
         raise FilesError(f"picture {name!r}: allowed are file names that end in .png or .svg")
     if not caption:
         caption = name.rpartition(".")[0].replace("_", " ")
-    return f"![{escaped(caption)}]({name})"
+    return f"![{escape_markdown(caption)}]({name})"
 
 
 def check_license(identifier: str) -> str:

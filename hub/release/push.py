@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hub.base import strict_json
-from hub.base.errors import AccessError, ConflictError, FilesError, HubError, InputError, RecordError, redacted
+from hub.base.errors import AccessError, ConflictError, FilesError, HubError, InputError, RecordError, redact
 from hub.base.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
@@ -47,7 +47,7 @@ class PushErrors(HubError):
         # A reason that holds for many runs is given once.
         runs_by_reason: dict[str, list[str]] = {}
         for run_id, error in failures:
-            runs_by_reason.setdefault(redacted(str(error)), []).append(run_id)
+            runs_by_reason.setdefault(redact(str(error)), []).append(run_id)
         clauses = []
         for reason, run_ids in runs_by_reason.items():
             names = ", ".join(run_ids[:3])

@@ -20,7 +20,7 @@ from typing import Any
 
 from hub.base import atomic, checksums
 from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError, given
-from hub.base.inputs import shortened
+from hub.base.inputs import shorten
 from hub.base.markdown import read_card
 from hub.base.paths import local_path
 from hub.record.names import index_name, repo_name
@@ -132,7 +132,7 @@ def load_rows(
     `.txt` and `.json` tables are read, too, compressed or not; and a folder with several sweeps is refused.
     """
     if not isinstance(source, (str, Path)):
-        raise FilesError(f"source={shortened(source)} must be the name of a file, a folder or a dataset on the Hub")
+        raise FilesError(f"source={shorten(source)} must be the name of a file, a folder or a dataset on the Hub")
     reference = repository(source)
     if reference is not None:
         try:

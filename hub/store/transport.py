@@ -23,7 +23,7 @@ from hub.base.errors import (
     HubError,
     NotFoundError,
     UnavailableError,
-    redacted,
+    redact,
 )
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
@@ -251,7 +251,7 @@ def _translate_response(response: Any, names: set[str], text: str) -> HubError:
 
 def _one_line(error: object) -> str:
     """Write an error's text as one line, without a token and the library's general advice."""
-    text = redacted(" ".join(str(error).split()))
+    text = redact(" ".join(str(error).split()))
     return _ADVICE.sub("", text)[:600].strip()
 
 

@@ -12,7 +12,7 @@ import typer
 
 from hub.base.commands import NOT_TRUSTED, Json, flag, parser
 from hub.base.errors import InputError
-from hub.base.tables import enumerated, show
+from hub.base.tables import join_words, show
 from scaling_law.formulas.law import one_positive
 from scaling_law.formulas.learning_rate import DEFAULT_LAW
 from scaling_law.law.shelf import choose_law
@@ -159,7 +159,7 @@ def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
     for mode, (only, never) in modes.items():
         wrong = [name for name in (never if mode in typed else only) if name in typed]
         if wrong:
-            flags = enumerated([flag(context.command, name) for name in wrong])
+            flags = join_words([flag(context.command, name) for name in wrong])
             verbs = ("does not go", "do not go") if mode in typed else ("goes only", "go only")
             raise InputError(f"{flags} {verbs[len(wrong) > 1]} with {flag(context.command, mode)}")
 

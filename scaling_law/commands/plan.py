@@ -11,7 +11,7 @@ import typer
 from hub.base.atomic import write_bytes
 from hub.base.commands import BATCH, COUNTS, EXPERTS, FLOPS, TOKENS, Revision
 from hub.base.errors import InputError, unknown
-from hub.base.tables import enumerated, show
+from hub.base.tables import join_words, show
 from hub.base.units import parse_count, parse_flops, parse_parameters, parse_tokens
 from scaling_law.commands.options import command, exit_untrusted, nearest_width, option, quantity, rare
 from scaling_law.formulas.answers import Answer
@@ -204,7 +204,7 @@ def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> design.
     kind, _, rest = ask.partition(":")
     options = {name: value for name, value in limits.items() if value}
     if options and kind in ("optimum", "loss"):
-        flags = enumerated([f"--{name.replace('_', '-')}" for name in options])
+        flags = join_words([f"--{name.replace('_', '-')}" for name in options])
         raise InputError(f"--ask {ask!r}: {flags} go{'es' * (len(options) == 1)} with advantage only")
     if kind not in ANSWERS:
         raise InputError(unknown("--ask ", kind, ANSWERS))

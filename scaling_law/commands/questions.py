@@ -19,7 +19,7 @@ from hub.base.commands import (
     several,
 )
 from hub.base.errors import InputError
-from hub.base.tables import Table, enumerated, show
+from hub.base.tables import Table, join_words, show
 from hub.base.units import parse_count
 from scaling_law.commands.options import Mode, command, exit_untrusted, named, names, option, quantity, rare
 from scaling_law.formulas.answers import Answer
@@ -81,8 +81,8 @@ def _refuse_missing(law: Law, values: Mapping[str, Any]) -> None:
     if missing:
         flags = [f"--{name.replace('_', '-')}" if name in values else f"--variable {name}=…" for name in missing]
         verb = "is" if len(missing) == 1 else "are"
-        depends = f"the {law.name} law depends on {enumerated(law.variables)}"
-        raise InputError(f"{enumerated(flags)} {verb} needed: {depends}")
+        depends = f"the {law.name} law depends on {join_words(law.variables)}"
+        raise InputError(f"{join_words(flags)} {verb} needed: {depends}")
 
 
 def _predict(law: Law, variables: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import hub
 from hub.base import commands
 from hub.base.errors import FilesError
-from hub.base.markdown import escaped
+from hub.base.markdown import escape_markdown
 from hub.base.tables import Table, show
 from scaling_law.commands.options import command, option
 from scaling_law.commands.run_options import OfRuns
@@ -105,7 +105,7 @@ def law_section(found: LawOnRuns, repo: str) -> str:
         [
             "## The law",
             f"`{law.formula}`",
-            f"{how}: root mean square error {found.rmse:.4f} nats per token. {escaped(status, 400)}".strip(),
+            f"{how}: root mean square error {found.rmse:.4f} nats per token. {escape_markdown(status, 400)}".strip(),
             f"![Predicted against observed loss]({FIGURE})",
             Table(("Coefficient", "Value"), rows).markdown(),
             loading_code(law, place),

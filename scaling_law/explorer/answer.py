@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hub.base import strict_json
-from hub.base.markdown import escaped
+from hub.base.markdown import escape_markdown
 from hub.base.units import format_bytes, format_count, format_flops, parse_count
 from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
@@ -64,7 +64,7 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Resu
         f"**{table.verdict}**",
         draw_figure(question, law, table, page),
         table_html(table),
-        "\n".join(f"- {escaped(note, 400)}" for note in notes),
+        "\n".join(f"- {escape_markdown(note, 400)}" for note in notes),
         question.command(plan is not None),
         configuration,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.base.tables import enumerated
+from hub.base.tables import join_words
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
@@ -247,7 +247,7 @@ def omitted_variables(
         label = "E" if name == "experts" else name
         sentence = f"{label} varies in the runs but not in this law"
         if is_confounded:
-            sentence += f", and the runs cannot tell its effect from that of {enumerated(variables)}"
+            sentence += f", and the runs cannot tell its effect from that of {join_words(variables)}"
         elif probability < CHANCE:
             low = min(means, key=means.__getitem__)
             high = max(means, key=means.__getitem__)

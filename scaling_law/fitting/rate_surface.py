@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.errors import InputError
-from hub.base.inputs import reads, shortened, whole
+from hub.base.inputs import reads, shorten, whole
 from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.formulas.law import percentile_interval
@@ -308,7 +308,7 @@ def _read_tables(name: str, value: Any) -> list[Runs]:
     """Read one table or a list of them. InputError for anything else."""
     tables = [value] if isinstance(value, Runs) else value
     if not isinstance(tables, (list, tuple)) or not all(isinstance(table, Runs) for table in tables):
-        raise InputError(f"{name}={shortened(value)} must be Runs, or a list of several")
+        raise InputError(f"{name}={shorten(value)} must be Runs, or a list of several")
     return list(tables)
 
 

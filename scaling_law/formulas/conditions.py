@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
-from hub.base.tables import enumerated
+from hub.base.tables import join_words
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
 from scaling_law.size.arrays import FloatArray
@@ -307,7 +307,7 @@ class RangeCheck:
                 reasons[f"{excess.name} {excess.sign}{excess.times:.3g}"] = None
         if not reasons and self.unknown:
             return "ranges unknown"
-        return enumerated(tuple(reasons))
+        return join_words(tuple(reasons))
 
     def refuse(self, force: bool = False) -> None:
         """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given, unknown
-from hub.base.inputs import LARGEST, numbers_of, shortened
+from hub.base.inputs import LARGEST, numbers_of, shorten
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
 from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck
@@ -64,7 +64,7 @@ class Formula(Summarised):
         if isinstance(value, (bool, np.complexfloating)):
             is_number = False
         if not is_number or not abs(value) <= float(np.finfo(float).max):
-            raise InputError(f"{name}={shortened(value)} must be a finite number")
+            raise InputError(f"{name}={shorten(value)} must be a finite number")
         if name not in self.form.positive:
             return
         if name in self.form.constants:

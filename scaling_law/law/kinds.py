@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
-from hub.base.units import listed_experts
+from hub.base.units import format_experts
 from scaling_law.formulas import published
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import ChinchillaForm, FloatArray, Values, numbers, positive
@@ -74,7 +74,7 @@ class ChinchillaLaw(ChinchillaForm, Law):
         different = [e for e in np.unique(requested).tolist() if e != own_experts]
         if different:
             holds = f"this Chinchilla law holds for E = {own_experts:g}"
-            sentences.append(f"{holds}: its loss for E = {', '.join(listed_experts(different))} is the same")
+            sentences.append(f"{holds}: its loss for E = {', '.join(format_experts(different))} is the same")
         return sentences
 
     def check(

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import rows_of
-from hub.base.units import format_bytes, format_count, format_flops, listed_experts
+from hub.base.units import format_bytes, format_count, format_experts, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.law import numbers, one_positive, percentile_interval
@@ -352,4 +352,4 @@ def _explain_nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -
 
 
 def _listed(experts: FloatArray) -> str:
-    return ", ".join(listed_experts(experts))
+    return ", ".join(format_experts(experts))

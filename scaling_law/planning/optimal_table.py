@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.errors import InputError
-from hub.base.tables import Table, enumerated
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops, listed_experts
+from hub.base.tables import Table, join_words
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_experts, format_flops
 from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval
@@ -149,7 +149,7 @@ class Comparison:
         if len(self.tied) == 1:
             return f"E = {self.best:g} is {self.difference:.4f} nats better than E = {self.runner_up:g}"
         tied = sorted(self.tied)
-        claim = f"E = {enumerated(listed_experts(tied))} cannot be told apart"
+        claim = f"E = {join_words(format_experts(tied))} cannot be told apart"
         difference = f"{self.difference:.4f} nats between the best two"
         if not self.win_shares:
             return f"{claim} ({difference}; the law's error is {self.error:.2g})"
@@ -264,7 +264,7 @@ class OptimalTable(Answer):
         if best.loss_interval:
             text += " ({:.3f} to {:.3f})".format(*best.loss_interval)
         if len(self._tied) > 1:
-            text += f"; E = {enumerated(listed_experts(sorted(self._tied)))} are a tie"
+            text += f"; E = {join_words(format_experts(sorted(self._tied)))} are a tie"
         if not best.trusted:
             text += "; not trusted"
         lowest, highest = self._fitted_experts
@@ -465,4 +465,4 @@ def find_ties(differences: FloatArray, drawn_differences: FloatArray | None, err
 
 
 def _listed(experts: Iterable[float]) -> str:
-    return ", ".join(listed_experts(experts))
+    return ", ".join(format_experts(experts))

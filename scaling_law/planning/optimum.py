@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads
-from hub.base.units import format_count, format_flops, listed_experts
+from hub.base.units import format_count, format_experts, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import has_optimum, numbers, positive
@@ -387,7 +387,7 @@ def explain_undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> li
     without = e[np.isnan(_called_for(law, tuple(law.coefficients.values()), e, limits))]
     if not without.size:
         return []
-    names = ", ".join(listed_experts(without.tolist()))
+    names = ", ".join(format_experts(without.tolist()))
     return [f"E = {names}: without a compute optimum, unique_tokens discount repeated tokens but no excess parameters"]
 
 
@@ -408,7 +408,7 @@ def _group_reasons(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
     """Pair each E with its reason; many E, or E of one reason, go together with the reason of the first."""
     if len(reasons) > MAX_REASONS or len({*reasons.values()}) == 1 < len(reasons):
         first = next(iter(reasons))
-        return [(", ".join(listed_experts(reasons)), f"{reasons[first]} at E = {first:g}, likewise at the others")]
+        return [(", ".join(format_experts(reasons)), f"{reasons[first]} at E = {first:g}, likewise at the others")]
     return [(f"{e:g}", reason) for e, reason in reasons.items()]
 
 

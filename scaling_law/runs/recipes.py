@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from hub.base.errors import InputError, given, unknown
-from hub.base.tables import enumerated
+from hub.base.tables import join_words
 from scaling_law.runs.rows import Row, RunsError, flatten, is_missing
 
 # Column of the recipe → the columns of a table that may hold it, nested fields by the names of runs.parquet. The first
@@ -111,7 +111,7 @@ def in_words(mixed: Mapping[str, Sequence[str]]) -> str:
     for name, values in mixed.items():
         ellipsis = ", …" if len(values) > _MOST else ""
         phrases.append(f"{name} ({', '.join(values[:_MOST])}{ellipsis})")
-    return enumerated(phrases)
+    return join_words(phrases)
 
 
 def _word(name: str, holder: str, row: Row) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hub.base.tables import enumerated
+from hub.base.tables import join_words
 from scaling_law.runs.rows import is_missing
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
@@ -148,7 +148,7 @@ class Blend:
         if not self.settings:
             return f"{difference}, and no column of the table tells them apart"
 
-        settings = enumerated([str(setting) for setting in self.settings])
+        settings = join_words([str(setting) for setting in self.settings])
         verb = "tells" if len(self.settings) == 1 else "tell"
 
         advice = [setting.advice for setting in self.settings if not setting.tuned]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import reads, shortened
+from hub.base.inputs import reads, shorten
 from hub.base.tables import Summarised, Table
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
@@ -312,7 +312,7 @@ def _read_trunks(
     try:
         return np.unique(np.asarray(trunk), return_inverse=True)[1].ravel(), source
     except (TypeError, ValueError):
-        raise RunsError(f"trunk={shortened(trunk)} must be one id for each run") from None
+        raise RunsError(f"trunk={shorten(trunk)} must be one id for each run") from None
 
 
 def _read_column(name: str, values: ArrayLike, count: int) -> FloatArray:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 # Lazy: the rooms of hub are imported when runs are read.
 import hub
-from hub.base.errors import redacted, unknown
+from hub.base.errors import redact, unknown
 from hub.base.tables import literal
 from scaling_law.runs import w_and_b
 from scaling_law.runs.logged import Final, check_final, final_values, row_of
@@ -104,7 +104,7 @@ def _post(url: str, body: Any, place: str, key: str | None) -> dict[str, Any]:
     if key:
         problem = problem.replace(key, "<key>")
     # Cut last, because a part of a key would stay in the message.
-    line = redacted(" ".join(problem.split()))[:LONGEST]
+    line = redact(" ".join(problem.split()))[:LONGEST]
     raise RunsError(f"{place}: its server {line}")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from hub.base.errors import redacted
+from hub.base.errors import redact
 from scaling_law.runs.logged import STEPS, Final, final_values, row_of
 from scaling_law.runs.rows import Row, RunsError, is_loss, names_of, number
 from scaling_law.runs.statuses import status_of
@@ -83,7 +83,7 @@ def _in_one_line(error: Exception, key: str | None) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if key:
         text = text.replace(key, "<key>")
-    return redacted(text)[:LONGEST]
+    return redact(text)[:LONGEST]
 
 
 # ------------------------------------------------------------------ charts

@@ -14,7 +14,7 @@ from scipy.optimize import least_squares
 
 import hub
 from hub.base import strict_json
-from hub.base.tables import enumerated
+from hub.base.tables import join_words
 from scaling_law.formulas import accuracy as curves
 from studies.common import FloatArray, Page, Part, rms
 from studies.forecasts.sets import GADRE_LOSS
@@ -171,7 +171,7 @@ def accuracy(models: Models) -> Iterator[Part]:
         if row[-1] == "yes":
             yield row[:-1]
     coverage = models.coverage_by_text([judged.task for judged in models.tasks if judged.task.follows])
-    texts = enumerated([f"{share:.0%} on {text}" for share, text in zip(coverage, OTHER_TEXT, strict=True)])
+    texts = join_words([f"{share:.0%} on {text}" for share, text in zip(coverage, OTHER_TEXT, strict=True)])
     shift = f"ln L on other English web text is off by {models.shift:.3f} (RMS)"
     yield f"RMSE of accuracies left out. {shift}: for the losses there, 90 % intervals hold {texts}."
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hub.base import strict_json
 from hub.base.errors import InputError
-from hub.base.markdown import escaped
+from hub.base.markdown import escape_markdown
 from scaling_law import Description, describe
 from scaling_law.figures import drawing
 from studies.common import Page
@@ -122,7 +122,7 @@ def sources(entries: list[Entry]) -> Iterator[str]:
         tokens = "training tokens not found"
         if entry.tokens_source:
             tokens = f"[training tokens]({entry.tokens_source})"
-        lines.append(f"- {escaped(entry.name)}: [configuration]({entry.source}), {tokens}")
+        lines.append(f"- {escape_markdown(entry.name)}: [configuration]({entry.source}), {tokens}")
     yield "\n".join(lines)
 
 

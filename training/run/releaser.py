@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hub import HubError, RunRecord, Store, open_store, push_run
 from hub.base.atomic import write_bytes
-from hub.base.errors import AccessError, redacted
+from hub.base.errors import AccessError, redact
 from hub.release.cards import model_card
 from hub.release.push import check_places, release_runs
 from hub.store.hub import HubStore
@@ -96,7 +96,7 @@ class Releaser:
         except Exception as error:
             is_refused = isinstance(error, AccessError)
             if not (self._has_refused and is_refused):
-                logger.warning("pushing %s failed, training continues: %s", record.run_id, redacted(str(error)))
+                logger.warning("pushing %s failed, training continues: %s", record.run_id, redact(str(error)))
             self._has_refused = self._has_refused or is_refused
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Releaser:
                 "the release in %s is not complete: %s. The models are saved; `python -m hub push` with the output "
                 "folder and this store completes it.",
                 self._store.uri,
-                redacted(str(error)),
+                redact(str(error)),
             )
         if self._runs and not self.exit_status:
             logger.info("%d runs are released in %s", len(self._runs), self._store.uri)

@@ -8,8 +8,8 @@ from hub.base.units import (
     format_bytes,
     format_count,
     format_decimal,
+    format_experts,
     format_flops,
-    listed_experts,
     parse_batch,
     parse_bytes,
     parse_context,
@@ -109,6 +109,6 @@ def test_experts():
 
 
 def test_listed_experts():
-    assert listed_experts([1, 2, 4, 8.0]) == ["1", "2", "4", "8"]
-    assert listed_experts([1, 3, 4, 5, 9, 10]) == ["1", "3 to 5", "9", "10"]
-    assert listed_experts(2**k for k in range(12)) == ["1", "2", "4", "8", "16", "32", "…", "2048"]
+    assert format_experts([1, 2, 4, 8.0]) == ["1", "2", "4", "8"]
+    assert format_experts([1, 3, 4, 5, 9, 10]) == ["1", "3 to 5", "9", "10"]
+    assert format_experts(2**k for k in range(12)) == ["1", "2", "4", "8", "16", "32", "…", "2048"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub import FilesError, model_card, sweep_card
-from hub.base.markdown import escaped, read_card
+from hub.base.markdown import escape_markdown, read_card
 from hub.record.run_record import OF_A_CLASS
 from hub.release.cards import repo_card
 from tests.hub.samples import DECIDING, make_record
@@ -119,7 +119,7 @@ def test_texts_of_a_record_cannot_become_markup():
 
 @given(st.text(max_size=60))
 def test_escaped_text_is_one_line_without_markup(text):
-    shown = escaped(text)
+    shown = escape_markdown(text)
     assert not re.search(r"[<>\"\n\r]", shown)
     assert not re.search(r"(?<!\\)[`*_|\[\]$~@#{}]", re.sub(r"&#?\w+;", "", shown))
 
