@@ -213,7 +213,8 @@ def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license
     paragraphs = [
         f"# {escape_markdown(f'Runs of {sweep}')}",
         f"The run records of the sweep {escape_markdown(sweep)}: dense and Switch Mixture-of-Experts language models. "
-        f"A joint scaling law of active parameters, tokens and experts is fitted to these measurements, as in {PAPER}.",
+        "A joint scaling law of active parameters, tokens and experts is fitted to these measurements, "
+        f"as in {PAPER}.",
         "## How to load",
         block(LOADING, _index_example(repo)),
         block(LAW, ""),
