@@ -16,6 +16,7 @@ import logging
 import math
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -353,7 +354,7 @@ def _divide_widths(model: PreTrainedModel, layout: Layout, half: bool, reshard: 
         block_plan = {name: style for name, style in plan.items() if _owners(name) & modules.keys()}
         apply_tensor_parallelism(model, mesh["tensor"], block_plan)
         for name, style in block_plan.items():
-            if name not in modules and style.startswith(("colwise", "rowwise")):
+            if name not in modules and _is_divided(model.get_parameter(name), style):
                 _check_divided("run.tensor_parallel", name, [model.get_parameter(name)], layout.tensor)
         in_plan = [modules[name] for name in block_plan if name in modules]
         cut = [module for module in in_plan if _holds_shares(module)]
@@ -361,6 +362,11 @@ def _divide_widths(model: PreTrainedModel, layout: Layout, half: bool, reshard: 
             _group(mesh[layout.fsdp_dimensions], cut, HALF if half else SINGLE, reshard)
         divided.update(cut)
     return divided
+
+
+def _is_divided(parameter: nn.Parameter, style: str) -> bool:
+    """Say whether a style divides a parameter: of a row-wise product every process has the whole bias."""
+    return style.startswith("colwise") or (style.startswith("rowwise") and parameter.ndim > 1)
 
 
 def _owners(name: str) -> set[str]:
@@ -414,26 +420,39 @@ def _plan_of_widths(model: PreTrainedModel) -> dict[str, str]:
 
 
 @torch.no_grad()
-def clip_gradients(model: nn.Module, limit: float, replicas: int) -> torch.Tensor:
+def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
     """Scale the gradients of a sharded model down to a norm of `limit`, and return the norm before. Collective.
 
     Every process scales by the same bits: each gets the norms of all shares, unchanged, and adds them in one order. A
     sum that is reduced along one dimension of a mesh after the other may differ between processes.
     """
     shares = []
+    shares_by_copies = defaultdict(list)
     for parameter in model.parameters():
         if parameter.grad is not None:
             assert isinstance(parameter.grad, DTensor)
-            shares.append(parameter.grad.to_local())
-    share_norm = torch.nn.utils.get_total_norm(shares)
+            share = parameter.grad.to_local()
+            shares.append(share)
+            shares_by_copies[_count_copies(parameter.grad)].append(share)
+    norms = [torch.nn.utils.get_total_norm(same) / math.sqrt(copies) for copies, same in shares_by_copies.items()]
+    share_norm = torch.linalg.vector_norm(torch.stack(norms))
     share_norms = [torch.empty_like(share_norm) for _ in range(dist.get_world_size())]
     dist.all_gather(share_norms, share_norm)
-    norm = torch.linalg.vector_norm(torch.stack(share_norms)) / math.sqrt(replicas)
+    norm = torch.linalg.vector_norm(torch.stack(share_norms))
     # 1e-6 as in torch's own clipping.
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for share in shares:
         share.mul_(factor)
     return norm
+
+
+def _count_copies(gradient: DTensor) -> int:
+    """Count the processes that hold each element: replicas, and all for the bias of a divided row-wise product."""
+    shards = 1
+    for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
+        if not placement.is_replicate():
+            shards *= size
+    return dist.get_world_size() // shards
 
 
 def sharded_dimension(shape: tuple[int, ...], world: int) -> int:

@@ -302,7 +302,7 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
 def _clip_gradients(session: Session, limit: float) -> torch.Tensor:
     """Scale the gradients down to a norm of `limit`, and return the norm before. Collective."""
     if session.accelerator.is_fsdp2:
-        return sharding.clip_gradients(session.model, limit, session.layout.replicas)
+        return sharding.clip_gradients(session.model, limit)
     return session.accelerator.clip_grad_norm_(session.model.parameters(), limit)
 
 

@@ -126,7 +126,7 @@ def test_a_text_over_several_lines_stays_in_its_cell(tmp_path):
     ("name", "content", "message"),
     [
         ("rows.csv", b"PK\x03\x04", "a zip archive or a workbook of Excel: save the table as CSV"),
-        ("rows.csv", gzip.compress(b"a,b\n"), "compressed by gzip: let its name end in .gz"),
+        ("rows.csv", gzip.compress(b"a,b\n", mtime=0), "compressed by gzip: let its name end in .gz"),
         ("rows.csv", b"<!DOCTYPE html>", "a web page: download the raw file"),
         ("rows.json", b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS, not the file"),
         ("rows.csv", "größe,loss\n".encode("latin-1"), "neither UTF-8 nor UTF-16 text .* save it as UTF-8"),

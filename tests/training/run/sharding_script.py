@@ -92,22 +92,22 @@ def compare(case: str, build, half: bool, checkpointing: bool = False, tied: boo
         off = max(off, float(difference))
         largest = max(largest, parameter.to_local().numel() * world / parameter.numel())
     if layout:
-        assert_norms(model, one, layout.replicas)
+        assert_norms(model, one)
         assert_saves(model, build())
         case = f"{case}, {layout.replicas} x {layout.shards}, experts over {layout.experts}, widths {layout.tensor}"
     report(case=case, half=half, off=off, largest_share=largest)
 
 
-def assert_norms(model, one, replicas: int) -> None:
+def assert_norms(model, one) -> None:
     """All processes have the same bits of the gradients' norm, which is that of one process before and after."""
     expected = float(
         torch.nn.utils.get_total_norm([weight.grad for weight in one.parameters() if weight.grad is not None])
     )
     norms = [None] * dist.get_world_size()
-    dist.all_gather_object(norms, sharding.clip_gradients(model, expected / 2, replicas).item())
+    dist.all_gather_object(norms, sharding.clip_gradients(model, expected / 2).item())
     assert len({*norms}) == 1, norms
     assert abs(norms[0] / expected - 1) < 2**-6, norms  # in bf16 a gradient is rounded
-    clipped = sharding.clip_gradients(model, math.inf, replicas).item()
+    clipped = sharding.clip_gradients(model, math.inf).item()
     assert abs(2 * clipped / norms[0] - 1) < 1e-3, clipped
 
 
