@@ -85,6 +85,7 @@ def test_other_experts_are_chosen_only_where_two_gates_are_equal_but_for_roundin
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @divides
 def test_every_type_whose_widths_are_divided_has_the_gradients_of_one_process():
     """Wrong ones are off by a half; the most that rounding makes is 4e-5, by numbers that a class has in fp32."""
