@@ -434,7 +434,8 @@ def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
             share = parameter.grad.to_local()
             shares.append(share)
             shares_by_copies[_count_copies(parameter.grad)].append(share)
-    norms = [torch.nn.utils.get_total_norm(same) / math.sqrt(copies) for copies, same in shares_by_copies.items()]
+    # A share that several processes hold counts once among all of them.
+    norms = [torch.nn.utils.get_total_norm(tensors) / math.sqrt(copies) for copies, tensors in shares_by_copies.items()]
     share_norm = torch.linalg.vector_norm(torch.stack(norms))
     share_norms = [torch.empty_like(share_norm) for _ in range(dist.get_world_size())]
     dist.all_gather(share_norms, share_norm)
