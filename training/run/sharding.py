@@ -435,7 +435,7 @@ def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
             shares.append(share)
             shares_by_copies[_count_copies(parameter.grad)].append(share)
     # A share that several processes hold counts once among all of them.
-    norms = [torch.nn.utils.get_total_norm(tensors) / math.sqrt(copies) for copies, tensors in shares_by_copies.items()]
+    norms = [torch.nn.utils.get_total_norm(group) / math.sqrt(copies) for copies, group in shares_by_copies.items()]
     share_norm = torch.linalg.vector_norm(torch.stack(norms))
     share_norms = [torch.empty_like(share_norm) for _ in range(dist.get_world_size())]
     dist.all_gather(share_norms, share_norm)
