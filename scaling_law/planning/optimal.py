@@ -41,7 +41,7 @@ from scaling_law.size.architecture import (
     training_flops,
 )
 from scaling_law.size.arrays import FloatArray
-from scaling_law.size.recipe import PAPER, BatchRamp
+from scaling_law.size.recipe import BatchRamp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,7 +56,6 @@ def optimal(
     decode_batch: float | None = None,
     integral: bool = False,
     learning_rate_law: LearningRateLaw | str | None = None,
-    batch_ramp: BatchRamp | None = None,
     force: bool = False,
     accuracy: str | Sequence[str] = (),
     **question: Unpack[QuestionFields],
@@ -73,8 +72,8 @@ def optimal(
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
         learning_rate_law: one, or its name or file; None asks that of the public grids at the level of the paper.
-        batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times;
-            None: the paper's.
+        sequence_length, batch: of the run, 4096 and "4M" tokens, or a ramp such as "0:128,0.5B:256"; None: the
+            paper's. Step times depend on them, and rates by laws that have a batch on the last one.
         force: compare answers beyond the range guard, too.
         accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/planning.md#accuracy).
         question: the fields of `Limits`: memory="80GB" and so on.
@@ -84,7 +83,7 @@ def optimal(
     """
     tasks = parse_tasks(accuracy)
     _refuse_several_budgets(flops)
-    budget, limits = read_question(law, flops, batch_ramp, **question)
+    budget, limits = read_question(law, flops, **question)
     candidates = _read_candidates(law, experts, integral)
     models = _find_models(law, budget, limits, candidates, integral)
     check = law.check(**models.variables, unique_tokens=limits.unique_tokens)
@@ -92,10 +91,9 @@ def optimal(
         check.refuse(force)
 
     cluster = budget.cluster
-    ramp = cluster.ramp if cluster else batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
     rates = LearningRateLaw.named(learning_rate_law) if isinstance(learning_rate_law, str) else learning_rate_law
     draws = drawn_losses(law, budget, models.variables, models.d_model, limits)
-    rows = _make_rows(law, budget, limits, models, draws, rates, ramp, tasks, decode_batch)
+    rows = _make_rows(law, budget, limits, models, draws, rates, tasks, decode_batch)
     table = OptimalTable(
         rows=rows,
         flops=float("nan") if budget.flops is None else budget.flops,
@@ -125,7 +123,7 @@ def optimal(
         force=True,
         integral=integral,
         learning_rate_law=rates,
-        batch_ramp=ramp,
+        batch=budget.ramp,
         **asdict(limits),
     )
     return _with_training_memory(replace(table, flops=equal_flops.flops, equal_flops=equal_flops), cluster)
@@ -186,7 +184,6 @@ def _make_rows(
     models: _Models,
     draws: FloatArray | None,
     rates: LearningRateLaw | None,
-    ramp: BatchRamp,
     tasks: Sequence[Task],
     decode_batch: float | None,
 ) -> tuple[OptimalRow, ...]:
@@ -202,7 +199,7 @@ def _make_rows(
             OptimalRow(
                 **sizes,
                 **_worth(law, variables, limits),
-                **_learning_rate(rates, sizes, ramp, limits),
+                **_learning_rate(rates, sizes, budget.ramp, limits),
                 loss_interval=interval,
                 accuracy=predict_accuracies(tasks, sizes["loss"], interval, 0.95),
                 architecture=limits.architecture(sizes["d_model"], sizes["experts"]) if models.integral else None,

@@ -59,7 +59,7 @@ REFUSED = [
     (optimal(vocab_size=1.5), "vocab_size=1.5 must be a whole number"),
     (optimal(learning_rate_law="coed"), "learning-rate law 'coed' is unknown: did you mean 'code'"),
     (of(LAW.compute_optimal, [])(), "flops=[] must be one number or a list of them"),
-    (plan(flops=1e20, sequence_length=0), "sequence_length=0 must be at least 1"),
+    (plan(flops=1e20, sequence_length=0), "sequence_length=0 must be a whole number of at least 1"),
     (plan(flops=1e20, gpus=8), "gpus goes with hours or money"),
     (plan(**HOURS | {"gpu": None, "throughput": MEASURED}, mfu=0.3), "has measured step times; give one of the two"),
     (of(LAW.reach, -1)(), "loss=-1 must be positive"),

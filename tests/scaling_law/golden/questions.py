@@ -66,7 +66,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "next runs advantage": ("next-runs", {"flops": "1e20", "ask": "advantage:1e21,8,1", **SMALL_RUNS}),
     "scale-out": ("scale-out", {"model": "qwen3_moe.json", "gpus": [64, 256], "tokens": "1T", "price": 2.5}),
     "scale-out width": ("scale-out", {"model": "2304", "gpus": [8, 64, 512], "experts": 32}),
-    "scale-out mfu": ("scale-out", {"model": "1024", "gpus": [4], "gpu": SPECIFIED_GPU, "batch": 1024, "mfu": 0.35}),
+    "scale-out mfu": ("scale-out", {"model": "1024", "gpus": [4], "gpu": SPECIFIED_GPU, "batch": 524288, "mfu": 0.35}),
     "describe": ("describe", {"model": "qwen3_moe.json", "context": "4k", "kv_tokens": "64k"}),
     "describe and predict": ("describe", {"model": "switch.json", "tokens": "20B"}),
     "learning rate": ("learning-rate", {"d_model": 1024, "tokens": 2e10, "experts": 8}),
@@ -85,6 +85,8 @@ TOOL_FIELDS = {
     "gpus",
     "gpu",
     "accuracy",
+    "sequence_length",
+    "batch",
 }
 POSITIONAL = "model"
 
@@ -154,9 +156,7 @@ def _read(question: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _scale_out(law: Any, question: dict[str, Any], folder: Path) -> Any:
-    options = {name: value for name, value in question.items() if name not in ("model", "experts", "batch")}
-    if "batch" in question:
-        options["batch_sequences"] = question["batch"]
+    options = {name: value for name, value in question.items() if name not in ("model", "experts")}
     if question["model"].endswith(".json"):
         return scaling_law.scale_out(folder / question["model"], **options)
     architecture = scaling_law.Architecture(int(question["model"]), question.get("experts", 8))
