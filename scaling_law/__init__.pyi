@@ -13,8 +13,6 @@ from .fitting.measured_speedup import MeasuredSpeedup as MeasuredSpeedup
 from .fitting.measured_speedup import measured_speedup as measured_speedup
 from .fitting.prior import Prior as Prior
 from .fitting.prior import prior as prior
-from .fitting.rate_surface import LearningRateFit as LearningRateFit
-from .fitting.rate_surface import fit_learning_rate as fit_learning_rate
 from .fitting.throughput import fit_throughput as fit_throughput
 from .fitting.uncertainty import Bootstrap as Bootstrap
 from .forecasting.forecast import Forecast as Forecast
@@ -26,7 +24,6 @@ from .forecasting.live import TrainingCurve as TrainingCurve
 from .formulas import Conditions as Conditions
 from .formulas import ExtrapolationError as ExtrapolationError
 from .formulas.conditions import RangeCheck as RangeCheck
-from .formulas.learning_rate import LearningRateLaw as LearningRateLaw
 from .law import ChinchillaLaw as ChinchillaLaw
 from .law import JointLaw as JointLaw
 from .law import Law as Law
@@ -55,6 +52,9 @@ from .planning.plan import Plan as Plan
 from .planning.scale_out import ScaleOut as ScaleOut
 from .planning.scale_out import scale_out as scale_out
 from .planning.speedup import EffectiveSpeedup as EffectiveSpeedup
+from .rates.law import LearningRateLaw as LearningRateLaw
+from .rates.surface import LearningRateFit as LearningRateFit
+from .rates.surface import fit_learning_rate as fit_learning_rate
 from .runs.loading import load_runs as load_runs
 from .runs.table import Runs as Runs
 from .size.architecture import Architecture as Architecture

@@ -15,9 +15,9 @@ from hub.base.tables import show
 from hub.base.units import UNKNOWN, format_count
 from scaling_law.commands.options import RATES, Mode, command, exit_untrusted, names, option, quantity, rare
 from scaling_law.commands.run_options import OfRuns, load
-from scaling_law.fitting.rate_surface import LearningRateFit, fit_learning_rate
 from scaling_law.formulas.law import positive
-from scaling_law.formulas.learning_rate import DEFAULT_LAW, LearningRateLaw, describe_check, source_of_rate
+from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw, describe_check, source_of_rate
+from scaling_law.rates.surface import LearningRateFit, fit_learning_rate
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 from scaling_law.size.recipe import PAPER, BatchRamp
 

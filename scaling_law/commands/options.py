@@ -14,11 +14,11 @@ from hub.base.commands import NOT_TRUSTED, Json, flag, parser
 from hub.base.errors import InputError
 from hub.base.tables import join_words, show
 from scaling_law.formulas.law import one_positive
-from scaling_law.formulas.learning_rate import DEFAULT_LAW
 from scaling_law.law.shelf import choose_law
 from scaling_law.law_files import FILE_NAME
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.question import FIELD_TYPES, FIELDS, parse_field, parse_names
+from scaling_law.rates.law import DEFAULT_LAW
 from scaling_law.size.architecture import HEAD_DIM
 
 

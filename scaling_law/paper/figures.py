@@ -18,7 +18,6 @@ from scaling_law.figures import drawing
 from scaling_law.figures.curves import Region, interval_of, near_the_runs, split_where_changes
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import isoflop, memory_optimal, shade
-from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law import JointLaw
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.inverse import flop_savings
@@ -26,6 +25,7 @@ from scaling_law.planning.limits import Limits
 from scaling_law.planning.matched import matched_memory
 from scaling_law.planning.optimum import WidthOptimum, drawn_optimum, optimal_widths
 from scaling_law.planning.question import ModelFields
+from scaling_law.rates.law import LearningRateLaw
 from scaling_law.size.architecture import Architecture, active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.recipe import PAPER
 

@@ -17,7 +17,6 @@ from hub.base.units import format_bytes, format_count, format_experts, format_fl
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.law import numbers, one_positive, percentile_interval
-from scaling_law.formulas.learning_rate import LearningRateLaw, peak_rate
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.serving import seconds_of_token
 from scaling_law.planning.budget import Budget, Cluster, read_question
@@ -32,6 +31,7 @@ from scaling_law.planning.optimum import (
     why_no_optimum,
 )
 from scaling_law.planning.question import Quantity, QuestionFields
+from scaling_law.rates.law import LearningRateLaw, peak_rate
 from scaling_law.size.architecture import (
     HEAD_DIM,
     active_parameters,

@@ -21,11 +21,11 @@ from hub.base.units import UNKNOWN, format_bytes, format_count, format_experts, 
 from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval
-from scaling_law.formulas.learning_rate import LearningRateLaw, source_of_rate
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import explain_left_out
+from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import HEAD_DIM, Architecture
 from scaling_law.size.arrays import FloatArray
 

@@ -21,7 +21,6 @@ from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
-from scaling_law.formulas.learning_rate import LearningRateLaw, source_of_rate
 from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Placement
 from scaling_law.planning.batches import paper_stages, read_ramp
 from scaling_law.planning.budget import Budget, Cluster
@@ -30,6 +29,7 @@ from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
 from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, RunFields, pick
+from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import (
     ADAM_BYTES,
     GRADIENT_BYTES,

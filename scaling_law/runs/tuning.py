@@ -13,7 +13,6 @@ from itertools import combinations_with_replacement
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from scaling_law.runs.rows import RunsError
@@ -135,20 +134,6 @@ def tune(settings: FloatArray, losses: FloatArray) -> Tuned:
     factor = np.exp(np.where(has_zeros, 0.0, offset))
     lowest = np.where(has_zeros, best_settings + offset, best_settings * factor)
     return Tuned(best, lowest, loss, best_loss - loss, at_edge)
-
-
-def best_rate(rates: ArrayLike, losses: ArrayLike) -> float:
-    """Find the rate of lowest loss, by a parabola in ln LR through the best run and its neighbours.
-
-    At an end of the grid, it is that of the best run itself. Non-finite losses (diverged runs) are left out.
-    """
-    rates = np.asarray(rates, float)
-    losses = np.asarray(losses, float)
-    finite = np.isfinite(losses)
-    if not finite.any() or np.any(rates <= 0):
-        raise InputError("learning rates must be positive and at least one loss finite")
-    tuned = tune(rates[finite, None], losses[finite])
-    return float(tuned.settings[0])
 
 
 def loss_between(ln_rate: float, ln_rates: FloatArray, losses: FloatArray) -> float:

@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 from scipy.stats import norm, t
 
 from scaling_law import LearningRateLaw
-from scaling_law.formulas.learning_rate import COEFFICIENTS
+from scaling_law.rates.law import COEFFICIENTS
 from studies.common import FloatArray
 from studies.learning_rates.sets import Rates
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scaling_law import Architecture, LearningRateLaw, Runs, load_runs
-from scaling_law.fitting import SettingsGrid
+from scaling_law.rates.surface import SettingsGrid
 from scaling_law.runs import reader
 from scaling_law.size import ROWS
 from studies.common import FloatArray

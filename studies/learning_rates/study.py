@@ -13,7 +13,7 @@ import numpy as np
 
 from hub.base import strict_json
 from scaling_law import LearningRateLaw
-from scaling_law.formulas.learning_rate import PUBLIC_FILE
+from scaling_law.rates.law import PUBLIC_FILE
 from studies.common import FloatArray, Page, Part, round_numbers
 from studies.learning_rates import population
 from studies.learning_rates.population import Member, Population, estimate, law_of, member_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scaling_law import LearningRateLaw
-from scaling_law.formulas.learning_rate import PUBLIC_FILE
+from scaling_law.rates.law import PUBLIC_FILE
 from studies.learning_rates import study
 from studies.learning_rates.population import (
     BATCH_SCATTER,

@@ -34,7 +34,7 @@ from hub.base.units import parse_count
 from hub.record.names import size_name
 from hub.record.run_record import NAME_PATTERN
 from hub.release.cards import LICENSES
-from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
+from scaling_law.rates.law import READINGS, LearningRateLaw
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage, parse_stages
 from training.configuration.model_classes import OURS, ModelClassArguments
 from training.configuration.schedule import Branch, Schedule

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw, describe_distance
+from scaling_law.rates.law import READINGS, LearningRateLaw, describe_distance
 from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import ConfigurationError, ModelArguments, OptimizerArguments, TrainingArguments
 from training.configuration.class_counts import training_flops

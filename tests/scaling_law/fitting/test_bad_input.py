@@ -21,18 +21,18 @@ from scaling_law import (
     published,
     split,
 )
-from scaling_law.fitting import SettingsGrid
 from scaling_law.fitting.backtest import compare_with_separate_laws, select_by_rmse
 from scaling_law.fitting.prior import estimate
 from scaling_law.fitting.throughput import of_records
+from scaling_law.rates.surface import SettingsGrid
 from scaling_law.runs.rows import RunsError
 from tests.scaling_law.fitting.test_holdout import sweep
-from tests.scaling_law.fitting.test_learning_rate import FULL, rows
 from tests.scaling_law.fitting.test_measured_speedup import runs_of
 from tests.scaling_law.fitting.test_prior import USUAL, lab_laws
-from tests.scaling_law.fitting.test_rate_surface import BATCHES, MODELS, grid
 from tests.scaling_law.fitting.test_throughput import MODELS as TIMED
 from tests.scaling_law.fitting.test_throughput import record, steps
+from tests.scaling_law.rates.test_learning_rate import FULL, rows
+from tests.scaling_law.rates.test_surface import BATCHES, MODELS, grid
 from tests.scaling_law.synthetic import synthetic_runs
 
 JOINT, RUNS = JointLaw.published(), synthetic_runs()

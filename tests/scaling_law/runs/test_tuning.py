@@ -7,7 +7,7 @@ import pytest
 
 from scaling_law import Runs
 from scaling_law.runs import best_of
-from scaling_law.runs.tuning import best_rate, tune
+from scaling_law.runs.tuning import tune
 
 RATES, BATCHES = 1e-3 * np.sqrt(2.0) ** np.arange(-4, 5), 64.0 * 2.0 ** np.arange(-2, 3)
 
@@ -101,6 +101,10 @@ def test_a_parabola_needs_a_minimum_between_its_runs(losses, message):
 def test_the_best_rate_lies_between_the_runs():
     rates = np.geomspace(1e-4, 1e-2, 7)
     losses = 3 + 0.1 * (np.log(rates) - np.log(1.3e-3)) ** 2
-    assert best_rate(rates, losses) == pytest.approx(1.3e-3, rel=1e-9)
-    assert best_rate([1e-4, 1e-3], [3.0, 2.0]) == pytest.approx(1e-3)
-    assert best_rate([1e-4, 1e-3, 1e-2], [3.0, 2.0, np.inf]) == pytest.approx(1e-3)
+    assert tune(rates[:, None], losses).settings == pytest.approx([1.3e-3], rel=1e-9)
+
+
+def test_at_the_edge_of_the_grid_the_best_rate_is_that_of_the_run():
+    tuned = tune(np.array([[1e-4], [1e-3]]), np.array([3.0, 2.0]))
+    assert tuned.settings == pytest.approx([1e-3])
+    assert tuned.at_edge

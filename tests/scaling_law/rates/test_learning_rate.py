@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from scaling_law import Architecture, JointLaw, LearningRateLaw, fit_learning_rate, load_runs
 from scaling_law.commands.cli import app
-from scaling_law.formulas.learning_rate import DEFAULT_LAW, describe_check
+from scaling_law.rates.law import DEFAULT_LAW, describe_check
 
 LAW = LearningRateLaw(6.0, -0.8, -0.2)
 FULL = LearningRateLaw(

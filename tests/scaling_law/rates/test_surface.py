@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from scaling_law import LearningRateLaw, Runs
 from scaling_law.commands.cli import app
-from scaling_law.fitting import SettingsGrid, fit_learning_rate
+from scaling_law.rates.surface import SettingsGrid, fit_learning_rate
 from scaling_law.runs.rows import RunsError
 
 TUNED = {"intercept": 4.6, "slope_n": -0.7, "slope_e": -0.45, "slope_d": 0.14}  # of ln LR at the best batch

@@ -28,7 +28,7 @@ from hub.base.inputs import reads, shorten, whole
 from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law.formulas.law import percentile_interval
-from scaling_law.formulas.learning_rate import COEFFICIENTS, PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
+from scaling_law.rates.law import COEFFICIENTS, PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
