@@ -133,6 +133,8 @@ def optimal(law: Law, **question: Any) -> Answer:
 
         scaling-law optimal --gpu h100 --gpus 64 --hours 3w --sequence-length 4k --batch 4M
 
+        scaling-law optimal --flops 1e22 --gpu h100 --decode-batch 32 --kv-tokens 64k
+
         scaling-law optimal --flops 1e21 --accuracy arc_easy,hellaswag
     """
     return law.optimal(**question)

@@ -133,6 +133,18 @@ class Cluster(Layouts):
                 seconds = seconds + np.where(stage_tokens > 0, per_token * stage_tokens, unused)
         return seconds
 
+    def mfu(self, model: Architecture | Widths, tokens: Any, seconds: Any) -> Any:
+        """Return the MFU of steps that train on the tokens in these seconds of a run; None for a GPU without a peak.
+
+        Its FLOPs count attention and no recomputation, as in `scale_out`.
+        """
+        sheet = find_gpu(self.throughput.device)
+        if sheet is None:
+            return None
+        work = ModelWork.of(model).in_step(1.0, None, self.ramp.sequence_length, self.gpus)
+        in_steps = np.asarray(seconds) / self.throughput.overhead_of(self.gpus)
+        return tokens * work["flops"] / (in_steps * sheet.peak_flops)
+
     def cost(self, seconds: Any) -> Any:
         """Return GPU-hours times their price; None without a price."""
         return None if self.price is None else self.price * self.gpus * seconds / 3600.0

@@ -36,6 +36,7 @@ from scaling_law.size.architecture import (
     HEAD_DIM,
     VOCAB_SIZE,
     Architecture,
+    name_size,
     total_parameters,
 )
 from scaling_law.size.model_sections import model_section
@@ -122,9 +123,8 @@ class Plan(Answer):
     @property
     def verdict(self) -> str:
         a = self.architecture
-        experts = f"E = {a.experts_equivalent:g} of" if a.experts > 1 else "dense,"
         cost = f"{format_count(self.tokens)} tokens in {_format_hours(self.gpu_hours)} GPU-hours"
-        text = f"{experts} {format_count(a.n_total)} parameters, {cost}: loss {self.loss:.3f}"
+        text = f"{name_size(a.experts_equivalent, a.n_active, a.n_total)}, {cost}: loss {self.loss:.3f}"
         if self.loss_interval is not None:
             text += " ({:.3f} to {:.3f})".format(*self.loss_interval)
         if self.learning_rate is None:

@@ -183,7 +183,7 @@ class NamedFields(TypedDict, total=False):
         ),
     ]
     decode_batch: Annotated[
-        float | None, Field("Sequences served at once: adds the cost of a million tokens.", is_rare=True)
+        float | None, Field("Sequences served at once on a --gpu: adds the cost of a million tokens.", is_rare=True)
     ]
     integral: Annotated[bool, Field("Only architectures with d_model a multiple of 64.", default=False)]
     force: Annotated[bool, Field("Answer even far outside the fitted range.", default=False, is_rare=True)]

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from hub.base.units import format_count
 from scaling_law import Architecture, scale_out
 from scaling_law.planning.batches import PAPER_RAMP, read_ramp
 from scaling_law.planning.question import parse_field
@@ -84,7 +85,6 @@ def test_gpus_that_share_sequences_may_be_more_than_these():
 
 
 def test_hours_rates_and_plans_follow(published):
-    """Longer sequences cost attention, a larger batch is a larger step with a larger rate, and the run has both."""
     asked = {"hours": 72, **CLUSTER, "experts": [1, 8]}
     usual, longer, larger = (
         published.optimal(**asked, batch=batch, sequence_length=length)
@@ -122,3 +122,34 @@ def test_a_batch_in_tokens_is_that_of_scale_out():
     (row,) = scale_out(model, [8], batch="2M", sequence_length="4k").rows
     ramp = BatchRamp((RampStage(0, 512),), 4096)
     assert row.tokens_per_second == pytest.approx(ramp.last_batch_tokens(0) / row.step_seconds)
+
+
+def test_the_headline_says_sizes_loss_mfu_and_batch(published):
+    table = published.optimal(hours=72, **CLUSTER, experts=[8], batch="1M", sequence_length="4k")
+    best = table.best
+    sizes = f"E = 8: {format_count(best.n_active)} active of {format_count(best.n_total)} parameters"
+    assert table.verdict.startswith(f"{sizes}, {format_count(best.tokens)} tokens in batches of 1.05M: loss ")
+    assert f"; MFU {best.mfu:.0%}" in table.verdict
+    facts = table.to_dict()
+    assert (facts["batch_tokens"], facts["sequence_length"], facts["rows"][0]["mfu"]) == (2**20, 4096, best.mfu)
+    assert published.optimal(1e20, [1]).verdict.startswith("dense: ")
+
+
+def test_the_mfu_of_a_row_is_that_of_its_steps(published):
+    given = published.optimal(hours=72, **CLUSTER, mfu=0.4, experts=[1, 8])
+    assert [row.mfu for row in given] == pytest.approx([0.4, 0.4], rel=1e-3)
+    table = published.optimal(hours=300, gpus=64, gpu="h100", experts=[8], integral=True, batch="2M")
+    (row,) = scale_out(table.best.architecture, [64], batch="2M").rows
+    assert table.best.mfu == pytest.approx(row.mfu, rel=0.02)
+
+
+def test_flops_on_named_gpus_take_hours(published):
+    table = published.optimal(1e21, [1, 8], **CLUSTER)
+    alone = published.optimal(1e21, [1, 8])
+    for e in (1, 8):
+        assert (table[e].loss, table[e].n_active, alone[e].hours) == (alone[e].loss, alone[e].n_active, None)
+        assert 0.1 < table[e].mfu < 0.6
+    assert f"on {table.cluster}" in table.summary().title
+    few = published.optimal(1e22, [1, 32], gpus=8, gpu="h100", integral=True)
+    assert np.isinf(few[32].hours)
+    assert any("E = 32: training takes more memory" in warning for warning in few.warnings)
