@@ -64,6 +64,8 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "unique_tokens": ("unique tokens", format_count),
     "weight_bytes": ("weights", format_bytes),
     "kv_cache_bytes": ("KV cache", format_bytes),
+    "hours": ("hours", _TIMES),
+    "mfu": ("MFU", "{:.1%}".format),
     "learning_rate": ("peak LR", "{:.2e}".format),
     "limited_by": ("limited by", str),
     "behind": ("behind", _LOSS),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hub.base.atomic import write_bytes
-from hub.base.commands import BATCH, COUNTS, EXPERTS, FLOPS, TOKENS, Revision
+from hub.base.commands import BATCH, CONTEXT, COUNTS, EXPERTS, FLOPS, TOKENS, Revision
 from hub.base.errors import InputError, unknown
 from hub.base.tables import join_words, show
 from hub.base.units import parse_count, parse_flops, parse_parameters, parse_tokens
@@ -23,21 +23,19 @@ from scaling_law.planning import scale_out as scaling
 from scaling_law.planning.launch import RENDEZVOUS
 from scaling_law.planning.plan import Plan
 from scaling_law.planning.question import GPU_FORMS
-from scaling_law.planning.scale_out import READ_BATCH
+from scaling_law.planning.scale_out import READ_LENGTH, READ_SEQUENCES, SEQUENCES
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER
 
 SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
-SEQUENCES = (
-    f"Sequences of a step. [default: {PAPER.batch_ramp[-1].sequences}; of a model that is read {READ_BATCH[0]}]"
-)
-LENGTH = f"Tokens of a sequence. [default: {PAPER.sequence_length}; of a model that is read {READ_BATCH[1]}]"
+STEP = f"Tokens of a step: 4M. [default: {SEQUENCES} sequences; of a model that is read {READ_SEQUENCES}]"
+LENGTH = f"Tokens of a sequence: 4k. [default: {PAPER.sequence_length}; of a model that is read {READ_LENGTH}]"
 
 
 @command(
     "flops hours money gpus gpu throughput mfu precision price memory max_parameters kv_tokens inference_tokens "
-    "experts granularity shared_ratio unique_tokens branches vocab_size sweep output overwrite force law "
-    "learning_rate learning_rate_law"
+    "experts sequence_length batch granularity shared_ratio unique_tokens branches vocab_size sweep output overwrite "
+    "force law learning_rate learning_rate_law"
 )
 def plan(
     law: Law,
@@ -95,8 +93,8 @@ def scale_out(
     experts: Annotated[int | None, option("With a width: experts, of which one is active. [default: 8]")] = None,
     gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
     tokens: Annotated[Any, quantity(TOKENS, "Tokens of a run, for its hours: 1T.")] = None,
-    batch: Annotated[int | None, rare(SEQUENCES, min=1)] = None,
-    sequence_length: Annotated[int | None, rare(LENGTH, min=1)] = None,
+    batch: Annotated[Any, quantity(BATCH, STEP, rare=True)] = None,
+    sequence_length: Annotated[Any, quantity(CONTEXT, LENGTH, rare=True)] = None,
     revision: Revision = None,
     **others: Any,
 ) -> Answer:
@@ -113,14 +111,14 @@ def scale_out(
 
         scaling-law scale-out 2304 --experts 32 --gpus 8,64,512
 
-        scaling-law scale-out 2304 --gpus 64 --batch 4096 --mfu 0.35 --json
+        scaling-law scale-out 2304 --gpus 64 --batch 2M --mfu 0.35 --json
     """
     width = _width_of(model)
     if width is None and experts is not None:
         raise InputError(f"experts={experts} goes with a width, as in 2304: {model} has its own")
     source = model if width is None else Architecture(width, 8 if experts is None else experts)
     counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
-    sizes: dict[str, Any] = {"batch_sequences": batch, "sequence_length": sequence_length, "revision": revision}
+    sizes: dict[str, Any] = {"batch": batch, "sequence_length": sequence_length, "revision": revision}
     engine = others.pop("engine") or TRAIN_PY
     return scaling.scale_out(source, counts, gpu, tokens=tokens, engine=engine, **sizes, **others)
 

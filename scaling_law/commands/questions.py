@@ -31,7 +31,7 @@ from scaling_law.size.architecture import VOCAB_SIZE
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8, or doublings: 2-8."
-OF_TIME = ("gpus", "gpu", "throughput", "mfu", "engine", "precision")
+OF_TIME = ("gpus", "gpu", "throughput", "mfu", "engine", "precision", "sequence_length", "batch")
 OF_DESIGN = ("granularity", "shared_ratio", "vocab_size")
 COMPUTE_ONLY = ("baseline", *OF_TIME, *OF_DESIGN)
 LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
@@ -114,8 +114,8 @@ def _losses_table(law: Law, rows: list[dict[str, Any]]) -> Table:
 
 @command(
     "flops hours money gpus gpu throughput mfu engine precision price decode_batch memory max_parameters kv_tokens "
-    "experts inference_tokens bytes_per_parameter bytes_per_kv kv_heads_ratio granularity shared_ratio unique_tokens "
-    "vocab_size integral accuracy force law learning_rate_law"
+    "experts inference_tokens sequence_length batch bytes_per_parameter bytes_per_kv kv_heads_ratio granularity "
+    "shared_ratio unique_tokens vocab_size integral accuracy force law learning_rate_law"
 )
 def optimal(law: Law, **question: Any) -> Answer:
     """Find the best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
@@ -131,6 +131,10 @@ def optimal(law: Law, **question: Any) -> Answer:
 
         scaling-law optimal --gpu h100 --gpus 8 --hours 72 --price 2.5
 
+        scaling-law optimal --gpu h100 --gpus 64 --hours 3w --sequence-length 4k --batch 4M
+
+        scaling-law optimal --flops 1e22 --gpu h100 --decode-batch 32 --kv-tokens 64k
+
         scaling-law optimal --flops 1e21 --accuracy arc_easy,hellaswag
     """
     return law.optimal(**question)
@@ -138,7 +142,7 @@ def optimal(law: Law, **question: Any) -> Answer:
 
 @command(
     "loss flops hours money gpus gpu throughput mfu engine precision price memory kv_tokens inference_tokens experts "
-    "unique_tokens vocab_size force law"
+    "sequence_length batch unique_tokens vocab_size force law"
 )
 def reach(
     law: Law,
@@ -166,8 +170,8 @@ def reach(
 
 
 @command(
-    "flops n_active experts baseline gpus gpu throughput mfu engine precision granularity shared_ratio vocab_size "
-    "force law",
+    "flops n_active experts baseline gpus gpu throughput mfu engine precision sequence_length batch granularity "
+    "shared_ratio vocab_size force law",
     modes={"n_active": Mode(never=("flops", *COMPUTE_ONLY))},
 )
 def speedup(

@@ -52,6 +52,8 @@ def tools(laws: Mapping[str, Law]) -> list[Tool]:
             gpus: str = "1",
             gpu: str = "h100",
             accuracy: str = "",
+            sequence_length: str = "",
+            batch: str = "",
         ) -> dict[str, Any]:
             if bool(flops) == bool(hours):
                 raise InputError(given("flops", flops), ", ", given("hours", hours), ": give exactly one of them")
@@ -66,6 +68,8 @@ def tools(laws: Mapping[str, Law]) -> list[Tool]:
                 inference_tokens=inference_tokens,
                 experts=experts,
                 accuracy=accuracy,
+                sequence_length=sequence_length,
+                batch=batch,
                 law=law,
             )
             return plain(answer(question, pick_law(laws, law)))

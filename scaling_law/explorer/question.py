@@ -13,7 +13,7 @@ from hub.base.units import format_flops, parse_count
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
 from scaling_law.planning.budget import Budget
-from scaling_law.planning.question import parse_field
+from scaling_law.planning.question import RunFields, parse_field
 
 PUBLISHED = "published"
 # The law of --runs, which no --law names; the page saves it as a file.
@@ -30,6 +30,8 @@ VIEWS = {
 }
 # All other fields are texts.
 CHOICES = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS)}
+# Fields that a command names last.
+LAST_OPTIONS = ("experts", *RunFields.__annotations__, "accuracy")
 # Characters of a field.
 _LONGEST = 200
 
@@ -50,6 +52,8 @@ class Question:
     kv_tokens: str = "16k"
     inference_tokens: str = ""
     experts: str = ""
+    sequence_length: str = ""
+    batch: str = ""
     accuracy: str = ""
     law: str = PUBLISHED
     view: str = "memory"
@@ -94,15 +98,22 @@ class Question:
         return {**self.budget_keywords(), **self.limits(), "experts": experts}
 
     def budget_keywords(self) -> dict[str, Any]:
-        """Return the budget as keyword arguments."""
+        """Return the budget, with how a run reads its tokens, as keyword arguments."""
+        run = {name: parse_field(name, text) for name, text in self._run_texts().items()}
         if self.unit == FLOPS:
-            return {FLOPS: parse_field(FLOPS, self.flops or "0")}
+            return {FLOPS: parse_field(FLOPS, self.flops or "0"), **run}
         gpus = parse_count(self.gpus or "0", "gpus")
         return {
             HOURS: parse_field(HOURS, self.hours or "0"),
             "gpus": int(gpus) if gpus.is_integer() else gpus,
             "gpu": self.gpu,
+            **run,
         }
+
+    def _run_texts(self) -> dict[str, str]:
+        """Return the texts of the fields of a run that are not empty."""
+        texts = {name: getattr(self, name).strip() for name in RunFields.__annotations__}
+        return {name: text for name, text in texts.items() if text}
 
     def limits(self) -> dict[str, Any]:
         """Return the limits as keyword arguments. ValueError names the field, the text and what is allowed."""
@@ -116,7 +127,7 @@ class Question:
         """Write the question for the shell: a plan, or where there is none, or accuracies are asked, its optimum."""
         budget = (FLOPS,) if self.unit == FLOPS else (HOURS, "gpus", "gpu")
         options = []
-        for name in (*budget, "memory", "kv_tokens", "inference_tokens", "experts", "accuracy"):
+        for name in (*budget, "memory", "kv_tokens", "inference_tokens", *LAST_OPTIONS):
             text = "".join(getattr(self, name).split())
             if text not in ("", "0"):
                 options.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")

@@ -7,8 +7,8 @@ them evenly. In the same hours a slower model sees fewer FLOPs, so the best E is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,8 +22,17 @@ from scaling_law.formulas.law import one_positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.layout import ENGINES, TRAIN_PY, Layouts
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
+from scaling_law.planning.batches import PAPER_RAMP, paper_stages, read_ramp
 from scaling_law.planning.limits import Limits, of_law
-from scaling_law.planning.question import BudgetFields, ClusterFields, LimitFields, Quantity, QuestionFields, pick
+from scaling_law.planning.question import (
+    BudgetFields,
+    ClusterFields,
+    LimitFields,
+    Quantity,
+    QuestionFields,
+    RunFields,
+    pick,
+)
 from scaling_law.size.architecture import (
     HEAD_DIM,
     Architecture,
@@ -32,7 +41,7 @@ from scaling_law.size.architecture import (
     width_of_active,
 )
 from scaling_law.size.arrays import FloatArray
-from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+from scaling_law.size.recipe import BatchRamp
 from scaling_law.size.widths import Widths
 
 if TYPE_CHECKING:
@@ -40,19 +49,6 @@ if TYPE_CHECKING:
 
 # d_model that are searched where no budget of FLOPs limits them.
 WIDTHS = (1.0, 2e6)
-
-
-def shared_ramp(gpus: int) -> tuple[RampStage, ...]:
-    """Round the paper's batches up to what GPUs share, so that one micro-batch of many sequences divides all."""
-    first_batch = _round_up(PAPER.batch_ramp[0].sequences, gpus)
-    stages = []
-    for stage in PAPER.batch_ramp:
-        stages.append(replace(stage, sequences=_round_up(stage.sequences, first_batch)))
-    return tuple(stages)
-
-
-def _round_up(count: int, divisor: int) -> int:
-    return -(-count // divisor) * divisor
 
 
 @dataclass(frozen=True)
@@ -71,13 +67,8 @@ class Cluster(Layouts):
             object.__setattr__(self, "price", one_positive("price", self.price))
 
     @classmethod
-    def of(
-        cls,
-        batch_ramp: Sequence[RampStage] | BatchRamp = PAPER.batch_ramp,
-        sequence_length: int = PAPER.sequence_length,
-        **fields: Unpack[ClusterFields],
-    ) -> Cluster:
-        """Read GPUs with assumed or measured step times; the paper's batches become those of `shared_ramp`."""
+    def of(cls, run: RunFields | None = None, **fields: Unpack[ClusterFields]) -> Cluster:
+        """Read GPUs with assumed or measured step times, and the batches of a `run` that they share."""
         throughput = _read_throughput(fields)
         gpus = fields.get("gpus")
         price = fields.get("price")
@@ -89,9 +80,7 @@ class Cluster(Layouts):
             raise InputError(unknown("engine=", engine, ENGINES))
         if engine != TRAIN_PY and not throughput.is_assumed:
             raise InputError(given("engine", engine), ": measured step times are of their own engine; give a gpu")
-        ramp = batch_ramp if isinstance(batch_ramp, BatchRamp) else BatchRamp(batch_ramp, sequence_length)
-        if ramp.stages == PAPER.batch_ramp and isinstance(gpus, int) and gpus > 0:
-            ramp = BatchRamp(shared_ramp(gpus), ramp.sequence_length)
+        ramp = read_ramp(gpus, needs_sequence=engine == TRAIN_PY, **(run or {}))
         return cls(gpus, throughput, ramp, engine, price=cast(Any, price))
 
     @property
@@ -110,7 +99,8 @@ class Cluster(Layouts):
         """Say what step times and batches are worth for these models."""
         largest_batch = max(self.batches) * self.ramp.sequence_length
         warnings = self.throughput.warnings(model, self.gpus, largest_batch / self.gpus)
-        if self.ramp.stages != PAPER.batch_ramp and self.ramp.stages == shared_ramp(self.gpus):
+        length = self.ramp.sequence_length
+        if paper_stages(length) != self.ramp.stages == paper_stages(length, self.gpus):
             batches = ", ".join(map(str, self.batches))
             warnings += (f"batches of {batches} sequences, which {self.gpus} GPUs can share, instead of the paper's",)
         return warnings
@@ -142,6 +132,18 @@ class Cluster(Layouts):
             with np.errstate(invalid="ignore"):
                 seconds = seconds + np.where(stage_tokens > 0, per_token * stage_tokens, unused)
         return seconds
+
+    def mfu(self, model: Architecture | Widths, tokens: Any, seconds: Any) -> Any:
+        """Return the MFU of steps that train on the tokens in these seconds of a run; None for a GPU without a peak.
+
+        Its FLOPs count attention and no recomputation, as in `scale_out`.
+        """
+        sheet = find_gpu(self.throughput.device)
+        if sheet is None:
+            return None
+        work = ModelWork.of(model).in_step(1.0, None, self.ramp.sequence_length, self.gpus)
+        in_steps = np.asarray(seconds) / self.throughput.overhead_of(self.gpus)
+        return tokens * work["flops"] / (in_steps * sheet.peak_flops)
 
     def cost(self, seconds: Any) -> Any:
         """Return GPU-hours times their price; None without a price."""
@@ -216,6 +218,7 @@ class Budget:
     flops: float | None = None
     hours: float | None = None
     cluster: Cluster | None = None
+    ramp: BatchRamp = field(default=PAPER_RAMP, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.flops is None) == (self.hours is None) or (self.hours is None) != (self.cluster is None):
@@ -228,26 +231,26 @@ class Budget:
         return cls(cast(float, flops))
 
     @classmethod
-    def of(
-        cls, flops: Quantity | None = None, batch_ramp: BatchRamp | None = None, **fields: Unpack[BudgetFields]
-    ) -> Budget:
+    def of(cls, flops: Quantity | None = None, **fields: Unpack[BudgetFields]) -> Budget:
         """Read FLOPs, hours or money. ValueError unless exactly one of the three is given, with what it needs."""
         hours = fields.get("hours")
         money = fields.get("money")
         if sum(value is not None for value in (flops, hours, money)) != 1:
             budgets = [given("flops", flops), ", ", given("hours", hours), ", ", given("money", money)]
             raise InputError(*budgets, ": give exactly one of them")
+        run: RunFields = pick(RunFields, fields)
         if flops is not None:
             for name, value in fields.items():
-                if value is not None:
+                if value is not None and name not in run:
                     raise InputError(f"{name} goes with hours or money, not with ", given("flops", flops))
-            return cls(one_positive("flops", flops))
-        cluster = Cluster.of(batch_ramp or PAPER.batch_ramp, **pick(ClusterFields, fields))
+            return cls(one_positive("flops", flops), ramp=read_ramp(**run))
+        cluster = Cluster.of(run, **pick(ClusterFields, fields))
         if money is None:
-            return cls(None, one_positive("hours", cast(Quantity, hours)), cluster)
+            return cls(None, one_positive("hours", cast(Quantity, hours)), cluster, cluster.ramp)
         if cluster.price is None:
             raise InputError(f"money={money!r} needs a price, per GPU-hour")
-        return cls(None, one_positive("money", money) / (cluster.price * cluster.gpus), cluster)
+        hours = one_positive("money", money) / (cluster.price * cluster.gpus)
+        return cls(None, hours, cluster, cluster.ramp)
 
     @property
     def money(self) -> float | None:
@@ -324,17 +327,19 @@ def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster 
         if value is not None:
             raise InputError(f"{name}={value!r} is a budget, which this question solves for: leave it out")
     cluster_fields = pick(ClusterFields, fields)
-    if all(value is None for value in cluster_fields.values()):
-        return None, limits
-    return Cluster.of(**cluster_fields), limits
+    run: RunFields = pick(RunFields, fields)
+    if any(value is not None for value in cluster_fields.values()):
+        return Cluster.of(run, **cluster_fields), limits
+    for name, value in run.items():
+        if value is not None:
+            raise InputError(given(name, value), " decides hours: it goes with gpus and a gpu or throughput")
+    return None, limits
 
 
-def read_question(
-    law: Formula, flops: Quantity | None, batch_ramp: BatchRamp | None = None, **fields: Unpack[QuestionFields]
-) -> tuple[Budget, Limits]:
+def read_question(law: Formula, flops: Quantity | None, **fields: Unpack[QuestionFields]) -> tuple[Budget, Limits]:
     """Read the budget and the limits of a question. TypeError, as of any function, for another keyword."""
     limits = _read_limits(law, fields)
-    return Budget.of(flops, batch_ramp, **pick(BudgetFields, fields)), limits
+    return Budget.of(flops, **pick(BudgetFields, fields)), limits
 
 
 def _read_limits(law: Formula, fields: Mapping[str, Any]) -> Limits:

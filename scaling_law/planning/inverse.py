@@ -48,7 +48,7 @@ from scaling_law.planning.optimum import (
     why_no_optimum,
 )
 from scaling_law.planning.question import Quantity, QuestionFields
-from scaling_law.size.architecture import HEAD_DIM, inference_flops, total_parameters, training_flops
+from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
 from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Reached(ArrayAnswer):
         best = self.best
         if best is None:
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
-        size = f"E = {best['experts']:g} of {format_count(best['n_total'])} parameters"
+        size = name_size(best["experts"], best["n_active"], best["n_total"])
         tokens = format_count(best["tokens"])
         text = f"loss {best['loss']:.3f} takes {self._cost(best)} at least: {size}, {tokens} tokens"
         if not best["trusted"]:

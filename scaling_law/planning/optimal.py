@@ -30,7 +30,7 @@ from scaling_law.planning.optimum import (
     parse_experts,
     why_no_optimum,
 )
-from scaling_law.planning.question import Quantity, QuestionFields
+from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, RunFields, pick
 from scaling_law.rates.law import LearningRateLaw, peak_rate
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -41,7 +41,7 @@ from scaling_law.size.architecture import (
     training_flops,
 )
 from scaling_law.size.arrays import FloatArray
-from scaling_law.size.recipe import PAPER, BatchRamp
+from scaling_law.size.recipe import BatchRamp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,7 +56,6 @@ def optimal(
     decode_batch: float | None = None,
     integral: bool = False,
     learning_rate_law: LearningRateLaw | str | None = None,
-    batch_ramp: BatchRamp | None = None,
     force: bool = False,
     accuracy: str | Sequence[str] = (),
     **question: Unpack[QuestionFields],
@@ -68,13 +67,14 @@ def optimal(
         hours, money: of training, instead of flops, on `gpus` GPUs; money by a `price` per GPU-hour.
         gpu, mfu, throughput: how fast they train: a GPU such as "h100", by rates of public runs or an MFU that is
             given; or a `Throughput` or throughput.json.
-        decode_batch: with these, also the cost of serving so many sequences at once (`machine.serving`), which
-            hold `kv_tokens` together.
+            Beside flops, `gpus` say the hours and the MFU of each row.
+        decode_batch: with a gpu, also the cost of serving so many sequences at once (`machine.serving`), which hold
+            `kv_tokens` together.
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
         learning_rate_law: one, or its name or file; None asks that of the public grids at the level of the paper.
-        batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times;
-            None: the paper's.
+        sequence_length, batch: of the run, 4096 and "4M" tokens, or a ramp such as "0:128,0.5B:256"; None: the
+            paper's. Step times depend on them, and rates by laws that have a batch on the last one.
         force: compare answers beyond the range guard, too.
         accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/planning.md#accuracy).
         question: the fields of `Limits`: memory="80GB" and so on.
@@ -84,7 +84,8 @@ def optimal(
     """
     tasks = parse_tasks(accuracy)
     _refuse_several_budgets(flops)
-    budget, limits = read_question(law, flops, batch_ramp, **question)
+    named_gpus, fields = _read_gpus(flops, decode_batch, question)
+    budget, limits = read_question(law, flops, **fields)
     candidates = _read_candidates(law, experts, integral)
     models = _find_models(law, budget, limits, candidates, integral)
     check = law.check(**models.variables, unique_tokens=limits.unique_tokens)
@@ -92,10 +93,10 @@ def optimal(
         check.refuse(force)
 
     cluster = budget.cluster
-    ramp = cluster.ramp if cluster else batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
     rates = LearningRateLaw.named(learning_rate_law) if isinstance(learning_rate_law, str) else learning_rate_law
     draws = drawn_losses(law, budget, models.variables, models.d_model, limits)
-    rows = _make_rows(law, budget, limits, models, draws, rates, ramp, tasks, decode_batch)
+    costs = _costs(budget, named_gpus, question.get("gpus") is not None, limits, models, decode_batch)
+    rows = _make_rows(law, budget, limits, models, draws, rates, tasks, costs)
     table = OptimalTable(
         rows=rows,
         flops=float("nan") if budget.flops is None else budget.flops,
@@ -109,10 +110,12 @@ def optimal(
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
         check=check,
+        cluster=named_gpus,
         notes=(
             *_explain_smallest(budget, limits, models, force),
             *describe_accuracies(tasks, [row.loss for row in rows]),
             *explain_undiscounted(law, models.experts, limits),
+            *_explain_hours(named_gpus, limits, models, costs),
         ),
     )
     table = replace(table, largest=_explain_largest(table, candidates, law, experts is None))
@@ -125,7 +128,7 @@ def optimal(
         force=True,
         integral=integral,
         learning_rate_law=rates,
-        batch_ramp=ramp,
+        batch=budget.ramp,
         **asdict(limits),
     )
     return _with_training_memory(replace(table, flops=equal_flops.flops, equal_flops=equal_flops), cluster)
@@ -186,14 +189,11 @@ def _make_rows(
     models: _Models,
     draws: FloatArray | None,
     rates: LearningRateLaw | None,
-    ramp: BatchRamp,
     tasks: Sequence[Task],
-    decode_batch: float | None,
+    costs: Mapping[str, Any],
 ) -> tuple[OptimalRow, ...]:
     """Make the row of each model: its sizes, its loss with an interval, its learning rate and its accuracy."""
-    columns = _sizes(budget, limits, models)
-    if decode_batch is not None:
-        columns["decode_seconds"] = _decode_seconds(budget, limits, models, decode_batch)
+    columns = {**_sizes(budget, limits, models), **costs}
     rows = []
     for i, sizes in enumerate(rows_of(columns)):
         variables = {name: values[i] for name, values in models.variables.items()}
@@ -202,7 +202,7 @@ def _make_rows(
             OptimalRow(
                 **sizes,
                 **_worth(law, variables, limits),
-                **_learning_rate(rates, sizes, ramp, limits),
+                **_learning_rate(rates, sizes, budget.ramp, limits),
                 loss_interval=interval,
                 accuracy=predict_accuracies(tasks, sizes["loss"], interval, 0.95),
                 architecture=limits.architecture(sizes["d_model"], sizes["experts"]) if models.integral else None,
@@ -236,15 +236,64 @@ def _sizes(budget: Budget, limits: Limits, models: _Models) -> dict[str, Any]:
     }
 
 
-def _decode_seconds(budget: Budget, limits: Limits, models: _Models, decode_batch: float) -> FloatArray:
-    """Return the GPU-seconds of one generated token, where `decode_batch` sequences are served at once."""
-    size = one_positive("decode_batch", decode_batch)
-    if budget.cluster is None:
-        raise InputError(f"decode_batch={decode_batch!r} goes with hours or money, whose throughput names the GPU")
-    gpu = named_gpu(budget.cluster.throughput.device)
+def _read_gpus(
+    flops: Quantity | None, decode_batch: float | None, fields: QuestionFields
+) -> tuple[Cluster | None, QuestionFields]:
+    """Read the GPUs that train or serve what FLOPs buy, None where none are named; and the fields of the budget."""
+    cluster_fields: ClusterFields = pick(ClusterFields, fields)
+    if flops is None or all(value is None for value in cluster_fields.values()):
+        return None, fields
+    if decode_batch is not None and cluster_fields.get("gpus") is None:
+        # One GPU is enough to say what a token takes.
+        cluster_fields["gpus"] = 1
+    cluster = Cluster.of(pick(RunFields, fields), **cluster_fields)
+    budget_fields: Any = {name: value for name, value in fields.items() if name not in cluster_fields}
+    return cluster, {**budget_fields, "batch": cluster.ramp}
+
+
+def _costs(
+    budget: Budget,
+    named_gpus: Cluster | None,
+    trains: bool,
+    limits: Limits,
+    models: _Models,
+    decode_batch: float | None,
+) -> dict[str, Any]:
+    """Return the columns of training and serving on the GPUs of the budget, or on those named beside FLOPs."""
+    cluster = budget.cluster or named_gpus
+    columns: dict[str, Any] = {}
+    if cluster is None:
+        if decode_batch is not None:
+            raise InputError(given("decode_batch", decode_batch), " needs a gpu that serves, such as gpu='h100'")
+        return columns
     widths = limits.widths(models.d_model, models.variables["experts"])
-    cache = limits.kv_bytes(models.d_model)
-    return seconds_of_token(widths, gpu, size, cache, limits.bytes_per_parameter)
+    tokens = models.variables["tokens"]
+    if trains:
+        seconds = cluster.seconds(widths, tokens)
+        columns["mfu"] = cluster.mfu(widths, tokens, seconds)
+        columns["hours"] = seconds / 3600.0 if budget.cluster is None else None
+    if decode_batch is not None:
+        size = one_positive("decode_batch", decode_batch)
+        gpu = named_gpu(cluster.throughput.device)
+        cache = limits.kv_bytes(models.d_model)
+        columns["decode_seconds"] = seconds_of_token(widths, gpu, size, cache, limits.bytes_per_parameter)
+    return columns
+
+
+def _explain_hours(
+    named_gpus: Cluster | None, limits: Limits, models: _Models, costs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Say what hours rest on that FLOPs take on the GPUs named, and which E these cannot train."""
+    hours = costs.get("hours")
+    if named_gpus is None or hours is None:
+        return ()
+    best = int(np.argmin(models.optimum.loss[models.optimum.fits]))
+    notes = [*named_gpus.warnings(limits.widths(models.d_model[best], models.experts[best]))]
+    impossible = models.experts[np.isinf(hours)]
+    if impossible.size:
+        need = f"training takes more memory than {named_gpus.hardware} have: see max_parameters"
+        notes.append(f"E = {_listed(impossible)}: {need}")
+    return tuple(notes)
 
 
 def _worth(law: Formula, variables: Mapping[str, Any], limits: Limits) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.layout import DoesNotFit, Placement
-from scaling_law.planning.budget import Budget
+from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import explain_left_out
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
-from scaling_law.size.architecture import HEAD_DIM, Architecture
+from scaling_law.size.architecture import HEAD_DIM, Architecture, name_size
 from scaling_law.size.arrays import FloatArray
 
 # E of which a comparison says how often each wins, or which is ahead.
@@ -40,6 +40,8 @@ COLUMNS: tuple[str, ...] = (
     "tokens",
     "tokens_per_parameter",
     "training_flops",
+    "hours",
+    "mfu",
     "epochs",
     "weight_bytes",
     "kv_cache_bytes",
@@ -56,7 +58,7 @@ COLUMNS: tuple[str, ...] = (
 # Columns that a narrow terminal shows above the rest.
 FIRST = ("d_model", "N_act", "tokens", "loss", "")
 # Fields of a table that its JSON has in another form, or that are of its printed form alone.
-HIDDEN_FACTS = ("rows", "check", "notes", "law_error", "draw_losses", "largest", "budget", "equal_flops")
+HIDDEN_FACTS = ("rows", "check", "notes", "law_error", "draw_losses", "largest", "budget", "equal_flops", "cluster")
 TIMED_FACTS = ("budget", "reordered", "placement", "equal_flops")
 
 
@@ -71,7 +73,8 @@ class OptimalRow:
     (None: a law without the batch); None where the model is too far from the runs of that law. `distrust` names what
     is further outside than backtests support: "D ×62". `epochs`: tokens over the unique ones, where these are limited.
     `decode_seconds`: GPU-seconds of one generated token, where a batch was given. `accuracy`: task → what to expect of
-    it, where asked.
+    it, where asked. `mfu`: mean model FLOPs utilization of the steps on the GPUs named, attention counted; `hours`: of
+    training on them, for a budget of FLOPs.
     """
 
     experts: float
@@ -92,6 +95,8 @@ class OptimalRow:
     trusted: bool
     architecture: Architecture | None
     epochs: float | None = None
+    hours: float | None = None
+    mfu: float | None = None
     decode_seconds: float | None = None
     beyond_guard: bool = False
     accuracy: Mapping[str, Mapping[str, float]] | None = None
@@ -165,7 +170,8 @@ class OptimalTable(Answer):
     `law` is its provenance, `law_error` the RMSE of its fit in nats. `experts_without_optimum`: E → why. `draw_losses`
     [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
     With a budget of hours, draws are those of law and step times together, `flops` those of the best row, and
-    `equal_flops` the answer for that many FLOPs. `largest` says that no larger E than the best was considered.
+    `equal_flops` the answer for that many FLOPs. `cluster` are the GPUs named beside a budget of FLOPs, to serve or to
+    train. `largest` says that no larger E than the best was considered.
     """
 
     rows: tuple[OptimalRow, ...]
@@ -181,6 +187,7 @@ class OptimalTable(Answer):
     draw_losses: FloatArray | None = field(default=None, repr=False, compare=False)
     largest: str | None = None
     equal_flops: OptimalTable | None = field(default=None, repr=False, compare=False)
+    cluster: Cluster | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -258,11 +265,14 @@ class OptimalTable(Answer):
     @property
     def verdict(self) -> str:
         best = self.best
-        size = f"{format_count(best.n_total)} parameters"
-        named = f"E = {best.experts:g} of {size}" if best.experts > 1 else f"dense, {size}"
-        text = f"{named}, {format_count(best.tokens)} tokens: loss {best.loss:.3f}"
+        text = f"{name_size(best.experts, best.n_active, best.n_total)}, {format_count(best.tokens)} tokens"
+        if self.budget.cluster is not None:
+            text += f" in batches of {format_count(self.batch_tokens)}"
+        text += f": loss {best.loss:.3f}"
         if best.loss_interval:
             text += " ({:.3f} to {:.3f})".format(*best.loss_interval)
+        if best.mfu is not None:
+            text += f"; MFU {best.mfu:.0%}"
         if len(self._tied) > 1:
             text += f"; E = {join_words(format_experts(sorted(self._tied)))} are a tie"
         if not best.trusted:
@@ -346,6 +356,11 @@ class OptimalTable(Answer):
         return tuple(warnings)
 
     @property
+    def batch_tokens(self) -> int:
+        """Tokens of the last batch of the best row."""
+        return self.budget.ramp.last_batch_tokens(self.best.tokens)
+
+    @property
     def rates(self) -> str:
         """The law of the peak learning rates and the batches that they are for, in words."""
         source = source_of_rate(self.best.learning_rate_law, (row.learning_rate_batch for row in self.rows))
@@ -365,6 +380,9 @@ class OptimalTable(Answer):
 
     def facts(self) -> dict[str, Any]:
         facts = {**plain_fields(self, *HIDDEN_FACTS), "comparison": plain(self.comparison)}
+        facts["sequence_length"] = self.budget.ramp.sequence_length
+        facts["batch_tokens"] = self.batch_tokens
+        facts["cluster"] = plain(self.cluster)
         if self.budget.cluster is not None:
             facts |= {name: plain(getattr(self, name)) for name in TIMED_FACTS}
         return facts
@@ -396,6 +414,8 @@ class OptimalTable(Answer):
         """Name the budget, the limits, the law and how GPUs train the best row."""
         limits = self.limits
         parts = [str(self.budget)]
+        if self.cluster is not None and self.best.hours is not None:
+            parts.append(f"on {self.cluster}")
         if limits.inference_tokens:
             parts.append(f"of which inference on {format_count(limits.inference_tokens)} tokens")
         if limits.max_parameters:
@@ -440,10 +460,11 @@ class OptimalTable(Answer):
 
     def _serving_cost(self, row: OptimalRow) -> dict[str, float]:
         """Return the cost of a million generated tokens, in GPU-seconds or at the price of a GPU-hour."""
-        if self.budget.cluster is None or row.decode_seconds is None:
+        cluster = self.budget.cluster or self.cluster
+        if cluster is None or row.decode_seconds is None:
             return {}
         seconds = 1e6 * row.decode_seconds
-        price = self.budget.cluster.price
+        price = cluster.price
         return {"GPU-s per M": seconds} if price is None else {"price per M": price * seconds / 3600}
 
     def _remark(self, row: OptimalRow) -> str:

@@ -6,7 +6,7 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,13 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Placement
+from scaling_law.planning.batches import paper_stages, read_ramp
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
-from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, pick
+from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, RunFields, pick
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import (
     ADAM_BYTES,
@@ -35,6 +36,7 @@ from scaling_law.size.architecture import (
     HEAD_DIM,
     VOCAB_SIZE,
     Architecture,
+    name_size,
     total_parameters,
 )
 from scaling_law.size.model_sections import model_section
@@ -121,9 +123,8 @@ class Plan(Answer):
     @property
     def verdict(self) -> str:
         a = self.architecture
-        experts = f"E = {a.experts_equivalent:g} of" if a.experts > 1 else "dense,"
         cost = f"{format_count(self.tokens)} tokens in {_format_hours(self.gpu_hours)} GPU-hours"
-        text = f"{experts} {format_count(a.n_total)} parameters, {cost}: loss {self.loss:.3f}"
+        text = f"{name_size(a.experts_equivalent, a.n_active, a.n_total)}, {cost}: loss {self.loss:.3f}"
         if self.loss_interval is not None:
             text += " ({:.3f} to {:.3f})".format(*self.loss_interval)
         if self.learning_rate is None:
@@ -252,8 +253,6 @@ def plan(
     experts: ArrayLike | None = None,
     *,
     branches: int = 1,
-    sequence_length: int = PAPER.sequence_length,
-    batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
     learning_rate: float | None = None,
     learning_rate_law: LearningRateLaw | str | None = None,
     force: bool = False,
@@ -273,9 +272,9 @@ def plan(
         raise InputError(f"branches={branches!r} must be a whole number from 1 to {MOST_BRANCHES}")
     if question.get("engine") not in (None, TRAIN_PY):
         raise InputError(given("engine", question["engine"]), f": a plan is a run of {TRAIN_PY}")
-    cluster = _read_cluster(batch_ramp, sequence_length, question)
-    ramp = cluster.ramp if cluster else BatchRamp(batch_ramp, sequence_length)
-    options: dict[str, Any] = {**question, "integral": True, "batch_ramp": ramp, "force": force}
+    cluster = _read_cluster(question)
+    ramp = cluster.ramp if cluster else read_ramp(**pick(RunFields, question))
+    options: dict[str, Any] = {**question, "integral": True, "batch": ramp, "force": force}
     options["learning_rate_law"] = learning_rate_law
     if cluster is not None and flops is not None:
         for name in ClusterFields.__annotations__:
@@ -306,7 +305,7 @@ def plan(
         tokens=schedule.tokens,
         branches=schedule.branches,
         steps=schedule.steps,
-        sequence_length=sequence_length,
+        sequence_length=ramp.sequence_length,
         batch_ramp=ramp.stages,
         warmup_tokens=schedule.warmup_tokens,
         decay_tokens=_decay_tokens(ramp, schedule.tokens),
@@ -330,11 +329,11 @@ def plan(
     )
 
 
-def _read_cluster(batch_ramp: Sequence[RampStage], sequence_length: int, question: QuestionFields) -> Cluster | None:
+def _read_cluster(question: QuestionFields) -> Cluster | None:
     """Read the GPUs that a question names; None for one that names none."""
     if all(question.get(name) is None for name in ("gpu", "throughput", "mfu")):
         return None
-    return Cluster.of(batch_ramp, sequence_length, **pick(ClusterFields, question))
+    return Cluster.of(pick(RunFields, question), **pick(ClusterFields, question))
 
 
 @dataclass(frozen=True)
@@ -402,10 +401,14 @@ def _usual_cluster(architecture: Architecture, ramp: BatchRamp) -> Cluster:
 
     Where none hold it, the most of them, with endless memory.
     """
+    run: RunFields = {"batch": ramp}
+    if ramp.stages == paper_stages(ramp.sequence_length):
+        # More GPUs round the paper's batches up.
+        run = {"sequence_length": ramp.sequence_length}
     gpus = math.gcd(FEWEST_GPUS, *(stage.sequences for stage in ramp.stages))
     while gpus <= MOST_GPUS:
         try:
-            cluster = Cluster.of(ramp, gpus=gpus, gpu=USUAL_GPU)
+            cluster = Cluster.of(run, gpus=gpus, gpu=USUAL_GPU)
             cluster.place(architecture)
             return cluster
         except DoesNotFit:
@@ -413,7 +416,7 @@ def _usual_cluster(architecture: Architecture, ramp: BatchRamp) -> Cluster:
         # So many GPUs cannot share the batches.
         except InputError:
             break
-    most = Cluster.of(ramp, gpus=gpus // 2, gpu=USUAL_GPU)
+    most = Cluster.of(run, gpus=gpus // 2, gpu=USUAL_GPU)
     return replace(most, throughput=replace(most.throughput, memory_bytes=None))
 
 

@@ -6,11 +6,12 @@ explorer, its API and its MCP server their fields. Each is declared here and now
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict, get_args, get_type_hints
 
 from hub.base.units import (
+    parse_batch,
     parse_bytes,
     parse_context,
     parse_experts,
@@ -20,6 +21,7 @@ from hub.base.units import (
     parse_tokens,
 )
 from scaling_law.machine.throughput import Throughput
+from scaling_law.size.recipe import BatchRamp, RampStage, parse_stages
 
 Quantity = float | str  # a number, or text such as "1e22", "80GB", "16k"
 
@@ -43,6 +45,13 @@ def parse_names(text: str, field: str = "names") -> tuple[str, ...]:
     """Read names between commas."""
     names = (word.strip() for word in text.split(","))
     return tuple(name for name in names if name)
+
+
+def parse_run_batch(text: str, field: str = "batch") -> float | tuple[RampStage, ...]:
+    """Read the tokens of a batch, "4M", or the stages of a ramp, "0:128,0.5B:256"."""
+    if ":" in text:
+        return parse_stages(text.split(","), field)
+    return parse_batch(text, field)
 
 
 class ModelFields(TypedDict, total=False):
@@ -92,6 +101,25 @@ class LimitFields(ModelFields, total=False):
 GPU_FORMS = "GPU model: h100; or any, as peak=148T,memory=96GB (and bandwidth=4TB, link=450GB, node=8)."
 
 
+class RunFields(TypedDict, total=False):
+    """The sequences and batches of a run, on which its step times, its learning rate and its plan depend."""
+
+    sequence_length: Annotated[
+        Quantity | None,
+        Field("Tokens of a sequence: 4k is 4,096.", parse_context, "TOKENS", default_meaning="512", is_rare=True),
+    ]
+    batch: Annotated[
+        Quantity | Sequence[RampStage] | BatchRamp | None,
+        Field(
+            "Tokens of a batch: 4M; or sequences from so many tokens on: 0:128,0.5B:256.",
+            parse_run_batch,
+            "TOKENS",
+            default_meaning="of the paper: 66K, 131K and 262K",
+            is_rare=True,
+        ),
+    ]
+
+
 class ClusterFields(TypedDict, total=False):
     """GPUs that train, `gpus` of the model `gpu`, each at `price` per hour.
 
@@ -128,7 +156,7 @@ class ClusterFields(TypedDict, total=False):
     price: Annotated[Quantity | None, Field("Price of a GPU-hour: 2.5.")]
 
 
-class BudgetFields(ClusterFields, total=False):
+class BudgetFields(ClusterFields, RunFields, total=False):
     """A budget besides its FLOPs: `hours` or `money` of training on a cluster."""
 
     hours: Annotated[
@@ -155,7 +183,7 @@ class NamedFields(TypedDict, total=False):
         ),
     ]
     decode_batch: Annotated[
-        float | None, Field("Sequences served at once: adds the cost of a million tokens.", is_rare=True)
+        float | None, Field("Sequences served at once on a --gpu: adds the cost of a million tokens.", is_rare=True)
     ]
     integral: Annotated[bool, Field("Only architectures with d_model a multiple of 64.", default=False)]
     force: Annotated[bool, Field("Answer even far outside the fitted range.", default=False, is_rare=True)]

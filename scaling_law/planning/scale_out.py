@@ -10,21 +10,25 @@ from typing import Any
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import reads
 from hub.base.tables import Table
-from hub.base.units import format_bytes, format_count, parse_tokens
+from hub.base.units import format_bytes, format_count, parse_batch, parse_tokens
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
 from scaling_law.machine.gpus import Gpu, named_gpu
 from scaling_law.machine.layout import ENGINES, TRAIN_PY, DoesNotFit, Placement
 from scaling_law.machine.throughput import Throughput
+from scaling_law.planning.batches import read_ramp
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.missing import refuse_none
 from scaling_law.size.model_configs import Model, read_model
-from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+from scaling_law.size.recipe import PAPER, RampStage
 
-# Sequences and tokens of each, of a model that is read: usual of released ones.
-READ_BATCH = (1024, 4096)
+# Sequences of a step without a batch: the paper's last, and of a model that is read, with the tokens of each, those
+# that are usual of released ones.
+SEQUENCES = PAPER.batch_ramp[-1].sequences
+READ_SEQUENCES = 1024
+READ_LENGTH = 4096
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,8 @@ def scale_out(
     *,
     tokens: float | str | None = None,
     price: float | None = None,
-    batch_sequences: int | None = None,
-    sequence_length: int | None = None,
+    batch: float | str | None = None,
+    sequence_length: float | str | None = None,
     mfu: float | tuple[float, float] | None = None,
     precision: str | None = None,
     revision: str | None = None,
@@ -155,8 +159,8 @@ def scale_out(
         model: an `Architecture`; or "org/model" on the Hub, a folder, a config.json, a mapping or a configuration of
             transformers, of which nothing but config.json is read.
         tokens: of a run, 1e12 or "1T", for hours; with a `price` per GPU-hour for its cost, too.
-        batch_sequences, sequence_length: default the paper's last batch, 512 of 512 tokens; of a model that is read,
-            1,024 of 4,096.
+        batch, sequence_length: tokens of a step, "4M", and of a sequence, "4k"; default the paper's last batch, 512
+            sequences of 512; of a model that is read, 1,024 of 4,096.
         engine: whose layouts are searched: "train.py", or "megatron", which also has tensor, pipeline and context
             parallelism and a distributed optimizer.
 
@@ -170,18 +174,19 @@ def scale_out(
         raise InputError(f"price={price!r} is per GPU-hour: ", given("tokens", None), " must be given, those of a run")
     refuse_none("model", model)
     source: Model | None = None
-    default_batch = PAPER.batch_ramp[-1].sequences
-    default_length = PAPER.sequence_length
+    sequences = SEQUENCES
+    length: float | str = PAPER.sequence_length
     if isinstance(model, Architecture):
         architecture = model
     else:
         source = read_model(model, revision)
         architecture = source.architecture
-        default_batch, default_length = READ_BATCH
-    batch = default_batch if batch_sequences is None else batch_sequences
-    length = default_length if sequence_length is None else sequence_length
+        sequences = READ_SEQUENCES
+        length = READ_LENGTH
+    length = length if sequence_length is None else sequence_length
+    stages = [RampStage(0, sequences)] if batch is None else parse_batch(batch, "batch")
+    ramp = read_ramp(batch=stages, sequence_length=length)
     sheet = named_gpu(gpu)
-    ramp = BatchRamp((RampStage(0, batch),), length)
     if engine not in ENGINES:
         raise InputError(unknown("engine=", engine, ENGINES))
     throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16")
@@ -190,9 +195,9 @@ def scale_out(
     return ScaleOut(
         architecture=architecture,
         gpu=sheet.name,
-        batch_tokens=batch * length,
+        batch_tokens=ramp.last_batch_tokens(0),
         rows=tuple(_make_row(architecture, cluster, sheet, run_tokens) for cluster in clusters),
-        sequence_length=length,
+        sequence_length=ramp.sequence_length,
         model=None if source is None else source.name,
         tokens=run_tokens,
         price=clusters[0].price,

@@ -1,11 +1,12 @@
-"""Effective speed-up: what model b must spend for the loss of model a, over what a spends.
+"""Effective speed-up: what a baseline must spend for the loss of a model, over what the model spends.
 
-    factor = C_b / C_a   where   L_b(C_b) = L_a(C_a)
+    factor = C_baseline / C_model   where   L_baseline(C_baseline) = L_model(C_model)
 
 Also called compute-equivalent gain (Davidson et al. 2023, arXiv 2312.07413). Marin's gate for a variant takes L_b(C) =
 L∞ + A C^−α with a pinned L∞ and α (marin-community/marin, experiments/grug/moe/agent.md; issue 8096 asks for the
 interval). The best models of a law m N^μ + n D^ν + c lie on just that curve, with L∞ = c and α = μν / −(μ + ν). The
-factor depends on L∞, which no run measures, and grows without bound as L_a comes down to it: both are shown.
+factor depends on L∞, which no run measures, and grows without bound as L_model comes down to it: both are
+shown.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ ALLOWED_LIMITS = ("granularity", "shared_ratio", "vocab_size")
 
 @dataclass(frozen=True)
 class SpeedupRow:
-    """One way for b to reach a's loss: at the size of least FLOPs ("best size"), at one size with more tokens.
+    """One way for the baseline to reach the model's loss: at its "best size", or at one size with more tokens.
 
-    `compute`, `data` and `time` are b's FLOPs, tokens and hours over a's, each with 95 % of its values under the
-    draws; infinite where b's loss ends at `floor` nats per token, however many tokens it gets, as in the part
-    `unreached` of the draws. `n_active`, `tokens`, `flops`, `hours` are b's; without step times `hours` and `time` are
-    None. `trusted`: no further outside the fitted ranges than backtests support.
+    `compute`, `data` and `time` are the baseline's FLOPs, tokens and hours over the model's, each with 95 % of its
+    values under the draws; infinite where its loss ends at `floor` nats per token, however many tokens it gets, as in
+    the part `unreached` of the draws. `n_active`, `tokens`, `flops`, `hours` are the baseline's; without step times
+    `hours` and `time` are None. `trusted`: no further outside the fitted ranges than backtests support.
     """
 
     size: str
@@ -76,16 +77,17 @@ class SpeedupRow:
 
 @dataclass(frozen=True)
 class EffectiveSpeedup(Answer):
-    """What b needs for a's loss: a row for each way, the first the headline. Parameters, tokens, FLOPs, nats.
+    """What the baseline needs for the model's loss: a row for each way, the first the headline.
 
-    `n_active` … `loss` are a's. `asymptote` is b's loss at endless size and tokens with 95 % of its values under the
-    draws, `exponent` the α of L∞ + A C^−α along b's best models, `baseline_loss` that of b's best at a's FLOPs; both
-    are None where b is one architecture.
+    `model` and `baseline` name the two. Parameters, tokens, FLOPs, nats: `n_active` … `loss` are the model's.
+    `asymptote` is the baseline's loss at endless size and tokens with 95 % of its values under the draws, `exponent`
+    the α of L∞ + A C^−α along its best models, `baseline_loss` that of the best one at the model's FLOPs; both are
+    None where the baseline is one architecture.
     """
 
     rows: tuple[SpeedupRow, ...]
-    a: str
-    b: str
+    model: str
+    baseline: str
     n_active: float
     tokens: float
     flops: float
@@ -108,20 +110,20 @@ class EffectiveSpeedup(Answer):
     def verdict(self) -> str:
         flops = f"{_format_factor(self.best.compute)} times the FLOPs"
         tokens = f"{_format_factor(self.best.data)} times the tokens"
-        return f"{self.b} needs {flops} and {tokens} of {self.a} for its loss of {self.loss:.3f}"
+        return f"{self.baseline} needs {flops} and {tokens} of {self.model} for its loss of {self.loss:.3f}"
 
     @property
     def factor(self) -> float:
-        """Times a's FLOPs that b needs, of the first row."""
+        """Times the model's FLOPs that the baseline needs, of the first row."""
         return self.best.compute
 
     def at_asymptote(self, asymptote: float) -> float:
-        """Return the factor if L∞ were `asymptote`, with α and b's loss at a's FLOPs as they are (Marin's rule).
+        """Return the factor if L∞ were `asymptote`, with α and `baseline_loss` as they are (Marin's rule).
 
-        Infinite where a's loss is not above it. ValueError where b is one architecture.
+        Infinite where the model's loss is not above it. ValueError where the baseline is one architecture.
         """
         if self.exponent is None or self.baseline_loss is None:
-            raise InputError(f"b={self.b} is one size: only the best models of an E follow L∞ + A C^−α")
+            raise InputError(f"baseline={self.baseline} is one size: only the best models of an E follow L∞ + A C^−α")
         if self.loss <= asymptote:
             return float("inf")
         ratio = (self.baseline_loss - asymptote) / (self.loss - asymptote)
@@ -133,8 +135,8 @@ class EffectiveSpeedup(Answer):
         for row in self.rows:
             if np.isinf(row.compute):
                 warnings.append(
-                    f"{row.size}: {self.b} ends at {row.floor:.4f} nats, a's loss is {self.loss:.4f}: no number of "
-                    "tokens reaches it"
+                    f"{row.size}: {self.baseline} ends at {row.floor:.4f} nats, above the {self.loss:.4f} of "
+                    f"{self.model}: no number of tokens reaches it"
                 )
             elif row.unreached:
                 warnings.append(f"{row.size}: out of reach in {row.unreached:.0%} of the draws")
@@ -146,29 +148,32 @@ class EffectiveSpeedup(Answer):
 
     def summary(self) -> Table:
         model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
-        question = f"{self.b} for the loss of {self.a} ({model}, {format_flops(self.flops)} FLOPs): {self.loss:.4f}"
+        cost = f"{model}, {format_flops(self.flops)} FLOPs"
+        question = f"{self.baseline} for the loss of {self.model} ({cost}): {self.loss:.4f}"
         return Table.of(
-            [_cells(row) for row in self.rows],
+            [_cells(self.baseline, row) for row in self.rows],
             title=f"{self.verdict}\n{question}  ({self.law})",
             notes=[self._describe_asymptote()],
             warnings=self.warnings,
         )
 
     def _describe_asymptote(self) -> str:
-        """Name b's asymptote, and the factors that its other values would give."""
+        """Name the baseline's asymptote, and the factors that its other values would give."""
         interval = " ({:.3f}…{:.3f})".format(*self.asymptote_interval) if self.asymptote_interval else ""
-        text = f"Asymptote of {self.b}: {self.asymptote:.3f}{interval} nats"
+        text = f"Asymptote of {self.baseline}: {self.asymptote:.3f}{interval} nats"
         if self.exponent is None or not np.isfinite(self.factor):
             return text
         ends = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
-        factors = " and ".join(f"{_format_factor(self.at_asymptote(end))} at {end:.3f}" for end in ends)
-        pinned = f"Pinned there with the same α and loss at a's FLOPs: × FLOPs {factors}"
-        return f"{text}, α = {self.exponent:.4f}. {pinned}"
+        factors = " or ".join(_format_factor(self.at_asymptote(end)) for end in ends)
+        limits = "its 95 % limits" if self.asymptote_interval else "0.05 nats below or above"
+        places = ", ".join(f"{end:.3f}" for end in ends)
+        other = f"With the asymptote at {limits} ({places}) the compute multiplier would be {factors}."
+        return f"{text}, α = {self.exponent:.4f}. {other}"
 
 
-def _cells(row: SpeedupRow) -> dict[str, Any]:
+def _cells(baseline: str, row: SpeedupRow) -> dict[str, Any]:
     """Return a row as it is printed."""
-    cells: dict[str, Any] = {"b": row.size, "n_active": row.n_active, "tokens": row.tokens, "flops": row.flops}
+    cells: dict[str, Any] = {baseline: row.size, "n_active": row.n_active, "tokens": row.tokens, "flops": row.flops}
     for name, label in FACTORS.items():
         cells[label] = getattr(row, name)
         cells[f"{name}_interval"] = getattr(row, f"{name}_interval")
@@ -180,25 +185,26 @@ def _cells(row: SpeedupRow) -> dict[str, Any]:
 @reads
 def speedup(
     law: Formula,
-    a: Model,
-    b: Model = 1.0,
+    model: Model,
+    baseline: Model = 1.0,
     *,
     flops: Quantity | None = None,
     tokens: Quantity | None = None,
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> EffectiveSpeedup:
-    """Say how many times a's compute and tokens model b needs for a's loss, with 95 % of the law's draws.
+    """Say how many times the model's compute and tokens a baseline needs for its loss, with 95 % of the law's draws.
 
     Args:
-        a, b: an E, which stands for its compute-optimal model, or an `Architecture`.
-        flops: that a spends (6 N_act D), a number or text such as "1e22"; or, for an architecture, its `tokens`.
+        model, baseline: an E, which stands for its compute-optimal model, or an `Architecture`.
+        flops: that the model spends (6 N_act D), a number or text such as "1e22"; or, for an architecture, its
+            `tokens`.
         question: `gpu` or `throughput` with `gpus`, for hours, too (the best size is still that of least FLOPs);
             `granularity`, `shared_ratio` and `vocab_size` of the models that an E stands for: as in `law.optimal`.
 
-    An E as b answers at its best size and at a's N_act, an architecture at its own. ValueError for a law without
-    tokens and unless exactly one of flops and tokens is given; ExtrapolationError where a is beyond the range
-    guard, unless `force`.
+    An E as baseline answers at its best size and at the model's N_act, an architecture at its own. ValueError for a
+    law without tokens and unless exactly one of flops and tokens is given; ExtrapolationError where the model is
+    beyond the range guard, unless `force`.
     """
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
@@ -207,22 +213,23 @@ def speedup(
         if value is not None and name not in ALLOWED_LIMITS:
             raise InputError(f"{name}={value!r} does not go with a speed-up, of models that nothing limits or serves")
     cluster, limits = read_costs(law, **question)
-    variables, width = _read_spending(law, a, flops, tokens, limits)
+    variables, width = _read_spending(law, model, flops, tokens, limits)
     check = law.check(**variables)
     check.refuse(force)
 
-    model = a if isinstance(a, Architecture) else limits.widths(width, variables["experts"])
-    notes = [] if cluster is None else [*cluster.warnings(model)]
-    if cluster is not None and np.all(np.isinf(cluster.seconds(model, 1.0))):
-        notes.append(f"{_describe(a)}: training takes more memory than {cluster.hardware} have")
+    name = _describe(model)
+    sized = model if isinstance(model, Architecture) else limits.widths(width, variables["experts"])
+    notes = [] if cluster is None else [*cluster.warnings(sized)]
+    if cluster is not None and np.all(np.isinf(cluster.seconds(sized, 1.0))):
+        notes.append(f"{name}: training takes more memory than {cluster.hardware} have")
         cluster = None
-    notes += [f"{_describe(a)}: {warning}" for warning in check.warnings]
-    target = _Target.of(law, variables, model, cluster)
-    if isinstance(b, Architecture):
-        curve = target.asymptote(b.variables())
-        rows: tuple[SpeedupRow, ...] = (target.row("as given", b.variables(), b),)
+    notes += [f"{name}: {warning}" for warning in check.warnings]
+    target = _Target.of(law, variables, sized, cluster)
+    if isinstance(baseline, Architecture):
+        curve = target.asymptote(baseline.variables())
+        rows: tuple[SpeedupRow, ...] = (target.row("as given", baseline.variables(), baseline),)
     else:
-        experts = _read_experts("b", b)
+        experts = _read_experts("baseline", baseline)
         same_width = width_of_active(variables["n_active"], limits.vocab_size)
         best_width = target.cheapest(same_width, experts, limits)
         curve = target.frontier(experts, limits)
@@ -232,8 +239,8 @@ def speedup(
         )
     return EffectiveSpeedup(
         rows=rows,
-        a=_describe(a),
-        b=_describe(b),
+        model=name,
+        baseline=_describe(baseline),
         n_active=float(variables["n_active"]),
         tokens=float(variables["tokens"]),
         flops=target.flops,
@@ -247,7 +254,7 @@ def speedup(
 
 @dataclass(frozen=True)
 class _Target:
-    """The loss of model a, for others to reach: under the law itself, and under each of its draws.
+    """The loss of the model, for others to reach: under the law itself, and under each of its draws.
 
     `coefficients` [n_coefficients, 1 + n_draws, 1] are the law's own, then those of the draws, in whose order are
     `loss` [1 + n_draws, 1] and `seconds` [1 + n_draws].
@@ -277,7 +284,7 @@ class _Target:
         return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
 
     def frontier(self, experts: float, limits: Limits) -> dict[str, Any]:
-        """Return L∞, α and the loss at a's FLOPs, along the best models with E experts."""
+        """Return L∞, α and the loss at the model's FLOPs, along the best models with E experts."""
         curve = self.asymptote(limits.variables(64.0, experts, 1.0))
         budgets = Budget.each(self.flops * np.array([1.0, 2.0]))
         widths = optimal_widths(self.law, budgets, experts, limits).free
@@ -286,7 +293,7 @@ class _Target:
         return {**curve, "exponent": float(np.log2(ratio)), "baseline_loss": float(loss)}
 
     def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
-        """Find the d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN for none."""
+        """Find the d_model of least FLOPs that reaches the loss under each draw, [1 + n_draws, 1]; NaN for none."""
         of_training = replace(limits, inference_tokens=0.0, unique_tokens=None)
         models = reaching(self.law, self.coefficients, self.loss, experts, of_training)
         low = np.full(self.loss.shape, np.log(start / AROUND))
@@ -346,23 +353,25 @@ def _seconds(cluster: Cluster, model: Sized, tokens: FloatArray) -> FloatArray:
     return np.where(i == 0, seconds, drawn[(i - 1) % len(drawn), i])
 
 
-def _read_spending(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> tuple[dict[str, Any], float]:
-    """Read the variables of model a and its training tokens (N_act, D, E, and those of the law), and its d_model."""
+def _read_spending(
+    law: Formula, model: Model, flops: Any, tokens: Any, limits: Limits
+) -> tuple[dict[str, Any], float]:
+    """Read the variables of the model and its training tokens (N_act, D, E, and those of the law), and its d_model."""
     if (flops is None) == (tokens is None):
-        advice = ": give one of them, what model a spends"
+        advice = ": give one of them, what the model spends"
         raise InputError(given("flops", flops), ", ", given("tokens", tokens), advice)
-    if isinstance(a, Architecture):
-        width = float(a.d_model)
-        variables: dict[str, Any] = dict(a.variables())
+    if isinstance(model, Architecture):
+        width = float(model.d_model)
+        variables: dict[str, Any] = dict(model.variables())
         if tokens is None:
             tokens = affordable_tokens(one_positive("flops", flops), variables["n_active"])
         variables["tokens"] = tokens
     elif flops is None:
-        raise InputError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
+        raise InputError(f"tokens={tokens!r} goes with an Architecture: E = {model:g} alone has no size; give flops")
     else:
-        experts = _read_experts("a", a)
+        experts = _read_experts("model", model)
         budget = np.array(one_positive("flops", flops))
-        # The model is as free as b, also below d_model 64.
+        # The model is as free as the baseline, also below d_model 64.
         width = float(optimal_widths(law, Budget.each(budget), experts, limits).free)
         variables = limits.variables(width, experts, budget)
     return of_law(law, {**variables, "tokens": positive("tokens", variables["tokens"])}), width

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import as_it_is, reads
+from hub.base.units import format_count
 
 # The vocabulary of GPT-2's tokenizer.
 VOCAB_SIZE = 50257
@@ -130,6 +131,13 @@ DESIGN_VARIABLES = (
 )
 # Shares of a whole, at most 1.
 PARTS = {"density", "sparsity", "activation_ratio", "shared_ratio"}
+
+
+def name_size(experts: float, n_active: float, n_total: float) -> str:
+    """Name a model: "E = 8: 1.1B active of 3.4B parameters", or "dense: 1.1B parameters"."""
+    if experts > 1:
+        return f"E = {experts:g}: {format_count(n_active)} active of {format_count(n_total)} parameters"
+    return f"dense: {format_count(n_total)} parameters"
 
 
 def is_size(variable: str) -> bool:

@@ -6,6 +6,7 @@ all defaults. `ROWS` is Appendix "Experiments Listing": 53 rows, 270 runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hub.base.errors import InputError
+from hub.base.units import parse_count
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.arrays import FloatArray, IntArray
 
@@ -24,6 +26,22 @@ class RampStage:
 
     from_tokens: int
     sequences: int
+
+
+def parse_stages(texts: Sequence[str], field: str = "batch_ramp") -> tuple[RampStage, ...]:
+    """Read stages of a batch ramp, such as "0:128" and "0.5B:256": from so many tokens on, so many sequences."""
+    stages = []
+    for text in texts:
+        start, colon, sequences = text.partition(":")
+        try:
+            counts = (parse_count(start), parse_count(sequences))
+        except ValueError:
+            counts = (math.nan, math.nan)
+        if not (colon and all(count.is_integer() for count in counts)):
+            example = "it must be stages from_tokens:sequences, such as 0:128 0.5B:256"
+            raise InputError(f"{field}: {[*texts]}; {example}")
+        stages.append(RampStage(*map(int, counts)))
+    return tuple(stages)
 
 
 class BatchRamp:

@@ -35,7 +35,7 @@ from hub.record.names import size_name
 from hub.record.run_record import NAME_PATTERN
 from hub.release.cards import LICENSES
 from scaling_law.rates.law import READINGS, LearningRateLaw
-from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+from scaling_law.size.recipe import PAPER, BatchRamp, RampStage, parse_stages
 from training.configuration.model_classes import OURS, ModelClassArguments
 from training.configuration.schedule import Branch, Schedule
 
@@ -324,24 +324,14 @@ class ScheduleArguments(_Section):
     @classmethod
     def _check_ramp(cls, stages: list[str]) -> list[str]:
         try:
-            BatchRamp(_parse_stages(stages), sequence_length=1)
+            BatchRamp(parse_stages(stages), sequence_length=1)
         except ValueError as error:
             raise InputError(f"schedule.{error}") from None
         return stages
 
-    def stages(self) -> list[RampStage]:
+    def stages(self) -> tuple[RampStage, ...]:
         """Return the parsed batch ramp."""
-        return _parse_stages(self.batch_ramp)
-
-
-def _parse_stages(stages: list[str]) -> list[RampStage]:
-    try:
-        pairs = [stage.split(":") for stage in stages]
-        return [RampStage(_parse_whole(start), _parse_whole(sequences)) for start, sequences in pairs]
-    except ValueError:
-        raise InputError(
-            f"batch_ramp: {stages}; it must be stages from_tokens:sequences, such as 0:128 0.5B:256"
-        ) from None
+        return parse_stages(self.batch_ramp)
 
 
 class OptimizerArguments(_Section):

@@ -71,9 +71,9 @@ def test_the_shell_answers_what_python_does(shell, words):
 
 def test_scale_out_reads_a_model(shell, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_MOE))
-    words = ("scale-out", tmp_path, "--gpus", "64", "--tokens", "1T", "--price", 2, "--batch", 512)
+    words = ("scale-out", tmp_path, "--gpus", "64", "--tokens", "1T", "--price", 2, "--batch", "2M")
     typed = json.loads(shell(*words, "--json").stdout)
-    answer = scale_out(tmp_path, [64], tokens=1e12, price=2, batch_sequences=512)
+    answer = scale_out(tmp_path, [64], tokens=1e12, price=2, batch="2M")
     assert typed == json.loads(to_json(answer.to_dict(), inf_nan_mode="null"))
     assert typed["rows"][0]["money"] == pytest.approx(2 * 64 * typed["rows"][0]["hours"])
     shown = shell(*words).stdout

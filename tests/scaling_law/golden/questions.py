@@ -45,6 +45,8 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "optimal mfu": ("optimal", {"hours": 24, "mfu": 0.4, "gpu": SPECIFIED_GPU, "gpus": 4, "experts": [1, 8]}),
     "optimal accuracy": ("optimal", {"flops": "1e21", "accuracy": "arc_easy,hellaswag"}),
     "optimal serving": ("optimal", {"hours": 72, "price": 2.5, "decode_batch": 32, "kv_tokens": "64k", **EIGHT_H100}),
+    "optimal serving flops": ("optimal", {"flops": "1e21", "decode_batch": 32, "kv_tokens": "64k", **EIGHT_H100}),
+    "optimal batch": ("optimal", {"hours": 72, "batch": "2M", "sequence_length": "4k", "gpu": "h100", "gpus": 8}),
     "optimal quantised": ("optimal", {"flops": "1e22", "memory": "40GB", "kv_tokens": "32k", **FOUR_BITS}),
     "optimal fine-grained": ("optimal", {"flops": "1e20", **FINE_GRAINED}),
     "optimal of chinchilla": ("optimal", {"flops": "1e21", "law": "chinchilla"}),
@@ -54,6 +56,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "plan hours": ("plan", {"hours": 72, "max_parameters": "10B", **EIGHT_H100}),
     "plan forced": ("plan", {"flops": "1e24", "experts": [8], "learning_rate": 1e-4, "force": True}),
     "plan fine-grained": ("plan", {"flops": "1e20", "experts": [8], **FINE_GRAINED}),
+    "plan ramp": ("plan", {"flops": "1e21", "batch": "0:128,0.5B:256", "sequence_length": "2k"}),
     "plan repeated": ("plan", {"flops": "1e21", "unique_tokens": "5B"}),
     "reach": ("reach", {"loss": 2.2, "memory": "24GB", "kv_tokens": "16k"}),
     "reach memory": ("reach", {"loss": 2.3, "flops": "1e22"}),
@@ -66,7 +69,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "next runs advantage": ("next-runs", {"flops": "1e20", "ask": "advantage:1e21,8,1", **SMALL_RUNS}),
     "scale-out": ("scale-out", {"model": "qwen3_moe.json", "gpus": [64, 256], "tokens": "1T", "price": 2.5}),
     "scale-out width": ("scale-out", {"model": "2304", "gpus": [8, 64, 512], "experts": 32}),
-    "scale-out mfu": ("scale-out", {"model": "1024", "gpus": [4], "gpu": SPECIFIED_GPU, "batch": 1024, "mfu": 0.35}),
+    "scale-out mfu": ("scale-out", {"model": "1024", "gpus": [4], "gpu": SPECIFIED_GPU, "batch": 524288, "mfu": 0.35}),
     "describe": ("describe", {"model": "qwen3_moe.json", "context": "4k", "kv_tokens": "64k"}),
     "describe and predict": ("describe", {"model": "switch.json", "tokens": "20B"}),
     "learning rate": ("learning-rate", {"d_model": 1024, "tokens": 2e10, "experts": 8}),
@@ -85,6 +88,8 @@ TOOL_FIELDS = {
     "gpus",
     "gpu",
     "accuracy",
+    "sequence_length",
+    "batch",
 }
 POSITIONAL = "model"
 
@@ -154,9 +159,7 @@ def _read(question: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _scale_out(law: Any, question: dict[str, Any], folder: Path) -> Any:
-    options = {name: value for name, value in question.items() if name not in ("model", "experts", "batch")}
-    if "batch" in question:
-        options["batch_sequences"] = question["batch"]
+    options = {name: value for name, value in question.items() if name not in ("model", "experts")}
     if question["model"].endswith(".json"):
         return scaling_law.scale_out(folder / question["model"], **options)
     architecture = scaling_law.Architecture(int(question["model"]), question.get("experts", 8))

@@ -60,3 +60,18 @@ def test_rows_of_an_optimum_say_what_serving_takes():
         assert row.decode_seconds == pytest.approx(expected, rel=1e-9)
         assert f"{2.5 * 1e6 * row.decode_seconds / 3600:.3g}" in str(table)
     assert "GPU-s per M" in str(law.optimal(**asked))
+
+
+def test_serving_goes_with_a_budget_of_flops():
+    asked = {"decode_batch": 32, "kv_tokens": "64k", "gpu": "h100", "experts": [1, 8]}
+    table = JointLaw.published().optimal(1e21, **asked)
+    trained = JointLaw.published().optimal(1e21, **asked, gpus=64, price=2.5)
+    for row, other in zip(table, trained, strict=True):
+        limits = table.limits
+        widths = limits.widths(row.d_model, row.experts)
+        assert row.decode_seconds == seconds_of_token(widths, H100, 32, limits.kv_bytes(row.d_model))
+        assert row.decode_seconds == other.decode_seconds
+        assert (row.hours, row.mfu) == (None, None)
+        assert other.hours > 0
+    assert "GPU-s per M" in table.summary().header
+    assert "price per M" in trained.summary().header

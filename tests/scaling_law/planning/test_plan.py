@@ -63,7 +63,7 @@ def test_a_budget_below_one_step_is_overspent_aloud(published):
 
 @pytest.mark.parametrize(("sequences", "flops", "gpus"), [(3, 1e20, 1), (12, 1e20, 4), (64, 1e24, 64)])
 def test_without_gpus_the_hours_are_of_as_many_as_share_the_batches(published, sequences, flops, gpus):
-    made = published.plan(flops, [1], batch_ramp=[RampStage(0, sequences)], force=True)
+    made = published.plan(flops, [1], batch=[RampStage(0, sequences)], force=True)
     assert (made.gpus, made.gpu_hours > 0) == (gpus, True)
 
 
@@ -75,7 +75,7 @@ def test_small_budgets_warm_up_less(published):
 
 def test_the_rate_is_that_of_the_tokens_and_the_batch_of_the_plan(published):
     law = LearningRateLaw(4.0, -0.7, -0.45, "code", "a grid", slope_d=0.1, slope_batch=0.4, regret=0.0035)
-    made = published.plan(1e20, [4], batch_ramp=[RampStage(0, 64), RampStage(10**8, 256)], learning_rate_law=law)
+    made = published.plan(1e20, [4], batch="0:64,100M:256", learning_rate_law=law)
     batch = 256 * made.sequence_length
     assert made.learning_rate == pytest.approx(law.learning_rate(made.architecture, made.tokens, batch), rel=1e-4)
     assert made.learning_rate_batch == batch

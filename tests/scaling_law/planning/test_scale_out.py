@@ -138,7 +138,7 @@ def test_a_megatron_like_engine_is_never_slower():
             assert other.step_seconds <= row.step_seconds
     crowded, faster = (scale_out(Architecture(1728, 32), [512], "h100", engine=e).rows[0] for e in ENGINES)
     assert faster.mfu > crowded.mfu
-    sizes = {"batch_sequences": 64, "sequence_length": 4096}
+    sizes = {"batch": 64 * 4096, "sequence_length": "4k"}
     (alone,) = scale_out(Architecture(8192), [64], "h100", engine=MEGATRON, **sizes).rows
     assert alone.placement.uses - ENGINES[TRAIN_PY]
     assert "TP" in alone.placement.ways or "PP" in alone.placement.ways
@@ -153,7 +153,7 @@ def test_the_bottleneck_of_a_step_is_named():
     name, _, share = row.bottleneck.partition(", ")
     assert share == f"{100 * parts[name] / row.step_seconds:.0f} % of the step"
     assert (row.limited_by, row.moved_by) == ("communication", MOVED_BY[name])
-    larger = scale_out(Architecture(1728, 32), [512], "h100", batch_sequences=4096).rows[0]
+    larger = scale_out(Architecture(1728, 32), [512], "h100", batch="2M").rows[0]
     assert "a larger batch" in row.moved_by
     assert larger.mfu > row.mfu
     assert {*parts} - {*MOVED_BY} == set()
@@ -168,7 +168,7 @@ def test_more_gpus_communicate_more_for_each_token():
     assert [row.limited_by for row in (eight, some, many)] == ["compute", "compute", "communication"]
     assert many.step_seconds == many.communication_seconds > many.compute_seconds
     assert many.mfu == pytest.approx(many.mfu_limit)
-    large = scale_out(MODEL, (512,), "h100", mfu=0.4, batch_sequences=4096).rows[0]
+    large = scale_out(MODEL, (512,), "h100", mfu=0.4, batch="2M").rows[0]
     assert (large.limited_by, large.mfu) == ("compute", pytest.approx(0.4))
 
 
@@ -187,7 +187,7 @@ def test_a_model_is_read_and_its_run_is_timed_and_paid(tmp_path):
     a = describe(QWEN3_MOE).architecture
     assert answer.architecture == a
     assert answer.model == str(path)
-    sizes = {"batch_sequences": 1024, "sequence_length": 4096}
+    sizes = {"batch": "4M", "sequence_length": 4096}
     assert answer.rows == scale_out(a, **asked, **sizes).rows == scale_out(QWEN3_MOE, **asked).rows
     assert answer.rows == scale_out(tmp_path, **asked).rows
     for row in answer.rows:

@@ -221,7 +221,7 @@ def test_costs_are_those_of_the_architecture(tmp_path):
     assert run.tokens == tokens
     assert run.training_flops == 6 * arch.n_active * tokens
     assert run.separate_flops == 6 * arch.n_active * sum(ends)
-    steps = [scale_out(arch, (8,), "h100", batch_sequences=n).rows[0].step_seconds for n in (128, 256, 512)]
+    steps = [scale_out(arch, (8,), "h100", batch=512 * n).rows[0].step_seconds for n in (128, 256, 512)]
     trunk = [7629, 3815, (points[-1] - 7629 * small - 3815 * 2 * small) / large]
     decays = [(end - point) / size for end, point, size in zip(ends, points, (small, 2 * small, large), strict=True)]
     assert run.seconds == pytest.approx(sum((k + n) * step for k, n, step in zip(trunk, decays, steps, strict=True)))

@@ -1,0 +1,155 @@
+"""Batches and lengths of sequences that a question asks for: what step times, rates and plans make of them."""
+
+import re
+
+import numpy as np
+import pytest
+
+from hub.base.units import format_count
+from scaling_law import Architecture, scale_out
+from scaling_law.planning.batches import PAPER_RAMP, read_ramp
+from scaling_law.planning.question import parse_field
+from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+
+CLUSTER = {"gpu": "h100", "gpus": 8}
+
+
+def sequences(ramp):
+    return [stage.sequences for stage in ramp.stages]
+
+
+def test_without_a_batch_it_is_the_papers():
+    assert read_ramp().stages == PAPER.batch_ramp
+    assert sequences(read_ramp(96)) == [192, 384, 576]  # one micro-batch divides all
+    longer = read_ramp(sequence_length="4k")
+    assert [4096 * count for count in sequences(longer)] == [512 * stage.sequences for stage in PAPER.batch_ramp]
+    assert sequences(read_ramp(64, sequence_length=4096)) == [64, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "length", "expected"),
+    [
+        (1, "4M", 4096, 1024),
+        (64, "4M", 4096, 1024),
+        (1, "0.5M", 4096, 128),
+        (24, "4M", 4096, 960),
+        (8, 3 * 8 * 4096, 4096, 24),
+        (1, 977 * 4096, 4096, 977),  # whole sequences stay as they are
+        (8, 262_144, 512, 512),
+    ],
+)
+def test_tokens_of_a_batch_become_sequences(gpus, batch, length, expected):
+    ramp = read_ramp(gpus, batch=batch, sequence_length=length)
+    assert (sequences(ramp), ramp.sequence_length) == ([expected], length)
+    assert ramp.last_batch_tokens(1e12) == expected * length
+
+
+def test_every_batch_is_near_what_was_asked_and_shared():
+    for gpus in (1, 8, 24, 96):
+        for tokens in np.geomspace(gpus * 512, 1e8, 50):
+            (count,) = sequences(read_ramp(gpus, batch=tokens))
+            assert count % gpus == 0
+            share = tokens / (512 * gpus)
+            # A share of few sequences is rounded to a whole one.
+            assert abs(count / gpus / share - 1) <= max(1 / 8, 0.5 / share) + 1e-9
+
+
+def test_a_ramp_is_taken_as_it_is():
+    ramp = read_ramp(7, batch="0:128, 0.5B:256")
+    assert ramp.stages == (RampStage(0, 128), RampStage(500_000_000, 256))
+    assert read_ramp(7, batch=ramp) is ramp
+    assert read_ramp(batch=list(ramp.stages), sequence_length=1024).stages == ramp.stages
+    assert parse_field("batch", "2M") == 2e6
+
+
+@pytest.mark.parametrize(
+    ("question", "problem"),
+    [
+        ({"batch": "4"}, "batch='4' has no unit: did you mean 4K or 4M?"),
+        ({"batch": 100}, "batch=100 must be at least 512 tokens, one sequence"),
+        ({"batch": "100K", "gpus": 512}, "one sequence of 512 for each of 512 GPUs"),
+        ({"batch": "0:1,5"}, "batch: ['0:1', '5']; it must be stages from_tokens:sequences"),
+        ({"batch": "5:100"}, "the first stage starts at 5 tokens"),
+        ({"sequence_length": 0.5}, "sequence_length=0.5 must be a whole number"),
+        ({"sequence_length": True}, "sequence_length=True must be a whole number"),
+        ({"sequence_length": 1024, "batch": PAPER_RAMP}, "this batch has sequences of 512 tokens"),
+    ],
+)
+def test_what_is_no_batch_is_refused(question, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        read_ramp(**question)
+
+
+def test_gpus_that_share_sequences_may_be_more_than_these():
+    assert sequences(read_ramp(512, needs_sequence=False, batch="0.5M", sequence_length="4k")) == [128]
+
+
+def test_hours_rates_and_plans_follow(published):
+    asked = {"hours": 72, **CLUSTER, "experts": [1, 8]}
+    usual, longer, larger = (
+        published.optimal(**asked, batch=batch, sequence_length=length)
+        for batch, length in (("256K", 512), ("256K", 8192), ("4M", 512))
+    )
+    for e in (1, 8):
+        assert longer[e].tokens < usual[e].tokens
+        assert longer[e].loss > usual[e].loss
+        assert larger[e].learning_rate > usual[e].learning_rate
+        assert [row[e].learning_rate_batch for row in (usual, longer, larger)] == [2**18, 2**18, 2**22]
+    plan = published.plan(**asked, batch="4M", sequence_length="4k")
+    written = plan.configuration()
+    assert (written["data"]["sequence_length"], written["schedule"]["batch_ramp"]) == (4096, ["0:1024"])
+    assert plan.tokens == plan.steps * 2**22
+    assert plan.time.cluster.ramp.stages == (RampStage(0, 1024),)
+    in_flops = published.plan(1e21, [8], batch="4M", sequence_length="4k")
+    assert (in_flops.batch_ramp, in_flops.sequence_length) == ((RampStage(0, 1024),), 4096)
+    assert in_flops.learning_rate_batch == 2**22
+
+
+def test_questions_whose_answer_is_a_budget_take_a_batch_with_gpus(published):
+    run = {"batch": "1M", "sequence_length": "8k"}
+    short, long = (published.reach(2.6, [8], **CLUSTER, **more) for more in ({}, run))
+    assert long.hours > short.hours
+    factor, slower = (published.speedup(8, 1, flops=1e20, **CLUSTER, **more) for more in ({}, run))
+    assert slower.best.compute == factor.best.compute
+    assert slower.best.time != factor.best.time
+    for ask in (lambda: published.reach(2.6, **run), lambda: published.speedup(8, 1, flops=1e20, **run)):
+        with pytest.raises(ValueError, match="decides hours"):
+            ask()
+
+
+def test_a_batch_in_tokens_is_that_of_scale_out():
+    model = Architecture(1024, 8)
+    (row,) = scale_out(model, [8], batch="2M", sequence_length="4k").rows
+    ramp = BatchRamp((RampStage(0, 512),), 4096)
+    assert row.tokens_per_second == pytest.approx(ramp.last_batch_tokens(0) / row.step_seconds)
+
+
+def test_the_headline_says_sizes_loss_mfu_and_batch(published):
+    table = published.optimal(hours=72, **CLUSTER, experts=[8], batch="1M", sequence_length="4k")
+    best = table.best
+    sizes = f"E = 8: {format_count(best.n_active)} active of {format_count(best.n_total)} parameters"
+    assert table.verdict.startswith(f"{sizes}, {format_count(best.tokens)} tokens in batches of 1.05M: loss ")
+    assert f"; MFU {best.mfu:.0%}" in table.verdict
+    facts = table.to_dict()
+    assert (facts["batch_tokens"], facts["sequence_length"], facts["rows"][0]["mfu"]) == (2**20, 4096, best.mfu)
+    assert published.optimal(1e20, [1]).verdict.startswith("dense: ")
+
+
+def test_the_mfu_of_a_row_is_that_of_its_steps(published):
+    given = published.optimal(hours=72, **CLUSTER, mfu=0.4, experts=[1, 8])
+    assert [row.mfu for row in given] == pytest.approx([0.4, 0.4], rel=1e-3)
+    table = published.optimal(hours=300, gpus=64, gpu="h100", experts=[8], integral=True, batch="2M")
+    (row,) = scale_out(table.best.architecture, [64], batch="2M").rows
+    assert table.best.mfu == pytest.approx(row.mfu, rel=0.02)
+
+
+def test_flops_on_named_gpus_take_hours(published):
+    table = published.optimal(1e21, [1, 8], **CLUSTER)
+    alone = published.optimal(1e21, [1, 8])
+    for e in (1, 8):
+        assert (table[e].loss, table[e].n_active, alone[e].hours) == (alone[e].loss, alone[e].n_active, None)
+        assert 0.1 < table[e].mfu < 0.6
+    assert f"on {table.cluster}" in table.summary().title
+    few = published.optimal(1e22, [1, 32], gpus=8, gpu="h100", integral=True)
+    assert np.isinf(few[32].hours)
+    assert any("E = 32: training takes more memory" in warning for warning in few.warnings)
