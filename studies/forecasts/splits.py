@@ -1,8 +1,8 @@
 """The list of splits, which says what is forecast from what, written down in splits.csv before any method was tuned.
 
 A split fits the runs at most at a cut (a third, a tenth, a thirtieth, a hundredth of the largest compute C = 6 N D, a
-third or a tenth of the largest N or D) and forecasts those above. It is out unless `FITTED` runs of `SIZES` sizes lie below and `HELD_OUT`
-above. The tables that are out altogether stand at the end of the list, with the reason.
+third or a tenth of the largest N or D) and forecasts those above. It is out unless `FITTED` runs of `SIZES` sizes lie
+below and `HELD_OUT` above. The tables that are out altogether stand at the end of the list, with the reason.
 """
 
 from __future__ import annotations
