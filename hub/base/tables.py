@@ -351,16 +351,19 @@ def show(value: Any, as_json: bool, renderable: Any) -> None:
     print(to_json(value, indent=1, inf_nan_mode="null", fallback=lambda array: array.tolist()).decode())
 
 
-def print_table(renderable: Any) -> None:
+def print_table(renderable: Any, page_width: int | None = None) -> None:
     """Print a text or a renderable of rich on stdout; a file or a pipe has no width that a table must be cut to.
 
-    A text is printed as it is: no colours for its numbers, and no markup in what a name or a path says.
+    A text is printed as it is: no colours for its numbers, and no markup in what a name or a path says. No line is
+    longer than `page_width` columns, where that is given.
     """
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = max(console.width, PIPE_WIDTH)
+    if page_width is not None:
+        console.width = min(console.width, page_width)
     console.print(renderable)
 
 
