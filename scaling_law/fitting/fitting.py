@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.base.errors import InputError, given
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.progress import progress_line
-from hub.base.tables import Table
+from hub.base.tables import Table, Tables
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
@@ -54,7 +54,6 @@ from scaling_law.size.architecture import DESIGN_VARIABLES
 from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
 LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
@@ -320,13 +319,11 @@ class FitResult(Answer, Generic[LawT_co]):
             rows.append(row)
         return rows
 
-    def summary(self) -> RenderableType:  # type: ignore[override]
-        from rich.console import Group
-
+    def summary(self) -> Tables:  # type: ignore[override]
         tables = [self._coefficient_table(), self._experts_table()]
         if self.kinds is not None:
             tables.insert(0, self.kinds.summary())
-        return Group(self._heading(), *tables)
+        return Tables((self._heading(), *tables))
 
     def _heading(self) -> Text:
         """Return the verdict, the formula, and how many runs of which table were fitted."""

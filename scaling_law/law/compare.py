@@ -56,7 +56,7 @@ class LawOptimum:
         return "outside its runs" if self.optimum.warnings else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LawComparison(Answer):
     """One row for each law, in the order of the shelf; each law has checked its own. Losses are not comparable."""
 

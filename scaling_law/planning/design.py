@@ -178,7 +178,7 @@ def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -
         raise InputError(f"flops={flops:g}: a quarter of it, the most for one run, {error.none}") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Design(ArrayAnswer):
     """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
 

@@ -28,7 +28,7 @@ from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
-from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, pick
+from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, lists_keywords, pick
 from scaling_law.size.architecture import (
     ADAM_BYTES,
     GRADIENT_BYTES,
@@ -55,7 +55,7 @@ GIVEN = "given"
 WARMUP_SHARE = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(Answer):
     """A run to launch. Tokens, FLOPs, bytes, hours.
 
@@ -245,6 +245,7 @@ class Plan(Answer):
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.items() if size)
 
 
+@lists_keywords
 @reads
 def plan(
     law: Formula,

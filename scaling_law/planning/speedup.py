@@ -18,6 +18,7 @@ import numpy as np
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
+from hub.base.notices import about
 from hub.base.tables import Table
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
@@ -28,7 +29,7 @@ from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths
-from scaling_law.planning.question import LimitFields, Quantity, QuestionFields
+from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, lists_keywords
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.widths import Widths
@@ -74,7 +75,7 @@ class SpeedupRow:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EffectiveSpeedup(Answer):
     """What b needs for a's loss: a row for each way, the first the headline. Parameters, tokens, FLOPs, nats.
 
@@ -138,7 +139,7 @@ class EffectiveSpeedup(Answer):
                 )
             elif row.unreached:
                 warnings.append(f"{row.size}: out of reach in {row.unreached:.0%} of the draws")
-            warnings += [f"{row.size}: {warning}" for warning in row.warnings]
+            warnings += [about(row.size, warning) for warning in row.warnings]
         return tuple(warnings)
 
     def facts(self) -> dict[str, Any]:
@@ -161,9 +162,11 @@ class EffectiveSpeedup(Answer):
         if self.exponent is None or not np.isfinite(self.factor):
             return text
         ends = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
-        factors = " and ".join(f"{_format_factor(self.at_asymptote(end))} at {end:.3f}" for end in ends)
-        pinned = f"Pinned there with the same α and loss at a's FLOPs: × FLOPs {factors}"
-        return f"{text}, α = {self.exponent:.4f}. {pinned}"
+        limits = ", ".join(f"{end:.3f}" for end in ends)
+        factors = " or ".join(_format_factor(self.at_asymptote(end)) for end in ends)
+        place = "at its 95 % limits" if self.asymptote_interval else "0.05 nats lower or higher"
+        sentence = f"With the asymptote {place} ({limits}) the compute multiplier would be {factors}."
+        return f"{text}, α = {self.exponent:.4f}. {sentence}"
 
 
 def _cells(row: SpeedupRow) -> dict[str, Any]:
@@ -177,6 +180,7 @@ def _cells(row: SpeedupRow) -> dict[str, Any]:
     return {name: "" if value is None else value for name, value in cells.items()}
 
 
+@lists_keywords
 @reads
 def speedup(
     law: Formula,
@@ -216,7 +220,7 @@ def speedup(
     if cluster is not None and np.all(np.isinf(cluster.seconds(model, 1.0))):
         notes.append(f"{_describe(a)}: training takes more memory than {cluster.hardware} have")
         cluster = None
-    notes += [f"{_describe(a)}: {warning}" for warning in check.warnings]
+    notes += [about(_describe(a), warning) for warning in check.warnings]
     target = _Target.of(law, variables, model, cluster)
     if isinstance(b, Architecture):
         curve = target.asymptote(b.variables())
