@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.base.errors import InputError, given
+from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Summarised, Table
 from hub.base.units import format_count
@@ -242,7 +242,7 @@ def evaluate_forecasters(
         try:
             laws[name] = HeldOut(np.asarray(forecast(train, test) - test.loss))
         except ValueError as error:
-            left_out[name] = str(error)
+            left_out[name] = reason_of(error)
     return Backtest(train, test, laws, left_out)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hub.base.errors import reason_of
 from hub.base.notices import about
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops, parse_context, parse_tokens
@@ -313,7 +314,7 @@ def _predict(
         refusal = _refuse_own_experts(law, a, flops, limits)
     # Every answer may be beyond the range guard.
     except ValueError as error:
-        refusal = str(error)
+        refusal = reason_of(error)
     return PredictedLoss(
         tokens=tokens,
         training_flops=flops,
@@ -336,7 +337,7 @@ def _refuse_own_experts(law: Law, a: Architecture, flops: float, limits: dict[st
     try:
         optimal(law, flops, [a.experts_equivalent], **limits)
     except ValueError as error:
-        return f"E = {a.experts_equivalent:.3g} of the model cannot be compared: {error}"
+        return f"E = {a.experts_equivalent:.3g} of the model cannot be compared: {reason_of(error)}"
     return None
 
 

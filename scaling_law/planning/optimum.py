@@ -340,7 +340,7 @@ def drawn_optimum(
 def _draws(law: ChinchillaForm) -> FloatArray:
     """Return the coefficients of the draws, [coefficients, n_draws, 1]."""
     if law.draws is None:
-        raise InputError("this law has no draws: fit it and call result.bootstrap(...)")
+        raise InputError("this law has no draws: bootstrap its fit")
     return law.draws.T[..., None]
 
 

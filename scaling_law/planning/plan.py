@@ -390,8 +390,8 @@ def _read_rate(row: OptimalRow, given_rate: float | None) -> dict[str, Any]:
 def _explain_differences(limits: Limits, architecture: Architecture) -> Iterator[str]:
     """Say where the configuration differs from what the answer counts."""
     if limits.kv_heads_ratio != 1:
-        ratio = f"kv_heads_ratio={limits.kv_heads_ratio:g}"
-        yield f"the KV cache counts {ratio} of the heads, all of which the configuration has"
+        share = f"{limits.kv_heads_ratio:g}"
+        yield f"the KV cache counts keys and values of {share} of the heads; the configuration has those of all"
     # The default tokenizer of train.py is GPT-2's.
     if architecture.vocab_size != VOCAB_SIZE:
         size = f"{architecture.vocab_size:,}"
