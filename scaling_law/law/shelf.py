@@ -28,7 +28,7 @@ from scaling_law.law.base import LawT
 LITERATURE = Path(__file__).with_name("literature.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PublishedLaw(Summarised):
     """A law as its paper has it; `coefficients` is None where they are not public.
 
@@ -174,7 +174,7 @@ def _read() -> dict[str, PublishedLaw]:
 SHELF = _read()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shelf(ResultTable):
     """The published laws."""
 

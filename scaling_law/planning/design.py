@@ -258,7 +258,7 @@ def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -
         raise InputError(f"flops={flops:g}: a quarter of it, the most for one run, {error.none}") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Design(ArrayAnswer):
     """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
 
@@ -371,7 +371,7 @@ def next_runs(
     if not isinstance(max_runs, int) or max_runs < 1:
         raise InputError(f"max_runs={max_runs!r} must be a whole number of at least 1")
     if law.draws is None or len(law.draws) < LEAST_DRAWS:
-        raise InputError(f"the law needs at least {LEAST_DRAWS} draws: fit it and call result.bootstrap(...)")
+        raise InputError(f"the law needs at least {LEAST_DRAWS} draws: bootstrap its fit")
     is_given = warmup_tokens is not None
     if warmup_tokens is None and law.conditions is not None:
         warmup_tokens = law.conditions.warmup_tokens

@@ -6,10 +6,9 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Group
 from rich.text import Text
 
-from hub.base.tables import Table, as_text, cell, html, print_table, show
+from hub.base.tables import Table, Tables, as_text, cell, html, print_table, show
 
 ROWS = [
     {"experts": 8, "n_active": 1.1e9, "tokens": 999_936, "loss": 2.2, "note": "best <of> [all]"},
@@ -63,7 +62,7 @@ def elements(shown: str) -> list[str]:
 def test_a_notebook_gets_elements_with_their_styles_and_no_markup_from_a_name() -> None:
     name = '<script>alert("1")</script>'
     texts = {"title": name, "notes": [name], "warnings": [name], "total": (name,)}
-    shown = html(Group(Table((name,), [(name,)], **texts), Text(name, style="yellow")))
+    shown = html(Tables((Table((name,), [(name,)], **texts), Text(name, style="yellow"))))
     assert elements(shown) == [
         "div",
         "table",
