@@ -82,7 +82,7 @@ def test_no_answer_is_made_without_its_range_check(kind):
 
 def test_the_verdict_is_the_answer_in_a_sentence():
     table = ANSWERS["optimal"]()
-    assert table.verdict.startswith(f"E = {table.best.experts:g} of ")
+    assert table.verdict.startswith(f"E = {table.best.experts:g}: ")
     assert "tokens: loss 2." in table.verdict
     assert table.verdict.endswith("; E = 16 is 0.004 lower, but not trusted")
     assert "not trusted" in ANSWERS["optimal far outside"]().verdict

@@ -46,7 +46,7 @@ def test_without_a_header_and_without_rows() -> None:
 def test_cells() -> None:
     values = {"flops": float("inf"), "tokens": float("inf"), "loss": None, "steps": 12, "trusted": False, "mfu": 0.25}
     shown = {name: cell(name, value) for name, value in values.items()}
-    assert list(shown.values()) == ["not reached", "∞", "–", "12", "not trusted", "0.25"]
+    assert list(shown.values()) == ["not reached", "∞", "–", "12", "not trusted", "25.0%"]
 
 
 def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
