@@ -55,7 +55,7 @@ class Results:
 def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Results:
     """Answer a question. ValueError names what is wrong with it, or why the law has no answer."""
     table = best_models(question, law)
-    notes = [*table.warnings, table.rates]
+    notes = [*table.warnings, table.batch, table.rates]
     if question.unit == HOURS and question.view == "map":
         flops = format_flops(table.flops)
         notes.insert(0, f"this map is for budgets of FLOPs: the star is at the {flops} of the best row")
@@ -105,7 +105,7 @@ def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -
     """Draw the figure of the question's view."""
     thin = curves.thin_draws(law, DRAWS)
     limits = question.limits()
-    budget = question.budget
+    budget = table.budget
     memory = limits.pop("memory")
     experts = [row.experts for row in table] if question.experts.strip() else None
     if question.view == "memory":

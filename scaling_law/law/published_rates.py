@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from scaling_law.formulas.conditions import RangeCheck, rate_guard_of, rate_support_of
 from scaling_law.formulas.law import positive
+from scaling_law.formulas.literature import power_law
 from scaling_law.law.shelf import SHELF, entry
 from scaling_law.size.arrays import FloatArray
 
@@ -37,13 +34,3 @@ def published_rates(name: str, *, force: bool = False, **variables: ArrayLike) -
         "learning_rate": power_law(law.coefficients["learning_rate"], values),
         "batch_tokens": power_law(law.coefficients["batch_tokens"], values),
     }
-
-
-def power_law(coefficients: Mapping[str, float], variables: Mapping[str, Any]) -> FloatArray:
-    """Evaluate floor + scale · Π (variable / unit)^exponent, whose exponents stand under the variables' names."""
-    unit = coefficients.get("unit", 1.0)
-    value: Any = coefficients["scale"]
-    for name, exponent in coefficients.items():
-        if name not in ("scale", "unit", "floor"):
-            value = value * (np.asarray(variables[name], float) / unit) ** exponent
-    return np.asarray(coefficients.get("floor", 0.0) + value)

@@ -11,7 +11,6 @@ others. What could not be found is left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import exp
@@ -22,10 +21,9 @@ from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Summarised, Table
 from scaling_law.formulas.conditions import LABELS, Conditions
+from scaling_law.formulas.literature import read_literature
 from scaling_law.law import LAWS, JointLaw, Law
 from scaling_law.law.base import LawT
-
-LITERATURE = Path(__file__).with_name("literature.json")
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,11 +155,8 @@ def _argument(name: str, value: Any) -> tuple[str, Any]:
 
 
 def _read() -> dict[str, PublishedLaw]:
-    data = json.loads(LITERATURE.read_text(encoding="utf-8"))
     entries = {}
-    for law in data["laws"]:
-        paper = data["papers"].get(law.pop("paper", None), {})
-        row = {**paper, **law}
+    for row in read_literature():
         row["ranges"] = {name: tuple(bounds) for name, bounds in row.get("ranges", {}).items()}
         row["depends_on"] = tuple(row.get("depends_on", ()))
         if "kind" in row:

@@ -1,26 +1,35 @@
 """The batches of a run: what a user asks for, in whole sequences that GPUs share.
 
 Without a batch they are the paper's, 65,536 tokens that grow to 262,144, rounded up to what GPUs share in
-micro-batches of one size. A batch of tokens is rounded to sequences that micro-batches divide well: for each GPU 4 to
-7 times a power of two.
+micro-batches of one size. A run of more FLOPs than the paper's largest, for which its recipe is not meant, has
+sequences of 4,096 tokens in a batch by a published law (`rates.batch`). A batch of tokens is rounded to sequences that
+micro-batches divide well: for each GPU 4 to 7 times a power of two.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hub.base.errors import InputError, given
 from hub.base.units import parse_context
 from scaling_law.formulas.law import one_positive
 from scaling_law.planning.question import RunFields, parse_field
-from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+from scaling_law.rates.batch import DEFAULT_LAW, batch_of
+from scaling_law.size.architecture import training_flops
+from scaling_law.size.recipe import PAPER, ROWS, BatchRamp, RampStage
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+# Tokens of a sequence in runs larger than the paper's.
+LONG_SEQUENCE = 4096
+# Sources of a batch: the question, the paper, or the name of a published law.
+GIVEN = "given"
+OF_PAPER = "paper"
 PAPER_RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
 
 
@@ -48,6 +57,35 @@ def read_ramp(gpus: Any = 1, needs_sequence: bool = True, **fields: Unpack[RunFi
         return BatchRamp(tuple(value), length)
     sequences = _round_batch(one_positive("batch", value), length, sharers, needs_sequence)
     return BatchRamp((RampStage(0, sequences),), length)
+
+
+def recommend_ramp(
+    run: RunFields, flops: float, tokens: float, gpus: int = 1, needs_sequence: bool = True
+) -> BatchRamp | None:
+    """Return the batches of a run larger than the paper's, as far as the question leaves them open; else None."""
+    batch = run.get("batch")
+    length = _read_length(run.get("sequence_length"))
+    if flops <= largest_paper_run() or isinstance(batch, BatchRamp) or None not in (batch, length):
+        return None
+    length = LONG_SEQUENCE if length is None else length
+    if batch is None:
+        # Every GPU has a sequence of each step.
+        least = length * (gpus if needs_sequence else 1)
+        batch = max(batch_of(tokens), float(least))
+    return read_ramp(gpus, needs_sequence, sequence_length=length, batch=batch)
+
+
+def batch_source(run: RunFields, is_recommended: bool) -> str:
+    """Return where the batch of a run comes from."""
+    if run.get("batch") is not None:
+        return GIVEN
+    return DEFAULT_LAW if is_recommended else OF_PAPER
+
+
+@cache
+def largest_paper_run() -> float:
+    """Return the training FLOPs of the paper's largest run."""
+    return max(float(training_flops(row.architecture.n_active, 1e9 * max(row.tokens))) for row in ROWS)
 
 
 def paper_stages(sequence_length: int = PAPER.sequence_length, gpus: int = 1) -> tuple[RampStage, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +23,7 @@ from scaling_law.formulas.law import one_positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.layout import ENGINES, TRAIN_PY, Layouts
 from scaling_law.machine.throughput import Model, ModelWork, Throughput
-from scaling_law.planning.batches import PAPER_RAMP, paper_stages, read_ramp
+from scaling_law.planning.batches import PAPER_RAMP, paper_stages, read_ramp, recommend_ramp
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.question import (
     BudgetFields,
@@ -134,6 +134,10 @@ class Cluster(Layouts):
             with np.errstate(invalid="ignore"):
                 seconds = seconds + np.where(stage_tokens > 0, per_token * stage_tokens, unused)
         return seconds
+
+    def recommend_ramp(self, run: RunFields, flops: float, tokens: float) -> BatchRamp | None:
+        """Return the batches of a run larger than the paper's that these GPUs share, as of `batches`."""
+        return recommend_ramp(run, flops, tokens, self.gpus, self.engine == TRAIN_PY)
 
     def mfu(self, model: Architecture | Widths, tokens: Any, seconds: Any) -> Any:
         """Return the MFU of steps that train on the tokens in these seconds of a run; None for a GPU without a peak.
@@ -263,6 +267,11 @@ class Budget:
     def seconds(self) -> float:
         """Infinite for a budget of FLOPs."""
         return float("inf") if self.hours is None else 3600.0 * self.hours
+
+    def with_ramp(self, ramp: BatchRamp) -> Budget:
+        """Return the budget of runs with these batches."""
+        cluster = None if self.cluster is None else replace(self.cluster, ramp=ramp)
+        return replace(self, cluster=cluster, ramp=ramp)
 
     def variables(self, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
         """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""

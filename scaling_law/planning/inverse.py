@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -48,9 +48,10 @@ from scaling_law.planning.optimum import (
     refuse_other_variables,
     why_no_optimum,
 )
-from scaling_law.planning.question import Quantity, QuestionFields, lists_keywords
+from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords, pick
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.recipe import BatchRamp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -185,10 +186,11 @@ def reach(
     e = parse_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
     has_budget = any(value is not None for value in (flops, question.get("hours"), question.get("money")))
-    if has_budget:
-        models = _find_smallest(law, target, e, flops, question)
-    else:
-        models = _find_cheapest(law, target, e, question)
+    find = partial(_find_smallest, law, target, e, flops) if has_budget else partial(_find_cheapest, law, target, e)
+    models = find(question)
+    ramp = _recommend_ramp(models, target.size, pick(RunFields, question))
+    if ramp is not None:
+        models = find({**question, "sequence_length": None, "batch": ramp})
     limits = models.limits
     is_reached = np.isfinite(models.d_model)
     variables = Budget.each(np.where(is_reached, models.flops, np.nan)).models(law, models.d_model, e, limits)
@@ -228,10 +230,24 @@ class _ReachingModels:
     """The models that reach each loss at least cost, losses × E: their widths, NaN where none does, and FLOPs."""
 
     d_model: FloatArray
+    tokens: FloatArray
     flops: FloatArray
     least: Literal["flops", "hours", "memory_bytes"]
     limits: Limits
     cluster: Cluster | None
+
+
+def _recommend_ramp(models: _ReachingModels, losses: int, run: RunFields) -> BatchRamp | None:
+    """Return the batches for the cheapest model of the loss that costs most, None where they need no change."""
+    is_reached = np.isfinite(models.d_model)
+    if models.cluster is None or not is_reached.any():
+        return None
+    flops = np.where(is_reached, models.flops, np.inf).reshape(losses, -1)
+    tokens = models.tokens.reshape(losses, -1)
+    cheapest = np.argmin(flops, axis=1)
+    least = np.take_along_axis(flops, cheapest[:, None], 1)[:, 0]
+    row = int(np.argmax(np.where(np.isfinite(least), least, 0.0)))
+    return models.cluster.recommend_ramp(run, float(least[row]), float(tokens[row, cheapest[row]]))
 
 
 def _find_cheapest(law: Formula, loss: FloatArray, experts: FloatArray, question: QuestionFields) -> _ReachingModels:
@@ -250,13 +266,11 @@ def _find_cheapest(law: Formula, loss: FloatArray, experts: FloatArray, question
     # The smallest model is the cheapest one where the optimum would be smaller still.
     n_active, tokens, cost = models(np.full(losses.shape, HEAD_DIM))
     is_smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
+    tokens = np.where(is_smallest, tokens, optimum.tokens)
     return _ReachingModels(
         d_model=np.where(optimum.fits, optimum.d_model, np.where(is_smallest, HEAD_DIM, np.nan)),
-        flops=flops_of(
-            np.where(is_smallest, n_active, optimum.n_active),
-            np.where(is_smallest, tokens, optimum.tokens),
-            limits,
-        ),
+        tokens=tokens,
+        flops=flops_of(np.where(is_smallest, n_active, optimum.n_active), tokens, limits),
         least="hours" if cluster else "flops",
         limits=limits,
         cluster=cluster,
@@ -286,6 +300,7 @@ def _find_smallest(
     trained = budget.variables(width, experts, limits)
     return _ReachingModels(
         d_model=width,
+        tokens=np.asarray(trained["tokens"]),
         flops=np.asarray(budget.flops or training_flops(trained["n_active"], trained["tokens"])),
         least="memory_bytes",
         limits=limits,

@@ -17,9 +17,11 @@ from hub.base.tables import rows_of
 from hub.base.units import format_bytes, format_count, format_experts, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
+from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import numbers, one_positive, percentile_interval
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.serving import seconds_of_token
+from scaling_law.planning.batches import batch_source, recommend_ramp
 from scaling_law.planning.budget import Budget, Cluster, read_question
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
@@ -75,8 +77,9 @@ def optimal(
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
         learning_rate_law: one, or its name or file; None asks that of the public grids at the level of the paper.
-        sequence_length, batch: of the run, 4096 and "4M" tokens, or a ramp such as "0:128,0.5B:256"; None: the
-            paper's. Step times depend on them, and rates by laws that have a batch on the last one.
+        sequence_length, batch: of the run, 4096 and "4M" tokens, or a ramp such as "0:128,0.5B:256". None: the
+            paper's, and above its largest run sequences of 4,096 tokens in a batch by Step Law. Step times depend on
+            them, and rates by laws that have a batch on the last one.
         force: compare answers beyond the range guard, too.
         accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/planning.md#accuracy).
         question: the fields of `Limits`: memory="80GB" and so on.
@@ -93,6 +96,18 @@ def optimal(
     check = law.check(**models.variables, unique_tokens=limits.unique_tokens)
     if check.beyond.all():
         check.refuse(force)
+    run: RunFields = pick(RunFields, question)
+    is_recommended = False
+    # Other batches buy other tokens in the same hours, for which the batch is chosen once more.
+    for _ in range(2):
+        ramp = _recommend_ramp(run, budget.cluster or named_gpus, models, check)
+        if ramp is None:
+            break
+        is_recommended = True
+        budget = budget.with_ramp(ramp)
+        named_gpus = None if named_gpus is None else replace(named_gpus, ramp=ramp)
+        models = _find_models(law, budget, limits, candidates, integral)
+        check = law.check(**models.variables, unique_tokens=limits.unique_tokens)
 
     cluster = budget.cluster
     rates = LearningRateLaw.named(learning_rate_law) if isinstance(learning_rate_law, str) else learning_rate_law
@@ -113,6 +128,7 @@ def optimal(
         draw_losses=draws,
         check=check,
         cluster=named_gpus,
+        batch_source=batch_source(run, is_recommended),
         notes=(
             *_explain_smallest(budget, limits, models, force),
             *describe_accuracies(tasks, [row.loss for row in rows]),
@@ -182,6 +198,17 @@ def _find_models(law: Formula, budget: Budget, limits: Limits, candidates: Float
     experts = candidates[optimum.fits]
     variables = budget.models(law, optimum.d_model[optimum.fits], experts, limits)
     return _Models(optimum, experts, variables, integral)
+
+
+def _recommend_ramp(run: RunFields, cluster: Cluster | None, models: _Models, check: RangeCheck) -> BatchRamp | None:
+    """Return the batches for the best of the models, None where the question or the paper's recipe has them."""
+    losses = models.optimum.loss[models.optimum.fits]
+    if np.any(check.trusted):
+        losses = np.where(check.trusted, losses, np.inf)
+    best = int(np.argmin(losses))
+    tokens = float(models.variables["tokens"][best])
+    flops = float(training_flops(models.variables["n_active"][best], tokens))
+    return recommend_ramp(run, flops, tokens) if cluster is None else cluster.recommend_ramp(run, flops, tokens)
 
 
 def _make_rows(

@@ -23,9 +23,11 @@ from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.layout import DoesNotFit, Placement
+from scaling_law.planning.batches import OF_PAPER
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import explain_left_out
+from scaling_law.rates.batch import PublishedBatch, describe_batches, published_batches
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import HEAD_DIM, Architecture, name_size
 from scaling_law.size.arrays import FloatArray
@@ -181,7 +183,8 @@ class OptimalTable(Answer):
     [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
     With a budget of hours, draws are those of law and step times together, `flops` those of the best row, and
     `equal_flops` the answer for that many FLOPs. `cluster` are the GPUs named beside a budget of FLOPs, to serve or to
-    train. `largest` says that no larger E than the best was considered.
+    train. `batch_source`: where the batch comes from, "given", "paper", or a published law. `largest` says that no
+    larger E than the best was considered.
     """
 
     rows: tuple[OptimalRow, ...]
@@ -198,6 +201,7 @@ class OptimalTable(Answer):
     largest: str | None = None
     equal_flops: OptimalTable | None = field(default=None, repr=False, compare=False)
     cluster: Cluster | None = None
+    batch_source: str = OF_PAPER
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -380,6 +384,19 @@ class OptimalTable(Answer):
         return self.budget.ramp.last_batch_tokens(self.best.tokens)
 
     @property
+    def batches(self) -> tuple[PublishedBatch, ...]:
+        """The batches of published laws for the run of the best row."""
+        best = self.best
+        return published_batches(best.training_flops, best.tokens, best.loss)
+
+    @property
+    def batch(self) -> str:
+        """The batch of the best row, where it comes from, and what published laws say, in words."""
+        length = self.budget.ramp.sequence_length
+        batch = f"{format_count(self.batch_tokens)} tokens in sequences of {length:,} ({self.batch_source})"
+        return f"batch: {batch}; by published laws: {describe_batches(self.batches)}"
+
+    @property
     def rates(self) -> str:
         """The law of the peak learning rates and the batches that they are for, in words."""
         source = source_of_rate(self.best.learning_rate_law, (row.learning_rate_batch for row in self.rows))
@@ -401,6 +418,7 @@ class OptimalTable(Answer):
         facts = {**plain_fields(self, *HIDDEN_FACTS), "comparison": plain(self.comparison)}
         facts["sequence_length"] = self.budget.ramp.sequence_length
         facts["batch_tokens"] = self.batch_tokens
+        facts["batches"] = plain(self.batches)
         facts["cluster"] = plain(self.cluster)
         if self.budget.cluster is not None:
             facts |= {name: plain(getattr(self, name)) for name in TIMED_FACTS}
@@ -420,7 +438,7 @@ class OptimalTable(Answer):
             first=FIRST,
             styles=[self._style(row) for row in self.rows],
             title=f"{self.verdict}\n{self._subtitle()}",
-            notes=[self.rates],
+            notes=[self.batch, self.rates],
             warnings=self.warnings,
         )
 

@@ -22,13 +22,13 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Placement
-from scaling_law.planning.batches import paper_stages, read_ramp
+from scaling_law.planning.batches import OF_PAPER, paper_stages
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
-from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, RunFields, lists_keywords, pick
+from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import (
     ADAM_BYTES,
@@ -64,8 +64,8 @@ class Plan(Answer):
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of the GPUs named, and `placement` how the run is laid out on them; without any, `gpu_hours` are
-    those of as many H100s as hold it. Intervals hold 95 %.
-    `learning_rate` is None where the run is too far from those of its law: then there is no configuration.
+    those of as many H100s as hold it. Intervals hold 95 %. `batch_source`: "given", "paper", or the published law of
+    the batch. `learning_rate` is None where the run is too far from those of its law: then there is no configuration.
     """
 
     architecture: Architecture
@@ -95,6 +95,7 @@ class Plan(Answer):
     gpu: str
     time: Budget | None = None
     placement: Placement | None = None
+    batch_source: str = OF_PAPER
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
@@ -202,7 +203,7 @@ class Plan(Answer):
         lines["tokens"] = f"{self.tokens:,} in {self.steps:,} steps ({per_parameter:.1f} per active parameter)"
         lines["branches"] = ", ".join(format_count(tokens) for tokens in self.branches)
         ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
-        lines["batch"] = f"{ramp} tokens on, of {self.sequence_length} tokens each"
+        lines["batch"] = f"{ramp} tokens on, of {self.sequence_length:,} tokens each ({self.batch_source})"
         lines["warm-up, decay"] = f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens"
         lines["peak learning rate"] = self._describe_rate()
         lines["training"] = self._describe_flops()
@@ -273,19 +274,16 @@ def plan(
         raise InputError(f"branches={branches!r} must be a whole number from 1 to {MOST_BRANCHES}")
     if question.get("engine") not in (None, TRAIN_PY):
         raise InputError(given("engine", question["engine"]), f": a plan is a run of {TRAIN_PY}")
-    cluster = _read_cluster(question)
-    ramp = cluster.ramp if cluster else read_ramp(**pick(RunFields, question))
-    options: dict[str, Any] = {**question, "integral": True, "batch": ramp, "force": force}
-    options["learning_rate_law"] = learning_rate_law
-    if cluster is not None and flops is not None:
-        for name in ClusterFields.__annotations__:
-            options.pop(name, None)
-    ask = partial(optimal, law, flops, **options)
-
-    table = ask(experts=experts)
+    options: dict[str, Any] = {**question, "integral": True, "force": force, "learning_rate_law": learning_rate_law}
+    table = optimal(law, flops, experts, **options)
+    batch_source = table.batch_source
+    ramp = table.budget.ramp
+    cluster = table.budget.cluster or table.cluster
     passed_over: tuple[str, ...] = ()
     if cluster is not None:
-        table, passed_over = _find_trainable(table, cluster, ask)
+        options["batch"] = ramp
+        options["sequence_length"] = None
+        table, passed_over = _find_trainable(table, cluster, partial(optimal, law, flops, **options))
     row = table.best
     architecture = row.architecture
     # Integral rows have one.
@@ -308,6 +306,7 @@ def plan(
         steps=schedule.steps,
         sequence_length=ramp.sequence_length,
         batch_ramp=ramp.stages,
+        batch_source=batch_source,
         warmup_tokens=schedule.warmup_tokens,
         decay_tokens=_decay_tokens(ramp, schedule.tokens),
         **_read_rate(row, given_rate),
@@ -328,13 +327,6 @@ def plan(
         placement=None if cluster is None else cluster.place(architecture),
         check=law.check(**variables, unique_tokens=table.limits.unique_tokens),
     )
-
-
-def _read_cluster(question: QuestionFields) -> Cluster | None:
-    """Read the GPUs that a question names; None for one that names none."""
-    if all(question.get(name) is None for name in ("gpu", "throughput", "mfu")):
-        return None
-    return Cluster.of(pick(RunFields, question), **pick(ClusterFields, question))
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,13 @@ class RunFields(TypedDict, total=False):
 
     sequence_length: Annotated[
         Quantity | None,
-        Field("Tokens of a sequence: 4k is 4,096.", parse_context, "TOKENS", default_meaning="512", is_rare=True),
+        Field(
+            "Tokens of a sequence: 4k is 4,096.",
+            parse_context,
+            "TOKENS",
+            default_meaning="512; above the paper's largest run 4,096",
+            is_rare=True,
+        ),
     ]
     batch: Annotated[
         Quantity | Sequence[RampStage] | BatchRamp | None,
@@ -117,7 +123,7 @@ class RunFields(TypedDict, total=False):
             "Tokens of a batch: 4M; or sequences from so many tokens on: 0:128,0.5B:256.",
             parse_run_batch,
             "TOKENS",
-            default_meaning="of the paper: 66K, 131K and 262K",
+            default_meaning="the paper's, 66K to 262K; above its largest run by Step Law",
             is_rare=True,
         ),
     ]

@@ -8,8 +8,9 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from scaling_law import JointLaw, laws, published
+from scaling_law.formulas.literature import power_law
 from scaling_law.law import LAWS
-from scaling_law.law.published_rates import power_law, published_rates
+from scaling_law.law.published_rates import published_rates
 from scaling_law.law.shelf import SHELF, entry
 from scaling_law.law_files import law_card
 
@@ -328,7 +329,11 @@ def test_learning_rates_and_batches():
     [
         ("step_law", {"tokens": 1e10}, "step_law depends on n_total_non_embedding, tokens, not on tokens"),
         ("step_law", {"n_total_non_embedding": 0.0, "tokens": 1e10}, "n_total_non_embedding=0 must be positive"),
-        ("marin", {"flops": 1e20}, "law='marin' gives optimum, no rates; there are ling_rates, step_law"),
+        (
+            "marin",
+            {"flops": 1e20},
+            "law='marin' gives optimum, no rates; there are ling_rates, step_law, deep",
+        ),
         ("step_law", {"n_total_non_embedding": 1e9, "tokens": 1e16}, "too far from the runs .* to answer: D 1"),
     ],
 )

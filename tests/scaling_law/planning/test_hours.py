@@ -8,6 +8,7 @@ import pytest
 from hub.base.tables import as_text
 from scaling_law import Architecture, JointLaw, Limits, Throughput, published
 from scaling_law.machine.layout import MEGATRON
+from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.recipe import BatchRamp, RampStage
 
@@ -72,7 +73,7 @@ def test_limits_and_sizes_that_exist(law, measured):
 def test_equal_throughput_per_flop_gives_the_answer_for_flops(law):
     """Where time is proportional to 6 N D, hours are FLOPs."""
     same = Throughput("a GPU", "bf16", {"flops": 1e-15}, draws=None)
-    table = law.optimal(hours=100, gpus=8, throughput=same)
+    table = law.optimal(hours=100, gpus=8, throughput=same, sequence_length=512)
     for row in table:
         assert row.loss == pytest.approx(law.optimal(row.training_flops, [row.experts]).best.loss, abs=2e-3)
         assert row.training_flops == pytest.approx(100 * 3600 * 8e15, rel=0.1)  # scores of attention, embedding
@@ -131,7 +132,7 @@ def test_the_default_e_are_those_of_the_law_in_any_budget(law):
 
 def test_a_megatron_like_engine_is_asked_by_name(law):
     """The same models in the same hours see more tokens by its layouts, where these are faster."""
-    hours = {"hours": 2000, "gpus": 64, "gpu": "h100", "experts": [1], "integral": True}
+    hours = {"hours": 2000, "gpus": 64, "gpu": "h100", "experts": [1], "integral": True, "batch": PAPER_RAMP}
     row = law.optimal(**hours)[1]
     table = law.optimal(**hours, engine="megatron")
     assert table.budget.cluster.engine == MEGATRON

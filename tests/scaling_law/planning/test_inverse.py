@@ -6,6 +6,7 @@ import pytest
 from scaling_law import ExtrapolationError, Throughput, matched_memory
 from scaling_law import published as shelf
 from scaling_law.planning import flop_savings
+from scaling_law.planning.batches import PAPER_RAMP
 
 EXPERTS = [1, 2, 4, 8, 16, 32]
 
@@ -57,7 +58,7 @@ def test_what_no_budget_reaches(published):
     assert published.loss(least["n_active"], least["tokens"], 8) == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize("question", [{"flops": 6 * 1.1e9 * 8e9}, HOURS | {"hours": 72}])
+@pytest.mark.parametrize("question", [{"flops": 6 * 1.1e9 * 8e9}, HOURS | {"hours": 72, "batch": PAPER_RAMP}])
 def test_the_smallest_memory_reaches_the_loss_and_no_less_does(published, question):
     loss = published.loss(1.1e9, 8e9, 1)  # of a dense model that takes 2.2 GB
     found = published.reach(loss, EXPERTS, force=True, **question)

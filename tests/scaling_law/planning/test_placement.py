@@ -11,6 +11,7 @@ import yaml
 from scaling_law import Architecture, JointLaw, Limits, Throughput, scale_out
 from scaling_law.machine import training_memory
 from scaling_law.machine.layout import ENGINES, RESERVED, DoesNotFit, Option
+from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.recipe import BatchRamp, RampStage
 from training import from_dict
@@ -76,7 +77,7 @@ def test_a_plan_divides_experts_as_its_layout_does():
 def test_an_optimum_goes_over_what_the_gpus_can_train():
     """And says where their memory, not time, decides the size."""
     cluster = Cluster(8, H100)
-    table = JointLaw.published().optimal(hours=480, gpus=8, throughput=H100, integral=True)
+    table = JointLaw.published().optimal(hours=480, gpus=8, throughput=H100, integral=True, batch=PAPER_RAMP)
     (note,) = [warning for warning in table.warnings if "largest model that the memory" in warning]
     named = [float(e) for e in note.partition(":")[0].removeprefix("E = ").split(", ")]
     assert table.placement == cluster.place(table.best.architecture)
@@ -90,7 +91,7 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
                 cluster.place(Architecture(row.architecture.d_model + 64, int(row.experts)))
     assert named == [16, 32]
     measured = replace(H100, is_assumed=False)  # steps that were measured hold for models of any size
-    free = JointLaw.published().optimal(hours=480, gpus=8, throughput=measured, integral=True)
+    free = JointLaw.published().optimal(hours=480, gpus=8, throughput=measured, integral=True, batch=PAPER_RAMP)
     assert any(warning.startswith("E = 8, 16, 32: training takes more memory than 8 ×") for warning in free.warnings)
 
 
@@ -108,7 +109,7 @@ def test_batches_are_rounded_up_to_what_gpus_can_share():
 def test_a_plan_is_the_best_that_the_gpus_can_train(experts):
     """Against every width of every E: the best of those that fit."""
     law, cluster = JointLaw.published(), Cluster(4, H100)
-    asked = {"hours": 960, "gpus": 4, "throughput": H100}
+    asked = {"hours": 960, "gpus": 4, "throughput": H100, "batch": PAPER_RAMP}
     made = law.plan(**asked, experts=experts, force=True)  # of D 38 times that of the runs with E = 32
     losses = {}
     for e in experts or (1, 2, 4, 8, 16, 32):

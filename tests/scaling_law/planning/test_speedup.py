@@ -11,6 +11,7 @@ from scaling_law import (
     Throughput,
     published,
 )
+from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import width_of_active
 
@@ -143,7 +144,7 @@ def test_how_far_both_models_extrapolate_is_said(law):
 def test_hours_of_both_models(law):
     """The hours of a cluster; each draw of the step times with one of the law."""
     few, h100 = law.replace(draws=law.draws[:20]), Throughput.assumed("h100")
-    found = few.speedup(8, 1, flops=1e21, gpus=8, throughput=h100)
+    found = few.speedup(8, 1, flops=1e21, gpus=8, throughput=h100, batch=PAPER_RAMP)
     best, same = found.rows
     cluster, limits = Cluster(8, h100), Limits()
     own = cluster.seconds(limits.widths(width_of_active(found.n_active), 8.0), found.tokens)

@@ -1,0 +1,85 @@
+"""The batch of a run by published laws: the best, of least loss, and the critical one, above which tokens count less.
+
+Labs fit them to runs below 1e21 FLOPs and disagree by a factor of ten above; `outside` says how far a run lies beyond
+theirs. Step Law's, in the tokens alone, is nearest to the batches of 12 published runs (docs/planning.md#batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from hub.base.units import format_count
+from scaling_law.formulas.literature import power_law, read_literature
+
+# What a published law answers, and the batch that it means.
+BATCHES = {"learning rate, batch": "best", "critical batch": "critical"}
+DEFAULT_LAW = "step_law"
+
+
+@dataclass(frozen=True)
+class PublishedBatch:
+    """Tokens of a batch by a published law; `batch` is "best" or "critical".
+
+    `outside`: how many times the run lies beyond the runs of the law, in the variables that the batch depends on; 1
+    within, None where their range is not known.
+    """
+
+    law: str
+    batch: str
+    batch_tokens: float
+    source: str
+    outside: float | None
+
+
+def published_batches(flops: float, tokens: float, loss: float) -> tuple[PublishedBatch, ...]:
+    """Return the batches that published laws give a run of so many training FLOPs and tokens, with its final loss."""
+    variables = {"flops": flops, "tokens": tokens, "loss": loss}
+    batches = []
+    for row in _batch_laws():
+        coefficients = row["coefficients"]["batch_tokens"]
+        reference = f"{row['authors']} {row['year']}"
+        if row.get("arxiv"):
+            reference += f", arXiv {row['arxiv']}"
+        batches.append(
+            PublishedBatch(
+                law=row["name"],
+                batch=BATCHES[row["answers"]],
+                batch_tokens=float(power_law(coefficients, variables)),
+                source=f"{reference}: {row['part']}",
+                outside=_distance(row.get("ranges", {}), coefficients, variables),
+            )
+        )
+    return tuple(batches)
+
+
+def batch_of(tokens: float, law: str = DEFAULT_LAW) -> float:
+    """Return the tokens of the best batch by a law that depends on the tokens of a run alone."""
+    (row,) = (row for row in _batch_laws() if row["name"] == law)
+    return float(power_law(row["coefficients"]["batch_tokens"], {"tokens": tokens}))
+
+
+def describe_batches(batches: tuple[PublishedBatch, ...]) -> str:
+    """Write the ranges of published batches: "best 1.1M (step_law) to 7.2M (ling_rates), critical …"."""
+    phrases = []
+    for kind in dict.fromkeys(BATCHES.values()):
+        ordered = sorted((batch for batch in batches if batch.batch == kind), key=lambda batch: batch.batch_tokens)
+        ends = [f"{format_count(batch.batch_tokens)} ({batch.law})" for batch in (ordered[0], ordered[-1])]
+        phrases.append(f"{kind} {' to '.join(ends)}")
+    return ", ".join(phrases)
+
+
+@cache
+def _batch_laws() -> tuple[dict[str, Any], ...]:
+    return tuple(row for row in read_literature() if row.get("answers") in BATCHES)
+
+
+def _distance(ranges: Mapping[str, Any], coefficients: Mapping[str, float], variables: Mapping[str, float]) -> Any:
+    """Return how many times the variables of the batch lie beyond the ranges of a law."""
+    factors = [1.0]
+    for name, (low, high) in ranges.items():
+        if name in coefficients:
+            factors += [low / variables[name], variables[name] / high]
+    return max(factors) if len(factors) > 1 else None
