@@ -31,6 +31,7 @@ from scaling_law.runs.rows import (
     names_of,
     number,
     numeric_columns,
+    read_rows,
     row_name,
     text_columns,
     whole,
@@ -152,6 +153,15 @@ def load_runs(
         recipe=recipe_of(rows),
         texts=text_columns(rows, {*other_columns, *named_columns, "run_id", "status"}),
     )
+
+
+def read_models(source: Any) -> list[Row]:
+    """Read the rows of a table of models, which have no losses yet, with our columns; RunsError for no rows."""
+    table = read_rows(source)
+    if not table.rows:
+        raise RunsError(f"{table.name}: no rows")
+    rows, _, _ = _with_our_columns(table.rows, {}, table.name, is_public=False)
+    return rows
 
 
 # ------------------------------------------------------------------ rows with our columns
