@@ -16,6 +16,7 @@ import scaling_law
 from hub.base.tables import as_text
 from scaling_law.commands import cli
 from scaling_law.size.recipe import Design, published_design
+from tests import option_reference
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
 from training.configuration.model_classes import fields_of
@@ -25,14 +26,7 @@ GUIDES = [
     str(path.relative_to(DOCS)) for path in [*DOCS.glob("*.md"), *DOCS.glob("studies/*.md")] if path.name != "index.md"
 ]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-APPS = {
-    "scaling-law": "scaling_law.commands.cli",
-    "python -m hub": "hub.__main__",
-    "python -m training.sweep": "training.sweep.__main__",
-    "python -m training.prepare": "training.prepare",
-    "python -m training.presets": "training.presets",
-    "python -m training.throughput": "training.throughput",
-}
+APPS = option_reference.PROGRAMS
 ASKS = r"scaling-law (?!fit|learning-rate \w+\.)"  # a law, and reads no runs
 LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
 
@@ -122,6 +116,10 @@ def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, mon
     assert all("<table>" in left[name]._repr_html_() for name in results)
     again = left["bootstrap"].law.optimal(1e21, memory="24GB", kv_tokens="16k")
     assert (left["answer"].best.experts, again.best.experts) == (16, 16)
+
+
+def test_the_options_are_those_of_the_commands():
+    assert text_of(option_reference.PAGE) == option_reference.render(), "make reference writes it again"
 
 
 @every_page
