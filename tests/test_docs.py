@@ -90,7 +90,9 @@ def words_with_dashes(line: str) -> set[str]:
 
 
 # The others have tests of their own.
-@pytest.mark.parametrize("guide", ["index.md", "gpus_for_a_time.md", "planning.md", "fitting.md", "hours.md", "scaling.md"])
+@pytest.mark.parametrize(
+    "guide", ["index.md", "gpus_for_a_time.md", "planning.md", "fitting.md", "hours.md", "scaling.md"]
+)
 def test_python_blocks_run_and_print_what_is_shown(guide, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # Every third run of the paper: the fits of the guide, which prints no result of them, are quicker.
