@@ -23,8 +23,8 @@
 # make tour          the pictures of docs/tour.md again, by its own code
 # make docs          the documentation as a site in build/site, strict about its links and anchors
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
-#                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
-#                    BENCH_TOKENIZER=, BENCH_RUNS=: data that is not shipped here; what needs it is skipped or made without
+#                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_SCALEBENCH=, BENCH_STEP_LAW=,
+#                    BENCH_DATASET=, BENCH_TOKENIZER=, BENCH_RUNS=: data that is not shipped here; what needs it is skipped or made without
 # make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-first: what answers most, in 12 minutes;
 #                    gpu-steps, gpu-suite, gpu-heads, gpu-data, gpu-decoding, gpu-checkpoints, gpu-registered (45
 #                    minutes, with DATA=), gpu-sweep: one part. LIMIT=540 stops after so many seconds, and the same command
@@ -73,7 +73,7 @@ endif
 # $(call logged,LOG,COMMAND): what an installer says goes to a file, to whose end an error points.
 logged = mkdir -p build; $(2) > build/$(1).log 2>&1 || { tail -n 4 build/$(1).log; echo "error: see build/$(1).log"; exit 1; } >&2
 
-BENCHMARKS := query_speed fit_speed large_tables clark_routing model_speed classes muon throughput hours checkpoints data_pipeline tokenising hub_releases
+BENCHMARKS := query_speed fit_speed large_tables clark_routing next_runs model_speed classes muon throughput hours checkpoints data_pipeline tokenising hub_releases
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 

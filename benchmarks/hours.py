@@ -23,8 +23,8 @@ import torch
 from benchmarks.report import Options, Report, benchmark
 from hub.base.errors import InputError
 from hub.record.run_record import RunRecord
-from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput
 from scaling_law.machine.throughput import Throughput
+from scaling_law.machine.throughput_fit import LEAST_ARCHITECTURES, fit_throughput
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp, RampStage

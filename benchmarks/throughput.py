@@ -20,9 +20,9 @@ import numpy as np
 
 from benchmarks.model_speed import DEVICE
 from benchmarks.report import Options, Report, benchmark
-from scaling_law.fitting.throughput import FITTED, fit_throughput
 from scaling_law.machine.memory import training_memory
 from scaling_law.machine.throughput import Measurement, Throughput
+from scaling_law.machine.throughput_fit import FITTED, fit_throughput
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.rows import RunsError
 from scaling_law.size.architecture import Architecture

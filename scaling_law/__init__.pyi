@@ -13,7 +13,6 @@ from .fitting.measured_speedup import MeasuredSpeedup as MeasuredSpeedup
 from .fitting.measured_speedup import measured_speedup as measured_speedup
 from .fitting.prior import Prior as Prior
 from .fitting.prior import prior as prior
-from .fitting.throughput import fit_throughput as fit_throughput
 from .fitting.uncertainty import Bootstrap as Bootstrap
 from .forecasting.forecast import Forecast as Forecast
 from .forecasting.forecast import forecast as forecast
@@ -38,6 +37,7 @@ from .law.shelf import PublishedLaw as PublishedLaw
 from .law.shelf import laws as laws
 from .law.shelf import published as published
 from .machine.throughput import Throughput as Throughput
+from .machine.throughput_fit import fit_throughput as fit_throughput
 from .planning.break_even import BreakEven as BreakEven
 from .planning.budget import Budget as Budget
 from .planning.design import Design as Design

@@ -23,8 +23,8 @@ from hub.base.errors import InputError
 from hub.base.tables import Table, print_table
 from hub.record.filter import select
 from hub.release.sources import load_records
-from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput, left_out_ratios, of_records
 from scaling_law.machine.throughput import Measurement, Throughput
+from scaling_law.machine.throughput_fit import LEAST_ARCHITECTURES, fit_throughput, left_out_ratios, of_records
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.recipe import PAPER
 from training.configuration.arguments import TrainingArguments

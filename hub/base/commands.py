@@ -10,12 +10,15 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from copy import copy
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -71,8 +74,17 @@ def report(error: BaseException, said: str | None = None) -> int:
         said = f"{path}: {reason}"
     message = (str(error) if said is None else said) or type(error).__name__
     text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {message}"
-    typer.secho(redact(text), err=True, fg="red")
+    typer.secho(fold_for_terminal(redact(text)), err=True, fg="red")
     return status
+
+
+def fold_for_terminal(text: str) -> str:
+    """Fold lines between words where standard error is a terminal; a file and a pipe get them whole."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    lines = [wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()]
+    return "\n".join("\n".join(folded) for folded in lines)
 
 
 def flag(command: Any, name: str) -> str:

@@ -99,6 +99,13 @@ class InputError(ValueError):
         return message(*pieces)
 
 
+def reason_of(error: Exception) -> str:
+    """Return the message of an error as a reason in an answer, with parameters by their names alone."""
+    if isinstance(error, InputError):
+        return error.message.worded(lambda parameter: parameter.name.replace("_", " "))
+    return str(error)
+
+
 class HubError(Exception):
     """Base class of the errors that `hub` raises on purpose; `exit_status` is that of a command it ends.
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import math
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hub.base.markdown import escape_markdown
+from hub.base.notices import brief_lines
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ Part = tuple[object, ...] | str
 PIPE_WIDTH = 160
 # Rows of a `ResultTable` that a terminal or a notebook shows.
 _MAX_ROWS = 60
+# Columns of counts, which are integers where they are whole.
+_COUNTS = ("experts", "d_model", "n_active", "n_total", "tokens")
 # Columns of the terminal that a border and two spaces take.
 _PADDING = 3
 # A column of longer texts is folded before a table is split.
@@ -78,6 +83,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "eval_loss": ("eval_loss", _LOSS),
     "train_loss": ("train_loss", _LOSS),
     "rmse": ("rmse", _LOSS),
+    "times_beyond": ("× largest run", _TIMES),
     "trusted": ("", lambda is_trusted: "" if is_trusted else "not trusted"),
     "gain": ("gain", "{:+.4f}".format),
     "token_ratio": ("tokens to match", "{:.3g}".format),
@@ -110,13 +116,30 @@ def _label(name: str) -> str:
     return _FIELDS[name][0] if name in _FIELDS else name
 
 
-@dataclass(frozen=True)
-class Table:
+class Printable:
+    """A renderable of rich that `print` shows as rich does; its `repr` is a line."""
+
+    def __str__(self) -> str:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+        return as_text(cast("RenderableType", self), width)
+
+    def __repr__(self) -> str:
+        headline = " ".join(self._headline().split())
+        return f"{type(self).__name__}({headline})"
+
+    def _headline(self) -> str:
+        """Say in a few words what this is."""
+        return ""
+
+
+@dataclass(frozen=True, repr=False)
+class Table(Printable):
     """Rows of cells under a header; without a header the first column has the names of the values beside it.
 
     A terminal too narrow for a table gets it in pieces, below each other, with nothing cut. Each piece repeats `keys`,
     the columns that tell rows apart (default: the first); the first piece also has those of `first`. `styles` are
-    rich's, one for each row; `total` is a last row, set apart.
+    rich's, one for each row; `total` is a last row, set apart. Warnings that have a short form share a line, which
+    says that the others are in `all_warnings`; without it, each is shown in full.
     """
 
     header: Sequence[str]
@@ -128,6 +151,7 @@ class Table:
     total: Sequence[object] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    all_warnings: str = ".warnings"
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, object]], **options: Any) -> Table:
@@ -137,6 +161,17 @@ class Table:
         nonempty = [i for i in range(len(names)) if any(row[i] for row in cells)]
         header = [_label(names[i]) for i in nonempty]
         return cls(header, [[row[i] for i in nonempty] for row in cells], **options)
+
+    def for_shell(self, verbose: bool) -> Table:
+        """Return the table as a command shows it: with all warnings in full, or with the option that does so."""
+        return replace(self, all_warnings="" if verbose else "--verbose")
+
+    def _shown_warnings(self) -> Sequence[str]:
+        return brief_lines(self.warnings, self.all_warnings) if self.all_warnings else self.warnings
+
+    def _headline(self) -> str:
+        title = (self.title or "").partition("\n")[0]
+        return title or f"{len(self.rows)} rows"
 
     def markdown(self) -> str:
         """Write a pipe table. The header is trusted text, every cell is escaped."""
@@ -180,7 +215,7 @@ class Table:
             yield grid
         for note in self.notes:
             yield Text(note, style="dim")
-        for warning in self.warnings:
+        for warning in self._shown_warnings():
             yield Text(f"⚠ {warning}", style="yellow")
 
     def _repr_html_(self) -> str:
@@ -201,7 +236,11 @@ class Table:
             lines.append(_html_row("td", row, columns, style))
         lines.append("</table>")
         lines += [f"<p><small>{escape(note)}</small></p>" for note in self.notes]
-        lines += [f"<p>⚠ {escape(warning)}</p>" for warning in self.warnings]
+        shown_warnings = self._shown_warnings()
+        lines += [f"<p>⚠ {escape(warning)}</p>" for warning in shown_warnings]
+        if len(shown_warnings) < len(self.warnings):
+            items = "".join(f"<li>{escape(warning)}</li>" for warning in self.warnings)
+            lines.append(f"<details><summary>All warnings</summary><ul>{items}</ul></details>")
         return "\n".join([*lines, "</div>"])
 
     def _columns(self) -> list[_Column]:
@@ -277,15 +316,46 @@ def _width(columns: Sequence[_Column]) -> int:
 
 
 def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one dict of plain values for each element of the columns, which broadcast."""
+    """Return one dict of plain values for each element of the columns, which broadcast; whole counts are integers."""
     import numpy as np
 
-    lists = [np.ravel(column).tolist() for column in np.broadcast_arrays(*columns.values())]
+    lists = []
+    for name, column in zip(columns, np.broadcast_arrays(*columns.values()), strict=True):
+        values = np.ravel(column).tolist()
+        lists.append([_whole(value) for value in values] if name in _COUNTS else values)
     return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
-class Summarised:
-    """A result that rich and notebooks show by its `summary()`."""
+def _whole(value: Any) -> Any:
+    """Return a whole number as an integer, any other value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@dataclass(frozen=True, repr=False)
+class Tables(Printable):
+    """Tables and texts below each other."""
+
+    members: Sequence[RenderableType]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self.members
+
+    def _repr_html_(self) -> str:
+        return "\n".join(map(html, self.members))
+
+    def for_shell(self, verbose: bool) -> Tables:
+        """Return the tables as a command shows them (`Table.for_shell`)."""
+        members = []
+        for member in self.members:
+            members.append(member.for_shell(verbose) if isinstance(member, (Table, Tables)) else member)
+        return Tables(members)
+
+    def _headline(self) -> str:
+        return f"{len(self.members)} tables"
+
+
+class Summarised(Printable):
+    """A result that `print`, rich and notebooks show by its `summary()`."""
 
     def summary(self) -> RenderableType:
         raise NotImplementedError
@@ -295,6 +365,33 @@ class Summarised:
 
     def _repr_html_(self) -> str:
         return html(self.summary())
+
+
+class Listed(Summarised):
+    """A dataclass that shows its fields, a line each: those with `repr=True` that have a value without parts."""
+
+    def summary(self) -> Table:
+        rows = []
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            is_empty = value is None or (isinstance(value, (str, tuple, Mapping)) and not value)
+            is_nested = is_dataclass(value) or (isinstance(value, tuple) and isinstance(next(iter(value), 0), tuple))
+            if field.repr and not (is_empty or is_nested):
+                rows.append((_label(field.name) or field.name, _line(field.name, value)))
+        return Table((), rows, title=self._headline() or None)
+
+
+def _line(name: str, value: object) -> str:
+    """Format the value of a field: texts a line each, a mapping by its keys, and two numbers as an interval."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {cell('', number)}" for key, number in value.items())
+    if not isinstance(value, tuple) or name in _FORMATS:
+        return cell(name, value)
+    if all(isinstance(text, str) for text in value):
+        return "\n".join(value)
+    return _interval(_TIMES)(value) if len(value) == 2 else str(value)
 
 
 class ResultTable(Summarised):
@@ -314,6 +411,9 @@ class ResultTable(Summarised):
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one dict of plain values for each question, in the order of the arrays."""
         return rows_of(self._columns())
+
+    def _headline(self) -> str:
+        return f"{len(self.to_rows())} rows"
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return one line for each question (pandas)."""
@@ -351,16 +451,19 @@ def show(value: Any, as_json: bool, renderable: Any) -> None:
     print(to_json(value, indent=1, inf_nan_mode="null", fallback=lambda array: array.tolist()).decode())
 
 
-def print_table(renderable: Any) -> None:
+def print_table(renderable: Any, page_width: int | None = None) -> None:
     """Print a text or a renderable of rich on stdout; a file or a pipe has no width that a table must be cut to.
 
-    A text is printed as it is: no colours for its numbers, and no markup in what a name or a path says.
+    A text is printed as it is: no colours for its numbers, and no markup in what a name or a path says. No line is
+    longer than `page_width` columns, where that is given.
     """
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = max(console.width, PIPE_WIDTH)
+    if page_width is not None:
+        console.width = min(console.width, page_width)
     console.print(renderable)
 
 
@@ -371,10 +474,6 @@ def as_text(renderable: RenderableType, width: int = PIPE_WIDTH) -> str:
 
 def html(renderable: RenderableType, width: int = 120) -> str:
     """Write HTML for `_repr_html_`: tables as tables, the rest as rich prints it, with all text escaped."""
-    from rich.console import Group
-
-    if isinstance(renderable, Group):
-        return "\n".join(html(member, width) for member in renderable.renderables)
     if hasattr(renderable, "_repr_html_"):
         return str(renderable._repr_html_())
     # Box-drawing characters join only where the font is monospaced and the lines have no gap between them.

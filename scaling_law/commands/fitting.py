@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Group
 
 from hub.base.errors import InputError
-from hub.base.tables import show
+from hub.base.tables import Tables, show
 from scaling_law.commands.options import (
     Mode,
     command,
@@ -111,7 +110,7 @@ def fit(
         parts = holdout.split(table, split, validation, test)
         compared = backtest.compare_with_separate_laws(parts, select, joint_options=limits, **robust, **further)
         value = compared.to_dict() | {"joint": compared.joint.to_dict()} if as_json else None
-        show(value, as_json, Group(parts.summary(), compared.summary()))
+        show(value, as_json, Tables((parts, compared)))
         trusted = compared.joint.status.trusted
     else:
         result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
@@ -136,4 +135,4 @@ def _show(
         law.save_pretrained(output)
     intervals = {name: draws.interval(name) for name in law.coefficients} if draws else None
     value = result.to_dict() | {"intervals": intervals} | more
-    show(value, as_json, Group(result.summary(), *([draws.summary()] if draws else [])))
+    show(value, as_json, Tables((result, draws) if draws else (result,)))

@@ -51,7 +51,7 @@ def forecast(
     scored: Annotated[list[Any], quantity(SCORED, SCORE, "--score", metavar="NAME=LOSS")] = [],  # noqa: B006
     **read: Any,
 ) -> None:
-    """Forecast the loss of runs not yet trained, from all laws that the runs support.
+    """Forecast the loss of runs not yet trained: all applicable laws, weighted by held-out forecast error.
 
         scaling-law forecast runs.csv --n-active 2B --tokens 8T --experts 256
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
-from rich.console import Group
 
 from hub.base.commands import BATCH, EXPERTS, TOKENS
 from hub.base.errors import InputError
@@ -90,7 +89,7 @@ def learning_rate(
         result = _fit(runs, experts, question)
         if output is not None:
             result.law.save(output)
-        show(result.to_dict() if as_json else None, as_json, Group(result.models_table(), result.table()))
+        show(result.to_dict() if as_json else None, as_json, result)
         if not as_json:
             typer.echo(result.law.formula)
         return

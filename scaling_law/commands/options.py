@@ -69,6 +69,7 @@ class Shared:
     law: Annotated[str, option(LAWS)] = "published"
     overwrite: Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")] = False
     learning_rate_law: Annotated[str, rare(RATES)] = DEFAULT_LAW
+    verbose: Annotated[bool, rare("Print every warning in full.", "--verbose", "-v")] = False
     as_json: Json = False
 
 
@@ -114,10 +115,13 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
     is printed; one that is not to be trusted sets the exit status, unless it was forced.
     """
     hints, keyword = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    ordered = (*shown.split(), "as_json")
 
     def made(function: Callable[..., Any]) -> Callable[..., None]:
         declared = inspect.signature(function, eval_str=True).parameters
+        ordered = [*shown.split(), "verbose", "as_json"]
+        # A function that prints by itself takes the options of printing that it has a use for.
+        if "as_json" in declared and "verbose" not in declared:
+            ordered.remove("verbose")
         described = {name: p for name, p in declared.items() if get_origin(p.annotation) is Annotated}
         for name in {*ordered} - {*described}:
             if name in hints:
@@ -129,6 +133,9 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
         def run(ctx: typer.Context, **values: Any) -> None:
             check_modes(ctx, modes or {})
             as_json = values["as_json"] if "as_json" in declared else values.pop("as_json")
+            verbose = values.get("verbose", False)
+            if "verbose" not in declared:
+                values.pop("verbose", None)
             if not values.pop("overwrite", True) and (output := values["output"]):
                 for file in filter(Path.is_file, (output, output / FILE_NAME)):
                     raise InputError(f"-o {file}: the file exists; --overwrite replaces it")
@@ -136,7 +143,8 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
                 values["law"] = choose_law(values["law"], declared["law"].annotation)
             if (result := function(**values)) is not None:
                 answer, more = result if isinstance(result, tuple) else (result, {})
-                show(answer.to_dict() | more if as_json else None, as_json, answer)
+                table = answer.summary().for_shell(verbose)
+                show(answer.to_dict() | more if as_json else None, as_json, table)
                 exit_untrusted(answer.trusted, values.get("force", False))
 
         context = inspect.signature(run, eval_str=True).parameters["ctx"]

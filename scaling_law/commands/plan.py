@@ -41,6 +41,7 @@ def plan(
     law: Law,
     force: bool,
     as_json: bool,
+    verbose: bool,
     learning_rate: Annotated[float | None, rare("Peak learning rate. [default: by --learning-rate-law]")] = None,
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
     sweep: Annotated[str, rare("Name of the sweep the run belongs to.")] = "run",
@@ -71,7 +72,7 @@ def plan(
     written: dict[str, Any] = {"written": []}
     if output is not None and has_rate:
         written = {"written": [str(output)], "launch": planned.launch(str(output))}
-    show(planned.to_dict() | written if as_json else None, as_json, planned)
+    show(planned.to_dict() | written if as_json else None, as_json, planned.summary().for_shell(verbose))
     if not has_rate:
         typer.secho("--learning-rate is needed: without one there is no YAML for train.py", err=True, fg="yellow")
     elif not as_json:

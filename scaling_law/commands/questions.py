@@ -41,6 +41,7 @@ LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a
 def loss(
     law: Law,
     as_json: bool,
+    verbose: bool,
     unique_tokens: Any,
     n_active: Annotated[
         Any, quantity(several(PARAMETERS), "Active parameters with embeddings: 1.1B or 1e8,1e9.")
@@ -71,7 +72,7 @@ def loss(
     rows = []
     for n, d, e in product(n_active or [None], tokens or [None], counts):
         rows.append(_predict(law, {"n_active": n, "tokens": d, "experts": e, **constants}))
-    show({"law": repr(law), "rows": rows}, as_json, _losses_table(law, rows))
+    show({"law": repr(law), "rows": rows}, as_json, _losses_table(law, rows).for_shell(verbose))
     exit_untrusted(all(row["trusted"] for row in rows))
 
 
@@ -122,7 +123,7 @@ def optimal(law: Law, **question: Any) -> Answer:
 
         scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k
 
-    In hours it stands beside the answer for equal FLOPs. Says which numbers of experts the law cannot tell apart.
+    With an hours budget, the loss at equal FLOPs is shown alongside. Ties between numbers of experts are named.
     Refused (exit status 2) where every answer is too far outside the runs of the law, unless --force is given.
 
     More examples:
@@ -257,7 +258,7 @@ def describe(
     revision: Revision = None,
     **question: Any,
 ) -> Answer:
-    """Describe a model (parameters, effective E, FLOPs, memory) from its config.json alone.
+    """Describe a model (parameters, effective E, FLOPs, memory) from its config.json.
 
         scaling-law describe mistralai/Mixtral-8x7B-v0.1
 

@@ -48,7 +48,7 @@ def _make_forecaster(law: Law | str | Forecaster) -> Forecaster:
     return law
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(ResultTable):
     """A joint fit on the training runs beside one Chinchilla fit for each E; those that fail are in `left_out`.
 

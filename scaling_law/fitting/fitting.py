@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError, given
+from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.progress import progress_line
-from hub.base.tables import Table
+from hub.base.tables import Table, Tables
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
@@ -54,7 +54,6 @@ from scaling_law.size.architecture import DESIGN_VARIABLES
 from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
 LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
@@ -62,7 +61,7 @@ LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 AGREEMENT = 1e-6
 # Options of the first stage.
 HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}
-LEAVE_OUT = 'outliers="set_aside" leaves them out'
+LEAVE_OUT = "outliers: set_aside leaves them out"
 # This asks for the best of all kinds of laws.
 ALL = "all"
 NO_CUT = "no cut of compute leaves six runs of three sizes below it"
@@ -320,13 +319,11 @@ class FitResult(Answer, Generic[LawT_co]):
             rows.append(row)
         return rows
 
-    def summary(self) -> RenderableType:  # type: ignore[override]
-        from rich.console import Group
-
+    def summary(self) -> Tables:  # type: ignore[override]
         tables = [self._coefficient_table(), self._experts_table()]
         if self.kinds is not None:
             tables.insert(0, self.kinds.summary())
-        return Group(self._heading(), *tables)
+        return Tables((self._heading(), *tables))
 
     def _heading(self) -> Text:
         """Return the verdict, the formula, and how many runs of which table were fitted."""
@@ -615,7 +612,7 @@ def _fit_best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
         try:
             results[name] = fit(runs, name, **options)
         except ValueError as error:
-            left_out[name] = str(error)
+            left_out[name] = reason_of(error)
     if not results:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise InputError(f"{runs.source}: no kind fits: {reasons}")

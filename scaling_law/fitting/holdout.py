@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.base.errors import InputError, given
+from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Summarised, Table
 from hub.base.units import format_count
@@ -44,7 +44,7 @@ SAME_SIZE = 0.05
 TINY = 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split(Summarised):
     """Three disjoint tables of runs."""
 
@@ -133,8 +133,8 @@ def rms(errors: FloatArray) -> float:
     return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
 
 
-@dataclass(frozen=True)
-class HeldOut:
+@dataclass(frozen=True, repr=False)
+class HeldOut(Summarised):
     """Predicted minus observed loss of the held-out runs [n], nats per token."""
 
     errors: FloatArray
@@ -161,6 +161,22 @@ class HeldOut:
         rmse = np.sqrt((self.errors[resamples] ** 2).mean(axis=1))
         low, high = np.quantile(rmse, LEVEL)
         return float(low), float(high)
+
+    def _headline(self) -> str:
+        """Say the RMSE and of how many runs it is."""
+        return f"RMSE {self.rmse:.4f} of {len(self.errors)} runs"
+
+    def summary(self) -> Table:
+        """Show the errors of the held-out runs, in nats per token."""
+        low, high = self.interval
+        rows = [
+            ("runs", len(self.errors)),
+            ("RMSE", f"{self.rmse:.4f}"),
+            ("95 %", f"{low:.4f} to {high:.4f}"),
+            ("mean error", f"{self.bias:+.4f}"),
+            ("largest error", f"{self.largest:.4f}"),
+        ]
+        return Table((), rows, title=self._headline())
 
 
 @dataclass(frozen=True, repr=False)
@@ -226,7 +242,7 @@ def evaluate_forecasters(
         try:
             laws[name] = HeldOut(np.asarray(forecast(train, test) - test.loss))
         except ValueError as error:
-            left_out[name] = str(error)
+            left_out[name] = reason_of(error)
     return Backtest(train, test, laws, left_out)
 
 

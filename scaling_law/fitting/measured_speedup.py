@@ -32,7 +32,7 @@ from scaling_law.size.arrays import FloatArray
 FURTHEST = 20.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MeasuredSpeedup(ResultTable):
     """A row for each evaluation set and run: how many times its FLOPs the baseline needs for its loss.
 

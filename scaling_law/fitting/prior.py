@@ -27,6 +27,7 @@ import numpy as np
 from hub.base import strict_json
 from hub.base.errors import InputError
 from hub.base.inputs import as_it_is, reads
+from hub.base.tables import Summarised, Table
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of, values_of
 from scaling_law.fitting.problem import Problem, make_problem
 from scaling_law.formulas.conditions import Conditions
@@ -84,8 +85,8 @@ class Member:
     terms: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Prior:
+@dataclass(frozen=True, repr=False)
+class Prior(Summarised):
     """A distribution of the law of a new lab: Student's t of mean [k], covariance [k, k] and `dof` degrees of freedom.
 
     The k `coordinates` are those of `penalty` for laws of this `kind`. `noise` is the usual standard deviation of ln L
@@ -123,6 +124,14 @@ class Prior:
     def law(self) -> Law:
         """The law of the mean."""
         return law_of(self.coordinates.natural(self.mean), self.kind)
+
+    def _headline(self) -> str:
+        """Say the kind, the sources and the noise."""
+        return f"{self.kind} laws from {len(self.sources)} sources, noise {self.noise:.2g}"
+
+    def summary(self) -> Table:
+        """Show the law of the mean."""
+        return replace(self.law.summary(), notes=[f"mean of a prior from {', '.join(self.sources)}"])
 
     def in_units(self, loss: float = 0.0, tokens: float = 0.0) -> Prior:
         """Return the prior for losses or tokens in units that differ by free factors of these deviations of ln."""

@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from rich.console import Group
 from scipy.stats import norm
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import as_it_is, reads, whole
-from hub.base.tables import Table
+from hub.base.tables import Table, Tables
 from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.fitting.holdout import count_sizes
@@ -82,18 +81,17 @@ class Forecast(Answer):
     def facts(self) -> dict[str, Any]:
         return {"level": self.level, "runs": len(self.runs), "laws": list(self.laws), "left_out": dict(self.left_out)}
 
-    def summary(self) -> Group:  # type: ignore[override]
-        return Group(self._points_table(), self._laws_table())
+    def summary(self) -> Tables:  # type: ignore[override]
+        return Tables((self._points_table(), self._laws_table()))
 
     def _points_table(self) -> Table:
         """Lay out the forecast of each point."""
         rows = []
         for row in self.rows:
             cells = {name: value for name, value in row.items() if name != "accuracy"}
-            cells["times_beyond"] = f"×{row['times_beyond']:.3g}"
             cells.update(accuracy_cells(row.get("accuracy")))
             rows.append(cells)
-        notes = [f"intervals of {self.level:.0%}; times_beyond: how far beyond the largest run"]
+        notes = [f"intervals of {self.level:.0%}; × largest run: how far a model lies beyond the runs"]
         return Table.of(rows, title=self.verdict, keys=("N_act", "tokens", "E"), notes=notes)
 
     def _laws_table(self) -> Table:

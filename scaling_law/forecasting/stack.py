@@ -21,7 +21,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from hub.base import strict_json
-from hub.base.errors import InputError
+from hub.base.errors import InputError, reason_of
 from scaling_law.fitting.holdout import TINY, Backtest, PooledErrors, backtest_at_cuts, pool_errors
 from scaling_law.forecasting.forecasters import BASE, Forecaster, Prediction
 from scaling_law.runs.table import Runs
@@ -109,7 +109,7 @@ def gather(
         try:
             predictions[name] = law.predict(runs, points, True)
         except ValueError as error:
-            left_out[name] = str(error)
+            left_out[name] = reason_of(error)
     return Evidence(
         beyond=distances(runs, points),
         predictions=predictions,

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hub.base.tables import ResultTable, Table, as_text
+from hub.base.tables import ResultTable, Table
 from scaling_law.formulas.conditions import RangeCheck
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer(ResultTable):
     """What every answer has: `rows`, the `best` of them, a `verdict`, and what it is worth.
 
@@ -56,11 +56,11 @@ class Answer(ResultTable):
         answer = {"verdict": self.verdict, "rows": self.to_rows(), "best": best, "trusted": self.trusted}
         return self.facts() | answer | {"warnings": list(self.warnings)}
 
-    def __str__(self) -> str:
-        return as_text(self)
+    def _headline(self) -> str:
+        return self.verdict
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ArrayAnswer(Answer):
     """An answer whose `rows` are plain values: often arrays that broadcast, the questions one by one."""
 

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
-from hub.base.tables import join_words
+from hub.base.notices import Notice, condense
+from hub.base.tables import Summarised, Table, join_words
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
 from scaling_law.size.arrays import FloatArray
@@ -44,6 +45,9 @@ UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer
 UNKNOWN = "range of {} unknown: nothing checks how far an answer extrapolates there"
 # Names of variables in `fitted_limits`.
 LABELS = {"n_active": "N_act", "tokens": "D", "tokens_per_parameter": "D/N", "experts": "E"}
+# The short form of warnings, and of names in them.
+EXTRAPOLATES = "Extrapolates"
+BRIEF = {"N_act": "N"}
 # Slack at the bounds of a range: a question that is rounded to a digit less is inside.
 SLACK = 1e-3
 # A question at the guard itself is inside.
@@ -87,12 +91,17 @@ class Excess:
         form = "{:g}".format if is_experts else format_count
         name = "E =" if is_experts else self.name
         limits = f"{form(self.low)}…{form(self.high)}"
-        return f"{name} {form(self.value)} is outside the fitted {limits} ({self.sign}{self.times:.3g})"
+        return f"{name} {form(self.value)} is outside the fitted {limits} ({self.factor})"
 
     @property
     def sign(self) -> str:
         """The direction in which the value leaves its limits."""
         return "×" if self.value > self.high else "÷"
+
+    @property
+    def factor(self) -> str:
+        """The factor by which the value leaves its limits, in words."""
+        return f"{self.sign}{self.times:.3g}"
 
 
 def guard_of(name: str) -> float:
@@ -124,8 +133,8 @@ def rate_support_of(name: str) -> tuple[float, float]:
     return rate_guard_of(name), rate_guard_of(name)
 
 
-@dataclass(frozen=True)
-class Conditions:
+@dataclass(frozen=True, repr=False)
+class Conditions(Summarised):
     """The circumstances of a fit: `load_runs(dataset, revision=commit, where=where)` reads the same runs.
 
     `draws` describes the draws if they are not the bootstrap of the fit. `set_aside` are the outliers left out,
@@ -177,6 +186,20 @@ class Conditions:
             limits["E"] = (self.experts[0], self.experts[-1])
         return limits
 
+    def _headline(self) -> str:
+        if self.n_runs is None:
+            return self.provenance
+        return f"{self.provenance}, {self.n_runs} runs"
+
+    def summary(self) -> Table:
+        """Show the lowest and the highest N, D, D/N and E of the runs."""
+        rows = []
+        for name, limits in self.fitted_limits().items():
+            low, high = _limits_in_words(name, limits)
+            rows.append((name, low, high))
+        warnings = (*self.doubts, *self.omitted)
+        return Table(("", "from", "to"), rows, title=self._headline(), warnings=warnings)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values that `from_dict` reads."""
         data = asdict(self)
@@ -203,8 +226,8 @@ class Conditions:
             raise InputError(f"conditions: {error}") from None
 
 
-@dataclass(frozen=True, eq=False)
-class RangeCheck:
+@dataclass(frozen=True, eq=False, repr=False)
+class RangeCheck(Summarised):
     """The distance of an answer's models from the runs of its law; each answer makes one (`law.check`) and keeps it.
 
     `at` are the models' variables, which broadcast; `needs` names those that decide the answer: it is not trusted if
@@ -280,20 +303,29 @@ class RangeCheck:
         N and D are compared with the runs of the same E, where there are any.
         """
         conditions = self.conditions or Conditions("unknown")
-        sentences = [*conditions.doubts, *conditions.omitted]
+        sentences: list[str] = [*conditions.doubts, *conditions.omitted]
         if not self._limits:
             return (*sentences, UNGUARDED)
         for excess in self._excesses(self._limits_of_each, SLACK):
             sentence = str(excess)
             if excess.name in ("N_act", "D") and excess.experts in conditions.experts:
                 sentence += f" at E = {excess.experts:g}"
-            sentences.append(sentence)
+            notice = Notice(
+                sentence,
+                EXTRAPOLATES,
+                BRIEF.get(excess.name, excess.name),
+                excess.factor,
+                excess.times,
+            )
+            sentences.append(notice)
         for name in dict.fromkeys(excess.name for excess in self._beyond_guard()):
-            sentences.append(f"{name} is over {self.guard(name):g}× outside its range: do not act on this prediction")
+            sentence = f"{name} is over {self.guard(name):g}× outside its range: do not act on this prediction"
+            sentences.append(Notice(sentence, "do not act on this prediction"))
         if self.unknown:
             sentences.append(UNKNOWN.format(", ".join(self.unknown)))
         elif self.distrust and not np.any(self.beyond):
-            sentences.append(f"not trusted: {self.distrust}; backtests support {SUPPORTED}")
+            # Headlines and rows say that an answer is not trusted.
+            sentences.append(Notice(f"not trusted: {self.distrust}; backtests support {SUPPORTED}"))
         return tuple(sentences)
 
     @property
@@ -304,10 +336,40 @@ class RangeCheck:
             below, above = self.support(excess.name)
             supported = above if excess.value > excess.high else below
             if excess.times > supported * (1 + SLACK):
-                reasons[f"{excess.name} {excess.sign}{excess.times:.3g}"] = None
+                reasons[f"{excess.name} {excess.factor}"] = None
         if not reasons and self.unknown:
             return "ranges unknown"
         return join_words(tuple(reasons))
+
+    def _headline(self) -> str:
+        if not np.all(self.trusted):
+            return f"not trusted: {self.distrust}"
+        return condense(self.warnings) or "inside the fitted ranges"
+
+    def summary(self) -> Table:
+        """Show the models asked about beside the fitted ranges, and by which factors they leave them.
+
+        N_act and D are compared with the runs of the same E, where there are any; the ranges shown are of all runs.
+        """
+        factors = {}
+        for excess in self._excesses(self._limits_of_each, SLACK):
+            factors[excess.name] = excess.factor
+        rows = []
+        for name, limits in self._limits.items():
+            if name in self._quantities:
+                values = self._quantities[name]
+                lowest = float(values.min())
+                highest = float(values.max())
+                models = dict.fromkeys(_limits_in_words(name, (lowest, highest)))
+                row = (
+                    name,
+                    "…".join(models),
+                    "…".join(_limits_in_words(name, limits)),
+                    factors.get(name, "inside"),
+                )
+                rows.append(row)
+        header = ("", "models", "fitted", "outside by")
+        return Table(header, rows, title=self._headline(), warnings=self.warnings)
 
     def refuse(self, force: bool = False) -> None:
         """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
@@ -419,6 +481,12 @@ class RangeCheck:
                         times=float(factors[i]),
                         experts=float(experts[i]),
                     )
+
+
+def _limits_in_words(name: str, limits: tuple[float, float]) -> tuple[str, str]:
+    low, high = limits
+    form = "{:g}".format if name == "E" else format_count
+    return form(low), form(high)
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class Formula(Summarised):
     def columns_of_draws(self, dimensions: int) -> FloatArray:
         """Return the draws' coefficients, [n_coefficients, n_draws, 1, …], for arrays of so many dimensions."""
         if self.draws is None:
-            raise InputError("this law has no draws: fit it and call result.bootstrap(...)")
+            raise InputError("this law has no draws: bootstrap its fit")
         ones = [1] * dimensions
         return np.asarray(self.draws.T.reshape(len(self.coefficients), -1, *ones))
 

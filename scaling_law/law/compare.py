@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
+from hub.base.errors import reason_of
 from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_flops
@@ -56,7 +57,7 @@ class LawOptimum:
         return "outside its runs" if self.optimum.warnings else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LawComparison(Answer):
     """One row for each law, in the order of the shelf; each law has checked its own. Losses are not comparable."""
 
@@ -137,9 +138,9 @@ def compare(
         try:
             row = _find_optimum(paper, law, budget, limits, force)
         except ValueError as error:
-            row = LawOptimum(name, paper.citation, paper.corpus, paper.tokenizer, refusal=str(error))
+            row = LawOptimum(name, paper.citation, paper.corpus, paper.tokenizer, refusal=reason_of(error))
             if isinstance(error, ExtrapolationError):
-                beyond_guard.append(f"{name}: {error}")
+                beyond_guard.append(f"{name}: {reason_of(error)}")
         rows.append(row)
     if beyond_guard and all(row.optimum is None for row in rows):
         raise ExtrapolationError("; ".join(beyond_guard))

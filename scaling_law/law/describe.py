@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hub.base.errors import reason_of
+from hub.base.notices import about
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops, parse_context, parse_tokens
 from scaling_law.formulas.answers import ArrayAnswer, plain
@@ -48,7 +50,7 @@ class PredictedLoss:
     beyond_guard: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Description(ArrayAnswer):
     """A model as a law sees it. `law` is the law's provenance.
 
@@ -239,7 +241,8 @@ def describe(
         prediction = _predict(law, model.architecture, variables, check, sizes, force)
         warnings += check.warnings
         if prediction.optimum is not None:
-            warnings += [f"the law's choice: {warning}" for warning in prediction.optimum.warnings]
+            for warning in prediction.optimum.warnings:
+                warnings.append(about("the law's choice", warning, "the law's choice extrapolates"))
     return Description(
         model,
         law=law.conditions.provenance if law.conditions else "fitted law",
@@ -311,7 +314,7 @@ def _predict(
         refusal = _refuse_own_experts(law, a, flops, limits)
     # Every answer may be beyond the range guard.
     except ValueError as error:
-        refusal = str(error)
+        refusal = reason_of(error)
     return PredictedLoss(
         tokens=tokens,
         training_flops=flops,
@@ -334,7 +337,7 @@ def _refuse_own_experts(law: Law, a: Architecture, flops: float, limits: dict[st
     try:
         optimal(law, flops, [a.experts_equivalent], **limits)
     except ValueError as error:
-        return f"E = {a.experts_equivalent:.3g} of the model cannot be compared: {error}"
+        return f"E = {a.experts_equivalent:.3g} of the model cannot be compared: {reason_of(error)}"
     return None
 
 

@@ -26,7 +26,7 @@ from scaling_law.law import LAWS, JointLaw, Law
 from scaling_law.law.base import LawT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PublishedLaw(Summarised):
     """A law as its paper has it; `coefficients` is None where they are not public.
 
@@ -169,7 +169,7 @@ def _read() -> dict[str, PublishedLaw]:
 SHELF = _read()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shelf(ResultTable):
     """The published laws."""
 

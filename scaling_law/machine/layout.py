@@ -54,8 +54,8 @@ ONCE = {"none": (), "fsdp2": (), "ddp": ("all-reduce",), "zero1": ("reduce-scatt
 COMPUTING = ("compute", "recomputation", "bubble")
 # Changes that move a bottleneck, by the operation that limits a step.
 MOVED_BY = {
-    "compute": "more GPUs, or fewer FLOPs",
-    "recomputation": "more GPUs or memory, which keep activations",
+    "compute": "more GPUs or fewer FLOPs",
+    "recomputation": "more GPUs or more memory, which keep activations,",
     "bubble": "a larger batch, or fewer stages",
     "all-gather": "a larger batch, or fewer GPUs",
     "reduce-scatter": "a larger batch, or fewer GPUs",
@@ -173,7 +173,10 @@ class Placement(Option):
 
     @property
     def advice(self) -> str:
-        return f"{self.bottleneck}; {self.moved_by} would move it"
+        percent = f"{100 * self.seconds[self.limit] / self.step_seconds:.0f} % of step time"
+        if self.limit == "compute":
+            return f"Compute-bound ({percent}): only {self.moved_by} shorten it."
+        return f"Limited by {self.limit} ({percent}): {self.moved_by} would shorten it."
 
     def __str__(self) -> str:
         return f"{format_bytes(self.memory.total)} of each GPU, {super().__str__()}"

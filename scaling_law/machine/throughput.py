@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike
 from hub.base import strict_json
 from hub.base.errors import InputError
 from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads
-from hub.base.tables import literal
+from hub.base.notices import Notice
+from hub.base.tables import Listed, literal
 from scaling_law.machine.efficiency import SMALL, published_runs
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture, Span
@@ -160,8 +161,8 @@ class Measurement(NamedTuple):
 
 
 @reads
-@dataclass(frozen=True)
-class Throughput:
+@dataclass(frozen=True, repr=False)
+class Throughput(Listed):
     """Step times of one device model, at one precision.
 
     Attributes:
@@ -264,12 +265,12 @@ class Throughput:
     ) -> tuple[str, ...]:
         """Say how far models, the number of devices and a step's tokens on each lie outside of what was measured."""
         if self.is_assumed:
-            note = f"step times on {self.device} are assumed, not measured: {self.source}"
+            text = f"step times on {self.device} are assumed, not measured: {self.source}"
             if self.draws is not None:
-                note += "; they are of other code than train.py, and intervals are wider for it"
+                text += "; they are of other code than train.py, and intervals are wider for it"
             if self.precision != "bf16":
-                note += f"; train.py has no {self.precision}: other engines take them"
-            return (note,)
+                text += f"; train.py has no {self.precision}: other engines take them"
+            return (Notice(text, "step times assumed"),)
         notes = []
         if devices is not None and devices != self.devices:
             notes.append(

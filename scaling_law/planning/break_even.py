@@ -27,7 +27,7 @@ TOKENS_RANGE = (1e3, 1e15)
 POINTS = 400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BreakEven(ArrayAnswer):
     """The D at which an MoE overtakes the dense model of equal N_act: arrays of shape n_active.shape + experts.shape.
 

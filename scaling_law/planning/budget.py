@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from hub.base.errors import InputError, given, unknown
+from hub.base.notices import Notice
 from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import one_positive
@@ -102,7 +103,8 @@ class Cluster(Layouts):
         length = self.ramp.sequence_length
         if paper_stages(length) != self.ramp.stages == paper_stages(length, self.gpus):
             batches = ", ".join(map(str, self.batches))
-            warnings += (f"batches of {batches} sequences, which {self.gpus} GPUs can share, instead of the paper's",)
+            text = f"batches of {batches} sequences, which {self.gpus} GPUs can share, instead of the paper's"
+            warnings += (Notice(text, f"batches of {batches} sequences"),)
         return warnings
 
     def tokens(self, model: Architecture | Widths, seconds: float, drawn: bool = False) -> FloatArray:

@@ -2,20 +2,22 @@
 
 Bayesian linear design: the answer ψ and the ln L of candidate runs have a covariance C over the draws of a fitted law.
 
-    Var(ψ | runs S measured with noise σ) = Var ψ − C_ψS (C_SS + σ² I)⁻¹ C_Sψ   to first order
+    Var(ψ | runs S measured with noise σ) = Var ψ − C_ψS (C_SS + diag σ²)⁻¹ C_Sψ   to first order
 
-Runs are chosen greedily by reduction per FLOP, then by reduction alone, and exchanged where that helps.
+Of an answer of several numbers, such as the losses of several models, the sum of their variances counts
+(V-optimality). Runs are chosen greedily by reduction per FLOP, then by reduction alone, and exchanged where that
+helps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
@@ -24,7 +26,7 @@ from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, plain_fields
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError, measured_support_of
-from scaling_law.formulas.law import one_positive, positive
+from scaling_law.formulas.law import Values, check_shapes, one_positive, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimum import compute_optimal, optimal_widths
@@ -36,7 +38,8 @@ from scaling_law.size.recipe import PAPER
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Target = Callable[[Formula], float]
+# One number, or several in an array [k].
+Target = Callable[[Formula], ArrayLike]
 # Runs that a budget affords at least, by default.
 LEAST_RUNS = 4
 # d_model of candidate runs, by default.
@@ -48,6 +51,7 @@ LEAST_ANSWERS = 20
 OUTLIER = 5
 # Share of the variance below which a further run is not worth training.
 LEAST_GAIN = 1e-3
+MODEL = ("n_active", "tokens", "experts")
 
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Target:
@@ -56,13 +60,13 @@ def log_optimal_parameters(flops: float, experts: float = 1) -> Target:
 
 
 def predicted_loss(
-    n_active: float | None = None, tokens: float | None = None, experts: float | None = None, **variables: float
+    n_active: Values = None, tokens: Values = None, experts: Values = None, **variables: Values
 ) -> Target:
-    """Ask for the loss of a model in nats per token; `variables` are the law's others."""
+    """Ask for the loss of a model in nats per token, or of several in arrays; `variables` are the law's others."""
 
-    def ask(law: Formula) -> float:
+    def ask(law: Formula) -> FloatArray:
         law.check(n_active, tokens, experts, **variables).refuse()
-        return float(law.loss(n_active, tokens, experts, **variables))
+        return np.asarray(law.loss(n_active, tokens, experts, **variables), float)
 
     return ask
 
@@ -85,32 +89,108 @@ def advantage(flops: float, experts: float, baseline: float, **limits: Unpack[Li
 
 @dataclass(frozen=True)
 class Candidates:
-    """Runs that could be trained, as columns [n]: architectures, parameters, tokens, E and training FLOPs."""
+    """Runs that could be trained, as columns [n]: architectures, parameters, tokens, E and training FLOPs.
+
+    Those of a table have no architectures but `columns`: N_act, D, E, the law's other variables, and `flops` where
+    runs cost something else than 6·N·D. `names` are those of its rows.
+    """
 
     architectures: tuple[Architecture, ...]
     tokens: FloatArray
+    columns: Mapping[str, FloatArray] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, table: Any) -> Candidates:
+        """Read candidates from a DataFrame, a list of rows, columns by name, or runs that exist already.
+
+        ValueError for a table without N_act and tokens, and for values that are not positive numbers.
+        """
+        if isinstance(table, Candidates):
+            return table
+        if isinstance(table, Mapping):
+            columns = dict(table)
+        elif hasattr(table, "n_active") and hasattr(table, "run_id"):
+            # `Runs` hold three columns beside the others.
+            columns = {name: getattr(table, name) for name in (*MODEL, "run_id")} | dict(table.columns)
+        else:
+            rows = table.to_dict("records") if hasattr(table, "to_dict") else list(table)
+            columns = {name: [row.get(name) for row in rows] for name in (rows[0] if rows else ())}
+        return cls._of_columns(columns)
+
+    @classmethod
+    def _of_columns(cls, columns: Mapping[str, Any]) -> Candidates:
+        """Check the columns that are numbers; the others, which no law reads, are left out."""
+        for name in ("n_active", "tokens"):
+            if name not in columns:
+                present = ", ".join(map(str, columns)) or "no columns"
+                raise InputError(f"candidates: {name} is needed for each run; the table has {present}")
+        arrays = {name: np.atleast_1d(positive(f"candidates: {name}", columns[name])) for name in MODEL[:2]}
+        arrays["experts"] = np.atleast_1d(positive("candidates: experts", columns.get("experts", 1.0), 1.0))
+        for name, values in columns.items():
+            if name in arrays:
+                continue
+            with suppress(TypeError, ValueError):
+                arrays[name] = np.atleast_1d(np.asarray(values, float))
+        check_shapes(arrays)
+        arrays = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
+        if not arrays["tokens"].size:
+            raise InputError("candidates: the table has no rows")
+        arrays["row"] = np.arange(arrays["tokens"].size, dtype=float)
+        names = tuple(map(str, columns.get("run_id", ())))
+        return cls((), arrays["tokens"], arrays, names)
 
     @property
     def n_active(self) -> FloatArray:
-        return np.array([a.n_active for a in self.architectures], float)
+        return self._column("n_active")
 
     @property
     def experts(self) -> FloatArray:
-        return np.array([a.experts for a in self.architectures], float)
+        return self._column("experts")
+
+    def _column(self, name: str) -> FloatArray:
+        if self.columns:
+            return self.columns[name]
+        return np.array([getattr(a, name) for a in self.architectures], float)
 
     @property
     def flops(self) -> FloatArray:
+        if "flops" in self.columns:
+            return positive("candidates: flops", self.columns["flops"])
         return np.asarray(training_flops(self.n_active, self.tokens))
 
     def variables(self, law: Formula) -> dict[str, FloatArray]:
-        """Return N_act, D, E and the law's other variables, [n]. ValueError for one that an architecture lacks."""
+        """Return N_act, D, E and the law's other variables, [n]. ValueError for one that is missing."""
+        if self.columns:
+            return self._variables_of_table(law)
         rows = [a.variables() for a in self.architectures]
         columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
         columns["tokens"] = self.tokens
         return of_law(law, columns)
 
-    def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> Candidates:
-        """Return the runs whose warm-up, `is_given` or that of the fitted runs, ends before their decay begins.
+    def _variables_of_table(self, law: Formula) -> dict[str, FloatArray]:
+        names = [*MODEL, *law.variables]
+        if law.repetition is not None and "unique_tokens" in self.columns:
+            names.append("unique_tokens")
+        variables: dict[str, FloatArray] = {}
+        for name in dict.fromkeys(names):
+            if name not in self.columns:
+                raise InputError(f"candidates: the {law.name} law depends on {name}, which the table does not have")
+            variables[name] = positive(f"candidates: {name}", self.columns[name])
+        return variables
+
+    def take(self, places: ArrayLike) -> Candidates:
+        """Return the candidates at these places, in their order."""
+        rows = np.asarray(places, int)
+        return Candidates(
+            tuple(self.architectures[i] for i in rows) if self.architectures else (),
+            self.tokens[rows],
+            {name: values[rows] for name, values in self.columns.items()},
+            tuple(self.names[i] for i in rows) if self.names else (),
+        )
+
+    def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> NDArray[np.intp]:
+        """Find the runs whose warm-up, `is_given` or that of the fitted runs, ends before their decay begins.
 
         ValueError if none does.
         """
@@ -123,7 +203,7 @@ class Candidates:
             size = format_count(warmup_tokens)
             warmup = f"warmup_tokens={size}" if is_given else f"the fitted runs warm up over {size} tokens"
             raise InputError(f"{warmup}: no candidate run has the {tokens} tokens that warm-up and decay take")
-        return Candidates(tuple(self.architectures[i] for i in places), self.tokens[places])
+        return places
 
 
 class Unaffordable(InputError):
@@ -178,7 +258,7 @@ def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -
         raise InputError(f"flops={flops:g}: a quarter of it, the most for one run, {error.none}") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Design(ArrayAnswer):
     """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
 
@@ -206,11 +286,18 @@ class Design(ArrayAnswer):
         return f"{runs}: standard deviation of the answer {change}"
 
     def runs(self) -> list[tuple[Architecture, float]]:
-        """Return (architecture, tokens) of each chosen run."""
+        """Return (architecture, tokens) of each chosen run. ValueError for rows of a table, which have none."""
+        if self.candidates.columns:
+            raise InputError("the candidates are rows of a table, which have no architectures: see `rows`")
         return [(self.candidates.architectures[i], float(self.candidates.tokens[i])) for i in self.chosen]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return one dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs."""
+        """Return one dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs.
+
+        Those of a table have its columns instead of an architecture.
+        """
+        if self.candidates.columns:
+            return self._rows_of_table()
         rows = []
         for architecture, tokens in self.runs():
             rows.append(
@@ -225,6 +312,17 @@ class Design(ArrayAnswer):
             )
         return rows
 
+    def _rows_of_table(self) -> list[dict[str, Any]]:
+        chosen = self.candidates.take(self.chosen)
+        rows = []
+        for i, flops in enumerate(chosen.flops.tolist()):
+            row: dict[str, Any] = {"run_id": chosen.names[i]} if chosen.names else {}
+            row.update({name: float(values[i]) for name, values in chosen.columns.items()})
+            row["row"] = int(row["row"])
+            row["training_flops"] = flops
+            rows.append(row)
+        return rows
+
     def facts(self) -> dict[str, Any]:
         return plain_fields(self, "candidates", "chosen", "check", "notes")
 
@@ -232,8 +330,11 @@ class Design(ArrayAnswer):
         note = "warm-up unknown: runs may be shorter than it"
         if self.warmup_tokens is not None:
             note = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
-        names = ("d_model", "experts", "n_active", "tokens", "training_flops")
-        rows = [{name: row[name] for name in names} for row in self.to_rows()]
+        shape = ("run_id", "row") if self.candidates.columns else ("d_model",)
+        names = (*shape, "experts", "n_active", "tokens", "training_flops")
+        rows = []
+        for row in self.to_rows():
+            rows.append({name: row[name] for name in names if name in row})
         return Table.of(rows, title=self.verdict, notes=[note], warnings=self.warnings)
 
 
@@ -242,9 +343,9 @@ def next_runs(
     law: Formula,
     answer: Target,
     flops: Quantity,
-    candidates: Candidates | None = None,
+    candidates: Any = None,
     *,
-    noise: float | None = None,
+    noise: ArrayLike | None = None,
     max_runs: int = 24,
     warmup_tokens: float | None = None,
     force: bool = False,
@@ -253,9 +354,13 @@ def next_runs(
 
     Args:
         law: a fitted law with at least 30 draws (`result.bootstrap(...).law`).
-        answer: any function of a law, such as `log_optimal_parameters(1e22)`.
-        candidates: default `budget_grid(flops)` with the law's vocabulary.
-        noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
+        answer: any function of a law, such as `log_optimal_parameters(1e22)`, or one that returns several numbers,
+            such as `predicted_loss` of several models: the sum of their variances is reduced.
+        candidates: what may be trained: a table (a DataFrame, rows, columns by name, or Runs) of N_act, D, E, the
+            law's other variables and, where it is not 6·N·D, `flops`; or Candidates. Default `budget_grid(flops)` with
+            the law's vocabulary.
+        noise: standard deviation of ln L of one run, or of each candidate [n]; default the law's RMSE over the mean
+            predicted loss.
         warmup_tokens: default that of the fitted runs, where their records say it. No run is proposed whose decay
             (its last fifth) would begin before the warm-up ends; 0 allows all.
 
@@ -266,20 +371,25 @@ def next_runs(
     if not isinstance(max_runs, int) or max_runs < 1:
         raise InputError(f"max_runs={max_runs!r} must be a whole number of at least 1")
     if law.draws is None or len(law.draws) < LEAST_DRAWS:
-        raise InputError(f"the law needs at least {LEAST_DRAWS} draws: fit it and call result.bootstrap(...)")
+        raise InputError(f"the law needs at least {LEAST_DRAWS} draws: bootstrap its fit")
     is_given = warmup_tokens is not None
     if warmup_tokens is None and law.conditions is not None:
         warmup_tokens = law.conditions.warmup_tokens
-    candidates = candidates or budget_grid(budget, vocab_size=law.vocab_size)
-    candidates = candidates.past_warmup(warmup_tokens or 0.0, is_given)
+    if candidates is None:
+        candidates = budget_grid(budget, vocab_size=law.vocab_size)
+    every_candidate = Candidates.of(candidates)
+    places = every_candidate.past_warmup(warmup_tokens or 0.0, is_given)
+    candidates = every_candidate.take(places)
     columns = candidates.variables(law)
-    noise = _noise_of(law, columns) if noise is None else one_positive("noise", noise)
+    noises = _noise_of(law, columns) if noise is None else _read_noise(noise, len(every_candidate.tokens))[places]
     notes = _check_answer(law, answer, force)
     answers, losses = _ensemble(law, answer, columns)
     draws = np.column_stack([losses, answers])
     covariance = draws.T @ draws / len(draws)
-    runs, variance = _choose(covariance, candidates.flops, budget, noise, max_runs)
-    deviation_before, deviation_after = np.sqrt([covariance[-1, -1], variance]).tolist()
+    runs, variance = _choose(covariance, candidates.flops, budget, noises, max_runs)
+    n_answers = answers.shape[1]
+    variance_before = float(np.diag(covariance)[-n_answers:].sum())
+    deviation_before, deviation_after = np.sqrt(np.array([variance_before, variance]) / n_answers).tolist()
     check = law.check(**{name: values[runs] for name, values in columns.items()})
     return Design(
         candidates=candidates,
@@ -293,12 +403,21 @@ def next_runs(
     )
 
 
-def _noise_of(law: Formula, columns: Mapping[str, FloatArray]) -> float:
-    """Return the law's RMSE over the mean predicted loss: the standard deviation of ln L of one run."""
+def _noise_of(law: Formula, columns: Mapping[str, FloatArray]) -> FloatArray:
+    """Return the law's RMSE over the mean predicted loss: the standard deviation of ln L of each run [n]."""
     if law.conditions is None or not law.conditions.rmse:
         reason = " must be given, the standard deviation of ln L: this law has no recorded RMSE"
         raise InputError(given("noise", None), reason)
-    return one_positive("noise", law.conditions.rmse / float(np.mean(law.loss(**columns))))
+    mean_loss = float(np.mean(law.loss(**columns)))
+    return _read_noise(law.conditions.rmse / mean_loss, len(columns["tokens"]))
+
+
+def _read_noise(noise: ArrayLike, count: int) -> FloatArray:
+    """Read the standard deviation of ln L, one for all or one for each of the candidates, as an array [count]."""
+    values = positive("noise", noise)
+    if values.shape not in ((), (count,)):
+        raise InputError(f"noise must be one number, or one for each of the {count} candidates, not {values.size}")
+    return np.broadcast_to(values, (count,))
 
 
 def _check_answer(law: Formula, answer: Target, force: bool) -> tuple[str, ...]:
@@ -316,55 +435,66 @@ def _check_answer(law: Formula, answer: Target, force: bool) -> tuple[str, ...]:
 
 
 def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Return centred answers [draws] and log losses [draws, candidates], over the draws that have an answer."""
+    """Return centred answers [draws, k] and log losses [draws, candidates], over the draws that have an answer."""
     assert law.draws is not None
     # Without ranges nothing is refused: a wild draw is dropped below.
     unguarded = Conditions("a draw", vocab_size=law.vocab_size)
-    answers = np.full(len(law.draws), np.nan)
+    rows: dict[int, FloatArray] = {}
     for i, draw in enumerate(law.draws):
         coefficients = dict(zip(law.coefficient_names(), draw.tolist(), strict=True))
         # A draw may have no optimum.
         with suppress(ValueError):
-            answers[i] = answer(law.replace(**coefficients, conditions=unguarded))
-    is_finite = np.isfinite(answers)
-    deviations = np.abs(answers - np.median(answers[is_finite])) if is_finite.any() else answers
-    spread = 1.4826 * np.median(deviations[is_finite]) if is_finite.any() else 0.0
-    # Long tails would dominate a covariance.
-    is_usable = is_finite & (deviations <= OUTLIER * spread)
-    if is_usable.sum() < LEAST_ANSWERS or not spread > 0:
+            rows[i] = np.ravel(np.asarray(answer(law.replace(**coefficients, conditions=unguarded)), float))
+    size = max((row.size for row in rows.values()), default=1)
+    answers = np.full((len(law.draws), size), np.nan)
+    for i, row in rows.items():
+        answers[i] = row
+    is_finite = np.isfinite(answers).all(axis=1)
+    is_usable = is_finite & _near_the_median(answers, is_finite)
+    if is_usable.sum() < LEAST_ANSWERS:
         raise InputError(f"too few draws: {is_finite.sum()} have an answer, {is_usable.sum()} without outliers")
     answers = answers[is_usable]
     losses = np.log(law.loss_draws(**columns))[is_usable]
-    return answers - answers.mean(), losses - losses.mean(axis=0)
+    return answers - answers.mean(axis=0), losses - losses.mean(axis=0)
+
+
+def _near_the_median(answers: FloatArray, is_finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Mark the draws [draws] none of whose answers [draws, k] is an outlier; long tails would dominate a covariance.
+
+    No draw is near where the answers do not differ.
+    """
+    if not is_finite.any():
+        return is_finite
+    deviations = np.abs(answers - np.median(answers[is_finite], axis=0))
+    spread = 1.4826 * np.median(deviations[is_finite], axis=0)
+    return np.asarray((deviations <= OUTLIER * spread).all(axis=1) & (spread > 0).all())
 
 
 def _choose(
-    covariance: FloatArray, cost: FloatArray, budget: float, noise: float, max_runs: int
+    covariance: FloatArray, cost: FloatArray, budget: float, noise: FloatArray, max_runs: int
 ) -> tuple[list[int], float]:
-    """Choose runs greedily; `covariance` [n + 1, n + 1] is that of ln L, and of the answer last.
+    """Choose runs greedily; `covariance` [n + k, n + k] is that of ln L, and of the k answers last.
 
-    Returns the runs, most useful first, and the variance of the answer after them.
+    Returns the runs, most useful first, and the sum of the variances of the answers after them.
     """
-
-    def condition(prior: FloatArray, run: int) -> FloatArray:
-        """Return the covariance once `run` has been trained too: one Kalman step."""
-        return prior - np.outer(prior[:, run], prior[run]) / (prior[run, run] + noise**2)
+    n = len(cost)
 
     def extend(start: Sequence[int], by_cost: bool = False) -> tuple[list[int], float]:
         """Add the best run (per FLOP, or outright) while one fits and helps."""
+        posterior = _Posterior(covariance, n, noise)
+        for run in start:
+            posterior.condition(run)
         runs = list(start)
-        posterior = reduce(condition, start, covariance)
         while len(runs) < max_runs:
-            variances = np.maximum(np.diag(posterior)[:-1], 0.0)
-            gains = posterior[:-1, -1] ** 2 / (variances + noise**2)
+            gains = posterior.gains()
             scores = np.where(cost <= budget - cost[runs].sum(), gains, 0.0) / (cost if by_cost else 1.0)
             scores[runs] = 0.0
             best = int(np.argmax(scores))
-            if scores[best] <= 0 or gains[best] < LEAST_GAIN * posterior[-1, -1]:
+            if scores[best] <= 0 or gains[best] < LEAST_GAIN * posterior.variance:
                 break
             runs.append(best)
-            posterior = condition(posterior, best)
-        return runs, float(posterior[-1, -1])
+            posterior.condition(best)
+        return runs, posterior.variance
 
     cheap_runs, _ = extend([], by_cost=True)
     selection, variance = extend(cheap_runs)
@@ -375,3 +505,36 @@ def _choose(
             selection = trial
             variance = trial_variance
     return selection, variance
+
+
+class _Posterior:
+    """The covariance of the ln L of n runs and of the answers, once some runs have been trained.
+
+    Each run takes the product of a column with itself off the covariance: a Kalman step. Only these columns are kept.
+    """
+
+    def __init__(self, covariance: FloatArray, n: int, noise: FloatArray) -> None:
+        self.covariance = covariance
+        self.noise_variances = noise**2
+        self.n = n
+        self.columns = np.empty((len(covariance), 0))
+        self.variances = np.diag(covariance).copy()
+        self.with_answers = covariance[:n, n:].copy()
+
+    @property
+    def variance(self) -> float:
+        """The sum of the variances of the answers."""
+        return float(self.variances[self.n :].sum())
+
+    def gains(self) -> FloatArray:
+        """Return by how much each run would reduce the variances of the answers, [n]."""
+        scatter = np.maximum(self.variances[: self.n], 0.0) + self.noise_variances
+        return np.asarray((self.with_answers**2).sum(axis=1) / scatter)
+
+    def condition(self, run: int) -> None:
+        """Train one more run."""
+        column = self.covariance[:, run] - self.columns @ self.columns[run]
+        column = column / np.sqrt(column[run] + self.noise_variances[run])
+        self.columns = np.column_stack([self.columns, column])
+        self.variances = self.variances - column**2
+        self.with_answers = self.with_answers - np.outer(column[: self.n], column[self.n :])

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads
+from hub.base.notices import Notice, about
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
@@ -47,7 +48,7 @@ from scaling_law.planning.optimum import (
     refuse_other_variables,
     why_no_optimum,
 )
-from scaling_law.planning.question import Quantity, QuestionFields, RunFields, pick
+from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords, pick
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import BatchRamp
@@ -63,7 +64,7 @@ FEWEST = 1e-3
 SECANTS = 60
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reached(ArrayAnswer):
     """The model that reaches each loss with each E at least cost; arrays of shape loss.shape + experts.shape.
 
@@ -132,7 +133,7 @@ class Reached(ArrayAnswer):
             if self.loss.size > 1:
                 name = f"loss {row['loss']:g}, {name}"
             check = cast(RangeCheck, self.check).row(np.unravel_index(place, self.n_active.shape))
-            warnings += [f"{name}: {warning}" for warning in check.warnings]
+            warnings += [about(name, warning) for warning in check.warnings]
         return tuple(warnings)
 
     @property
@@ -164,6 +165,7 @@ class Reached(ArrayAnswer):
         return {**super()._columns(), "trusted": cast(RangeCheck, self.check).trusted}
 
 
+@lists_keywords
 @reads
 def reach(
     law: Formula,
@@ -328,7 +330,8 @@ def _explain(law: Formula, experts: FloatArray, limits: Limits, check: RangeChec
     notes = explain_left_out({e: why_no_optimum(law, e) for e in np.unique(experts[~exists]).tolist()})
     notes += explain_undiscounted(law, experts[exists], limits)
     if np.any(is_reached & ~check.trusted) and not check.unknown:
-        notes.append("rows marked not trusted lie further outside the fitted range than backtests support")
+        sentence = "rows marked not trusted lie further outside the fitted range than backtests support"
+        notes.append(Notice(sentence))
     return notes
 
 

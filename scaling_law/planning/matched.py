@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from hub.base.inputs import instance_of, reads
+from hub.base.notices import about
 from hub.base.units import format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
@@ -23,7 +24,7 @@ from scaling_law.size.architecture import active_parameters, affordable_tokens, 
 from scaling_law.size.arrays import FloatArray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MatchedMemory(ArrayAnswer):
     """E-expert models within the N_total of a compute-optimal dense one: arrays of shape flops.shape + experts.shape.
 
@@ -91,7 +92,7 @@ def matched_memory(
         dense_tokens=dense_tokens,
         dense_loss=dense_loss,
         check=check,
-        notes=tuple(f"dense model: {warning}" for warning in dense.warnings),
+        notes=tuple(about("dense model", warning) for warning in dense.warnings),
     )
 
 

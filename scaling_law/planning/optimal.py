@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
+from hub.base.notices import Notice
 from hub.base.tables import rows_of
 from hub.base.units import format_bytes, format_count, format_experts, format_flops
 from scaling_law.formulas import Formula
@@ -32,7 +33,7 @@ from scaling_law.planning.optimum import (
     parse_experts,
     why_no_optimum,
 )
-from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, RunFields, pick
+from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, RunFields, lists_keywords, pick
 from scaling_law.rates.law import LearningRateLaw, peak_rate
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@lists_keywords
 @reads
 def optimal(
     law: Formula,
@@ -367,10 +369,9 @@ def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bo
             f"hours={budget.hours:g} are too few: every compute optimum on {budget.cluster} is smaller than "
             f"{smallest}, whose step times are unknown; give more hours, fewer gpus or a smaller vocab_size"
         )
-    return (
-        f"E = {_listed(experts)}: the compute optimum is smaller than {smallest}, which is taken instead; "
-        "vocab_size (--vocab-size) sets it",
-    )
+    subject = f"E = {_listed(experts)}"
+    reason = f"the compute optimum is smaller than {smallest}, which is taken instead; the vocabulary decides its size"
+    return (Notice(f"{subject}: {reason}", f"{subject} at the smallest width"),)
 
 
 def _explain_largest(table: OptimalTable, candidates: FloatArray, law: Formula, by_default: bool) -> str | None:
@@ -398,11 +399,14 @@ def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable
     is_largest = fits & ~next_size_fits
     notes = [*table.notes, *cluster.warnings(table.limits.widths(best.d_model, best.experts))]
     if not fits.all():
-        need = f"training takes more memory than {cluster.hardware} have: see max_parameters"
-        notes.append(f"E = {_listed(experts[~fits])}: {need}")
+        subject = f"E = {_listed(experts[~fits])}"
+        need = f"training takes more memory than {cluster.hardware} have"
+        advice = "a limit on total parameters leaves such models out"
+        notes.append(Notice(f"{subject}: {need}; {advice}", f"{subject} cannot be trained in this memory"))
     if is_largest.any():
         limit = f"the largest model that the memory of {cluster.hardware} can train"
-        notes.append(f"E = {_listed(experts[is_largest])}: {limit}")
+        # The column "limited by" says so.
+        notes.append(Notice(f"E = {_listed(experts[is_largest])}: {limit}"))
     rows = []
     for row, is_limited in zip(table, is_largest, strict=True):
         rows.append(replace(row, limited_by="memory") if is_limited else row)

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.base.errors import InputError
-from hub.base.tables import Table, join_words
+from hub.base.notices import Notice, about
+from hub.base.tables import Listed, Table, join_words
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_experts, format_flops
 from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
@@ -64,8 +65,8 @@ HIDDEN_FACTS = ("rows", "check", "notes", "law_error", "draw_losses", "largest",
 TIMED_FACTS = ("budget", "reordered", "placement", "equal_flops")
 
 
-@dataclass(frozen=True)
-class OptimalRow:
+@dataclass(frozen=True, repr=False)
+class OptimalRow(Listed):
     """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token; intervals hold 95 %.
 
     Unless the table is integral, `d_model` is fractional and `architecture` None. `limited_by`: "compute" or "time",
@@ -108,6 +109,15 @@ class OptimalRow:
     learning_rate_warnings: tuple[str, ...] = ()
     distrust: str = ""
     learning_rate_from: LearningRateLaw | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.architecture is not None:
+            object.__setattr__(self, "tokens", round(self.tokens))
+
+    def _headline(self) -> str:
+        """Say the sizes, the tokens and the loss."""
+        size = f"{format_count(self.n_active)} active of {format_count(self.n_total)} parameters"
+        return f"E = {self.experts:g}: {size}, {format_count(self.tokens)} tokens, loss {self.loss:.3f}"
 
     @property
     def memory_bytes(self) -> float:
@@ -165,7 +175,7 @@ class Comparison:
         return f"{claim}: {difference}; lowest loss: E = {shares} of the draws"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OptimalTable(Answer):
     """Rows in the order asked for; prints as a table with rich and in notebooks, and as text with str().
 
@@ -317,8 +327,8 @@ class OptimalTable(Answer):
         in_hours = ", ".join(f"{e:g}" for e in by_hours[:MOST_SHOWN])
         at_equal_flops = ", ".join(f"{e:g}" for e in by_flops[:MOST_SHOWN])
         return (
-            f"best E first: {in_hours} in {self.budget.hours:.3g} hours, "
-            f"but {at_equal_flops} for {format_flops(self.flops)} FLOPs each"
+            f"Ranking by wall clock ({self.budget.hours:.3g} h): E = {in_hours}; "
+            f"at equal compute ({format_flops(self.flops)} FLOPs): {at_equal_flops}"
         )
 
     @property
@@ -331,32 +341,41 @@ class OptimalTable(Answer):
         """The warnings about the best row, and about the comparison itself."""
         warnings = list(self.notes)
         if self.reordered:
-            warnings.append(self.reordered)
-        warnings += [f"best row (E = {self.best.experts:g}): {warning}" for warning in self.best.warnings]
+            warnings.append(Notice(self.reordered, "the ranking differs at equal compute"))
+        best = f"best row (E = {self.best.experts:g})"
+        warnings += [about(best, warning) for warning in self.best.warnings]
         if self.largest:
-            warnings.append(self.largest)
+            warnings.append(Notice(self.largest, f"E = {2 * self.best.experts:g} not tried"))
         if len(self._tied) > 1:
-            warnings.append(str(self.comparison))
+            # The verdict names ties.
+            warnings.append(Notice(str(self.comparison)))
         beyond_guard = _listed(row.experts for row in self.rows if row.beyond_guard)
         if beyond_guard:
             consequence = "compared anyway, do not act on it" if self.forced else "not compared"
-            warnings.append(f"E = {beyond_guard} {consequence}: too far outside the fitted range")
+            subject = f"E = {beyond_guard} {consequence}"
+            warnings.append(Notice(f"{subject}: too far outside the fitted range", subject))
         if self._passed_over:
             experts = _listed(row.experts for row in self._passed_over)
-            warnings.append(f"E = {experts} not compared: further outside the runs than backtests support")
+            # Rows say that they are not trusted.
+            sentence = f"E = {experts} not compared: further outside the runs than backtests support"
+            warnings.append(Notice(sentence))
         warnings += explain_left_out(self.experts_without_optimum)
         if self.experts_that_do_not_fit:
-            warnings.append(f"E = {_listed(self.experts_that_do_not_fit)} do not fit at any size")
+            subject = f"E = {_listed(self.experts_that_do_not_fit)} do not fit"
+            warnings.append(Notice(f"{subject} at any size", subject))
         return tuple(warnings)
 
     @property
     def rate_warnings(self) -> tuple[str, ...]:
         """The warnings about the learning rate of the best row, and which rows have none."""
         best = self.best
-        warnings = [f"best row (E = {best.experts:g}): {warning}" for warning in best.learning_rate_warnings]
+        name = f"best row (E = {best.experts:g})"
+        warnings = [about(name, warning) for warning in best.learning_rate_warnings]
         without_rate = _listed(row.experts for row in self.rows if row.learning_rate is None)
         if without_rate and best.learning_rate is not None:
-            warnings.append(f"E = {without_rate} have no peak LR: too far outside the runs of its law")
+            # Their cells are empty.
+            sentence = f"E = {without_rate} have no peak LR: too far outside the runs of its law"
+            warnings.append(Notice(sentence))
         return tuple(warnings)
 
     @property

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads
+from hub.base.notices import Notice
 from hub.base.units import format_count, format_experts, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
@@ -63,7 +64,7 @@ def parse_experts(law: Formula, experts: Any) -> FloatArray:
     return positive("experts", counts, 1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComputeOptimum(ArrayAnswer):
     """Compute-optimal configurations; arrays of shape flops.shape + experts.shape (parameters, tokens, nats)."""
 
@@ -339,7 +340,7 @@ def drawn_optimum(
 def _draws(law: ChinchillaForm) -> FloatArray:
     """Return the coefficients of the draws, [coefficients, n_draws, 1]."""
     if law.draws is None:
-        raise InputError("this law has no draws: fit it and call result.bootstrap(...)")
+        raise InputError("this law has no draws: bootstrap its fit")
     return law.draws.T[..., None]
 
 
@@ -388,7 +389,7 @@ def explain_undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> li
     if not without.size:
         return []
     names = ", ".join(format_experts(without.tolist()))
-    return [f"E = {names}: without a compute optimum, unique_tokens discount repeated tokens but no excess parameters"]
+    return [f"E = {names}: without a compute optimum, repeated tokens are discounted but excess parameters are not"]
 
 
 def _called_for(law: Formula, coefficients: Any, experts: FloatArray, limits: Limits) -> FloatArray:
@@ -401,7 +402,11 @@ def explain_left_out(reasons: Mapping[float, str]) -> list[str]:
     """Write a sentence for each E without an optimum, or one for all of them."""
     groups = _group_reasons(reasons)
     verb = "is" if len(groups) == len(reasons) else "are"
-    return [f"E = {names} {verb} left out: {reason}" for names, reason in groups]
+    notices: list[str] = []
+    for names, reason in groups:
+        notice = Notice(f"E = {names} {verb} left out: {reason}", "left out", f"E = {names}")
+        notices.append(notice)
+    return notices
 
 
 def _group_reasons(reasons: Mapping[float, str]) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
-from scaling_law.planning.question import Quantity, QuestionFields, RunFields
+from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import (
     ADAM_BYTES,
@@ -57,7 +57,7 @@ GIVEN = "given"
 WARMUP_SHARE = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(Answer):
     """A run to launch. Tokens, FLOPs, bytes, hours.
 
@@ -247,6 +247,7 @@ class Plan(Answer):
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.items() if size)
 
 
+@lists_keywords
 @reads
 def plan(
     law: Formula,
@@ -380,8 +381,8 @@ def _read_rate(row: OptimalRow, given_rate: float | None) -> dict[str, Any]:
 def _explain_differences(limits: Limits, architecture: Architecture) -> Iterator[str]:
     """Say where the configuration differs from what the answer counts."""
     if limits.kv_heads_ratio != 1:
-        ratio = f"kv_heads_ratio={limits.kv_heads_ratio:g}"
-        yield f"the KV cache counts {ratio} of the heads, all of which the configuration has"
+        share = f"{limits.kv_heads_ratio:g}"
+        yield f"the KV cache counts keys and values of {share} of the heads; the configuration has those of all"
     # The default tokenizer of train.py is GPT-2's.
     if architecture.vocab_size != VOCAB_SIZE:
         size = f"{architecture.vocab_size:,}"

@@ -6,9 +6,11 @@ explorer, its API and its MCP server their fields. Each is declared here and now
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_args, get_type_hints
 
 from hub.base.units import (
     parse_batch,
@@ -23,6 +25,7 @@ from hub.base.units import (
 from scaling_law.machine.throughput import Throughput
 from scaling_law.size.recipe import BatchRamp, RampStage, parse_stages
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Quantity = float | str  # a number, or text such as "1e22", "80GB", "16k"
 
 
@@ -213,3 +216,35 @@ def parse_field(name: str, text: str) -> Any:
 def pick(kind: Any, fields: Mapping[str, Any]) -> Any:
     """Pick the fields of a question that belong to this TypedDict."""
     return {name: fields[name] for name in kind.__annotations__ if name in fields}
+
+
+def lists_keywords(function: FunctionT) -> FunctionT:
+    """Decorate a function whose last parameter unpacks fields: help() and `?` list each of them with its meaning.
+
+    A type checker reads the fields from `Unpack[...]`; `inspect`, and what is made of it, sees only that they exist.
+    So the signature gets a keyword for each field, with None for its default, and the docstring a line for each.
+    """
+    signature = inspect.signature(function)
+    *parameters, unpacked = signature.parameters.values()
+    kind = globals()[str(unpacked.annotation).removeprefix("Unpack[").removesuffix("]")]
+    lines = ["Further keywords:"]
+    for name in kind.__annotations__:
+        parameter = inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=FIELD_TYPES[name],
+        )
+        parameters.append(parameter)
+        lines.append(f"    {name}: {describe_field(name)}")
+    documentation = inspect.cleandoc(function.__doc__ or "")
+    function.__doc__ = "\n".join([documentation, "", *lines])
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
+
+
+def describe_field(name: str) -> str:
+    """Say what a field means, with the names of other fields as Python has them."""
+    field = FIELDS[name]
+    text = re.sub("--([a-z-]+)", lambda match: match[1].replace("-", "_"), field.help)
+    return f"{text} [default: {field.default_meaning}]" if field.default_meaning else text

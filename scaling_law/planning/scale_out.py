@@ -63,7 +63,7 @@ class ScaleOutRow:
     least_bytes: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScaleOut(Answer):
     """One row for each number of GPUs, in the order asked for; `model` is the name of one that was read.
 

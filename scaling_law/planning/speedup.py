@@ -19,6 +19,7 @@ import numpy as np
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
+from hub.base.notices import about
 from hub.base.tables import Table
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
@@ -29,7 +30,7 @@ from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths
-from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, RunFields, pick
+from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, RunFields, lists_keywords, pick
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.widths import Widths
@@ -75,7 +76,7 @@ class SpeedupRow:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EffectiveSpeedup(Answer):
     """What the baseline needs for the model's loss: a row for each way, the first the headline.
 
@@ -140,7 +141,7 @@ class EffectiveSpeedup(Answer):
                 )
             elif row.unreached:
                 warnings.append(f"{row.size}: out of reach in {row.unreached:.0%} of the draws")
-            warnings += [f"{row.size}: {warning}" for warning in row.warnings]
+            warnings += [about(row.size, warning) for warning in row.warnings]
         return tuple(warnings)
 
     def facts(self) -> dict[str, Any]:
@@ -182,6 +183,7 @@ def _cells(baseline: str, row: SpeedupRow) -> dict[str, Any]:
     return {name: "" if value is None else value for name, value in cells.items()}
 
 
+@lists_keywords
 @reads
 def speedup(
     law: Formula,
@@ -227,7 +229,7 @@ def speedup(
     if cluster is not None and np.all(np.isinf(cluster.seconds(sized, 1.0))):
         notes.append(f"{name}: training takes more memory than {cluster.hardware} have")
         cluster = None
-    notes += [f"{name}: {warning}" for warning in check.warnings]
+    notes += [about(name, warning) for warning in check.warnings]
     target = _Target.of(law, variables, sized, cluster)
     if isinstance(baseline, Architecture):
         curve = target.asymptote(baseline.variables())

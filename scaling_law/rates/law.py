@@ -27,7 +27,9 @@ from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, given, unknown
+from hub.base.notices import Notice, about
 from hub.base.paths import local_path
+from hub.base.tables import Listed
 from scaling_law.formulas.answers import span
 from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of, rate_support_of
 from scaling_law.formulas.law import Values, check_level, positive
@@ -50,8 +52,8 @@ Count: TypeAlias = float | None
 PHANTOM_POSITIONS = 512
 
 
-@dataclass(frozen=True)
-class LearningRateLaw:
+@dataclass(frozen=True, repr=False)
+class LearningRateLaw(Listed):
     """Peak LR = exp(intercept + slope_n ln N + slope_e ln E) D^slope_d B^slope_batch, with N counted by `reading`.
 
     D are the tokens of the run, B the tokens of a batch; a slope of 0 leaves them out. `rmse` is the error of ln LR.
@@ -152,6 +154,9 @@ class LearningRateLaw:
         vocabulary = self.vocab_size if vocab_size is None else vocab_size
         positions = PHANTOM_POSITIONS * np.asarray(d_model, float)
         return active_parameters(d_model, n_blocks, vocabulary) + positions
+
+    def _headline(self) -> str:
+        return f"{self.formula}, {self.source}" if self.source else self.formula
 
     @property
     def formula(self) -> str:
@@ -269,8 +274,8 @@ def describe_distance(check: RangeCheck) -> str:
 def describe_check(check: RangeCheck) -> list[str]:
     """Return the warnings about a rate, or why there is none."""
     if check.beyond:
-        return [f"no learning rate: {describe_distance(check)}; {INSTEAD}"]
-    return [f"learning rate: {text}" for text in check.warnings]
+        return [Notice(f"no learning rate: {describe_distance(check)}; {INSTEAD}", "no learning rate")]
+    return [about("learning rate", text, "learning rate extrapolates") for text in check.warnings]
 
 
 class PeakRate(NamedTuple):

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads, shorten, whole
-from hub.base.tables import Table
+from hub.base.tables import Summarised, Table, Tables
 from hub.base.units import format_count
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.rates.law import COEFFICIENTS, PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
@@ -239,7 +239,8 @@ class BestRates(NamedTuple):
     noise: float
 
 
-class LearningRateFit(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class LearningRateFit(Summarised):
     """A law fitted to a grid, and how well it is determined.
 
     `coefficients` are those of the law and, as best_batch.slope_n and so on, of the logarithm of the best batch in
@@ -274,6 +275,14 @@ class LearningRateFit(NamedTuple):
             "runs": self.runs,
             "models": [dict(model) for model in self.models],
         }
+
+    def _headline(self) -> str:
+        """Say the law and what it was fitted to."""
+        return f"{self.law.formula}, {self.runs} runs of {len(self.models)} models"
+
+    def summary(self) -> Tables:
+        """Show the rates of the models beside the law's, and the coefficients."""
+        return Tables((self.models_table(), self.table()))
 
     def table(self) -> Table:
         """Lay out the coefficients with their 95 % intervals, and what the law costs."""

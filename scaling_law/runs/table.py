@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 OWN_COLUMNS = (*INPUTS, "loss", "trunk")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Runs(Summarised):
     """Measured runs as columns [n]; the loss is in nats per token, `trunk` holds cluster ids from 0.
 

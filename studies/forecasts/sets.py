@@ -54,7 +54,8 @@ class RunSet:
     `unit` is what a loss is: "nats" per token of held-out text of the training corpus, "other" where it is a macro
     average or another corpus, "bits" per byte, read with `bytes_per_token`. `counts` says what N holds, and whether
     that is known. `read` are options of `load_runs`; `tuned` columns are settings of which the best run is kept. A set
-    that is no `member` of the population of laws is only forecast.
+    that is no `member` of the population of laws is only forecast. `seen` is the day on which its losses were first
+    read here.
     """
 
     name: str
@@ -69,6 +70,7 @@ class RunSet:
     bytes_per_token: float = 1.0
     tuned: tuple[str, ...] = ()
     member: bool = True
+    seen: str = "2026-11-23"
 
     def load(self, folder: Path) -> Runs | None:
         """Load the runs of 1 < D/N < 700, losses in nats per token; None where the folder lacks the table."""
@@ -186,6 +188,39 @@ _OLMO = RunSet(
     },
     unit="other",
 )
+# Bits per character, of about 4.4 characters per token.
+_FARSEER = RunSet(
+    "farseer",
+    "stepfun",
+    "StepFun mix",
+    "farseer.csv",
+    "huggingface.co/datasets of PlanarG/active-sl, arXiv 2604.22753; from arXiv 2506.10972",
+    "CC-BY-4.0, upstream terms besides",
+    "how N is counted is not said",
+    {"loss": "loss", "columns": {"n_active": "N", "tokens": "D", "experts": 1}, "on_invalid": "skip"},
+    unit="bits",
+    bytes_per_token=4.4,
+    seen="2026-11-27",
+)
+# Of Llama at 8,192 the largest group has one batch; a few runs of mLSTM diverged.
+_XLSTM = RunSet(
+    "",
+    "nxai",
+    "DCLM",
+    "xlstm_llama_isoflop.csv",
+    "github.com/NX-AI/xlstm_scaling_laws at 604bb30, data/*_wandb_data.pkl",
+    "none stated",
+    "N with both embeddings",
+    {"loss": "val_loss", "columns": {"n_active": "params", "experts": 1}, "on_invalid": "skip"},
+    seen="2026-11-27",
+)
+_XLSTM_PARTS = (
+    ("xlstm_llama_2k", "llama", 2048, 512),
+    ("xlstm_llama_8k", "llama", 8192, 128),
+    ("xlstm_llama_16k", "llama", 16384, 64),
+    ("xlstm_mlstm_8k", "mlstm", 8192, 256),
+    ("xlstm_mlstm_16k", "mlstm", 16384, 64),
+)
 
 
 def _porian_sets(dataset: str, corpus: str) -> list[RunSet]:
@@ -253,6 +288,11 @@ SETS: tuple[RunSet, ...] = (
     _part(_OLMO, "olmo_v1", "Dolma mix", "experiment = v1-baseline, is_finished = True"),
     _part(_OLMO, "olmo_v2", "Dolma mix", "experiment = ri-olmo-v2, is_finished = True"),
     _public("gemstones", "maryland", "Dolma", "wandb_df_for_fitting_cool_end.jsonl", "gemstones"),
+    _FARSEER,
+    *(
+        _part(_XLSTM, name, "DCLM", f"arch = {arch}, context = {context}, batch = {batch}, val_loss < 5")
+        for name, arch, context, batch in _XLSTM_PARTS
+    ),
 )
 
 

@@ -1,8 +1,8 @@
 """The list of splits, which says what is forecast from what, written down in splits.csv before any method was tuned.
 
-A split fits the runs at most at a cut (a third, a tenth, a thirtieth of the largest compute C = 6 N D, a third of the
-largest N or D) and forecasts those above. It is out unless `FITTED` runs of `SIZES` sizes lie below and `HELD_OUT`
-above. The tables that are out altogether stand at the end of the list, with the reason.
+A split fits the runs at most at a cut (a third, a tenth, a thirtieth, a hundredth of the largest compute C = 6 N D, a
+third or a tenth of the largest N or D) and forecasts those above. It is out unless `FITTED` runs of `SIZES` sizes lie
+below and `HELD_OUT` above. The tables that are out altogether stand at the end of the list, with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from studies.forecasts.sets import SETS, RunSet
 FITTED = 8
 SIZES = 3
 HELD_OUT = 3
-CUTS = (("flops", 3), ("flops", 10), ("flops", 30), ("n_active", 3), ("tokens", 3))
+CUTS = (
+    ("flops", 3),
+    ("flops", 10),
+    ("flops", 30),
+    ("flops", 100),
+    ("n_active", 3),
+    ("n_active", 10),
+    ("tokens", 3),
+    ("tokens", 10),
+)
 SYMBOLS = {"flops": "C", "n_active": "N", "tokens": "D"}
 LIST = Path(__file__).with_name("splits.csv")
 

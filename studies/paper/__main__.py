@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Group
-
-from hub.base.tables import print_table
+from hub.base.tables import Tables, print_table
 from scaling_law import JointLaw
 from studies.paper.findings import findings_table
 from studies.paper.study import all_tables
@@ -26,7 +24,7 @@ def main() -> None:
     tables = [table.render(options.differing) for table in all_tables(law).values()]
     if law.draws is not None:
         tables.append(findings_table(law))
-    print_table(Group(*tables))
+    print_table(Tables(tables))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ import pytest
 from pydantic_core import to_json
 
 from hub.base.tables import as_text
-from scaling_law import Architecture, JointLaw, compare, describe, fit, forecast, matched_memory, scale_out
+from scaling_law import Architecture, JointLaw, compare, describe, fit, forecast, laws, matched_memory, scale_out
 from scaling_law.formulas.answers import Answer, ArrayAnswer
 from scaling_law.planning import candidate_grid, log_optimal_parameters
+from scaling_law.planning.question import QuestionFields
 from tests.scaling_law.configs import SWITCH
 from tests.scaling_law.synthetic import tiny_runs
 
@@ -81,8 +82,51 @@ def test_no_answer_is_made_without_its_range_check(kind):
 
 def test_the_verdict_is_the_answer_in_a_sentence():
     table = ANSWERS["optimal"]()
-    assert table.verdict.startswith(f"E = {table.best.experts:g} of ")
+    assert table.verdict.startswith(f"E = {table.best.experts:g}: ")
     assert "tokens: loss 2." in table.verdict
     assert table.verdict.endswith("; E = 16 is 0.004 lower, but not trusted")
     assert "not trusted" in ANSWERS["optimal far outside"]().verdict
     assert ANSWERS["reach out of reach"]().verdict == "no model reaches loss 1.200"
+
+
+RESULTS = {
+    "row": lambda: LAW.optimal(1e21, [1, 8]).best,
+    "check": lambda: LAW.check(1e9, [1e10, 1e13], 8),
+    "conditions": lambda: LAW.conditions,
+    "learning-rate law": lambda: LAW.optimal(1e21, [8]).best.learning_rate_from,
+    "throughput": lambda: LAW.optimal(hours=72, gpus=8, gpu="h100", experts=[8]).budget.cluster.throughput,
+    "laws": laws,
+    "law": lambda: LAW,
+    "runs": tiny_runs,
+    "table": lambda: LAW.optimal(1e21, [1, 8]).summary(),
+    "tables": lambda: fit(tiny_runs(), "chinchilla").summary(),
+}
+
+
+@pytest.mark.parametrize("name", [*RESULTS, *ANSWERS])
+def test_print_is_a_table_and_repr_a_line(name):
+    result = (RESULTS | ANSWERS)[name]()
+    assert len(repr(result).splitlines()) == 1
+    assert len(repr(result)) < 300
+    assert len(str(result).splitlines()) > 1
+    assert "object at 0x" not in str(result)
+    assert "<table>" in result._repr_html_()
+
+
+def test_whole_counts_are_integers():
+    best = LAW.optimal(1e21, integral=True).best
+    for name in ("experts", "d_model", "n_active", "n_total", "tokens"):
+        assert isinstance(getattr(best, name), int), name
+    assert isinstance(LAW.reach(2.4, [1, 8]).best["experts"], int)
+    assert LAW.optimal(1e21, [10.5]).best.experts == 10.5
+
+
+@pytest.mark.parametrize("name", ["optimal", "plan", "reach", "speedup"])
+def test_help_lists_every_keyword(name):
+    method = getattr(LAW, name)
+    keywords = inspect.signature(method).parameters
+    assert {*QuestionFields.__annotations__} <= {*keywords}
+    documentation = inspect.getdoc(method)
+    for keyword in QuestionFields.__annotations__:
+        assert f"    {keyword}: " in documentation
+    assert "--" not in documentation

@@ -12,9 +12,9 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ from transformers import AutoModelForCausalLM
 
 import modeling_switch_moe  # noqa: F401 - registers the architecture; else its code in the release is needed
 from hub import RunRecord, open_store, release_runs
-from hub.base.tables import print_table
-from hub.base.units import format_bytes, format_count, format_flops
+from hub.base import tables
+from hub.base.units import format_bytes, format_flops
 from hub.release.cards import loading_code
 from scaling_law import FitResult, JointLaw, Law, LearningRateLaw, fit, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
@@ -39,7 +39,17 @@ from training.configuration.reading import read_yaml
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
-from training.demo.results import crossings_table, gap_curves, losses_table
+from training.demo.results import (
+    Prediction,
+    conclude,
+    crossings_table,
+    gap_curves,
+    losses_table,
+    optimum_table,
+    predict_without_law,
+    predictions_table,
+    sweep_table,
+)
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText
 from training.sweep.file import Sweep
@@ -49,6 +59,8 @@ from training.sweep.run import run_sweep, sweep_progress
 PROMPT = "Returns the number of"
 # The bytes, and the end of a text.
 VOCABULARY = 257
+# Columns of a printed page, where no terminal is narrower.
+PAGE_WIDTH = 100
 
 
 class DemoError(RuntimeError):
@@ -62,7 +74,8 @@ class Scale:
     """Size of a demo: its sweep file, the bytes of text it takes, draws of the law, and the budget it asks for.
 
     Runs count for the law from `fitted_from` tokens on: before, a model knows little more than pairs of letters, and
-    its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the sweep.
+    its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the sweep. `seconds`
+    is about the time of each step on two idle cores.
     """
 
     sweep: str
@@ -70,10 +83,57 @@ class Scale:
     fitted_from: str
     draws: int
     flops: float
+    seconds: Mapping[str, float]
 
 
-FULL = Scale("demo.yaml", 12_000_000, "500K", 500, 1e12)
-FAST = Scale("demo-fast.yaml", 2_000_000, "75K", 100, 7e10)
+FULL = Scale(
+    "demo.yaml",
+    12_000_000,
+    "500K",
+    500,
+    1e12,
+    {"Corpus": 20, "Tokenizer": 1, "Sweep": 480, "Release": 5, "Fit": 25, "Ask": 5, "Use": 5},
+)
+FAST = Scale(
+    "demo-fast.yaml",
+    2_000_000,
+    "75K",
+    100,
+    7e10,
+    {"Corpus": 10, "Tokenizer": 1, "Sweep": 45, "Release": 1, "Fit": 2, "Ask": 1, "Use": 1},
+)
+
+
+@dataclass
+class Steps:
+    """The steps of a demo: those done with their seconds, and how long the others should take.
+
+    A machine that has been slower than the one `expected` was measured on is taken to stay so.
+    """
+
+    expected: Mapping[str, float]
+    resumed: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str, description: str) -> Iterator[None]:
+        """Announce a step with its number and the time left, and time it."""
+        number = len(self.seconds) + 1
+        estimate = ""
+        if not self.resumed:
+            estimate = f"; about {format_minutes(self.seconds_left())} left"
+        say(f"── {number} of {len(self.expected)}: {name} ── {description}{estimate}")
+        start = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - start
+        print(f"{self.seconds[name]:.0f} s\n")
+
+    def seconds_left(self) -> float:
+        """Estimate the seconds of the steps that are not done."""
+        expected_done = sum(self.expected[name] for name in self.seconds)
+        expected_left = sum(self.expected.values()) - expected_done
+        slowdown = sum(self.seconds.values()) / expected_done if expected_done else 1.0
+        return expected_left * max(slowdown, 1.0)
 
 
 @dataclass(frozen=True)
@@ -93,14 +153,10 @@ class DemoFit:
     high: float
 
     @property
-    def forecast(self) -> str:
-        """Predicted and measured loss of the held-out run."""
+    def prediction(self) -> Prediction:
+        """Loss of the held-out run by the law."""
         run = self.left_out
-        predicted = self.law.loss(run.n_active, run.tokens, run.experts)
-        return (
-            f"Left out of the fit: d_model {run.d_model}, E = {run.experts}, {format_count(run.tokens)} tokens. Loss "
-            f"predicted {predicted:.3f} ({self.low:.3f} to {self.high:.3f}), measured {run.eval_loss:.3f}."
-        )
+        return Prediction("law of the other runs", float(self.law.loss(run.n_active, run.tokens, run.experts)))
 
 
 class Demo:
@@ -114,44 +170,34 @@ class Demo:
         self._corpus = folder / "installed-documentation"
         self._tokenizer = folder / "bytes"
         self._rates = folder / "learning-rates.json"
-        self.seconds: dict[str, float] = {}
 
     def run(self) -> None:
         """Run all steps, then print their results."""
-        with self._step("1 Corpus", "the docstrings of the installed packages, in columns of FineWeb-Edu"):
+        steps = Steps(self.scale.seconds, resumed=(self.folder / "runs").exists())
+        step = steps.step
+        with step("Corpus", "the docstrings of the installed packages, in columns of FineWeb-Edu"):
             say(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes))
-        with self._step("2 Tokenizer", "every byte is a token"):
+        with step("Tokenizer", "every byte is a token"):
             self.tokenizer()
-        with self._step("3 Sweep", "dense and Switch-MoE models: each size one trunk, with decay branches"):
+        with step("Sweep", "dense and Switch-MoE models, each size one trunk with decay branches"):
             sweep = self.sweep()
-        with self._step("4 Release", "checkpoints, cards and run records, in the layout of a release on the Hub"):
+        with step("Release", "checkpoints, cards and run records, as on the Hub"):
             released = self.release(sweep)
-        with self._step("5 Fit", "a law of all these runs but one, with the published one as a prior"):
+        with step("Fit", "a law of all these runs but one, with the published one as a prior"):
             demo_fit = self.fit(sweep, released)
-        with self._step("6 Ask", "that law, inside the range of its runs"):
-            answer = self.ask(demo_fit)
+        with step("Ask", "that law, inside the range of its runs"):
+            self.ask(demo_fit)
             self.figures(demo_fit, released)
-        with self._step("7 Use", "the best released checkpoint, loaded and asked as any model of transformers"):
+        with step("Use", "the best released checkpoint, loaded as any model of transformers"):
             model = self.use(sweep, released)
-        times = [f"{name.split()[1].lower()} {seconds:.0f} s" for name, seconds in self.seconds.items()]
         print("── The whole loop is done ──")
-        print_table(crossings_table(released, demo_fit.law))
-        say(demo_fit.forecast)
-        say(answer)
+        self.conclude(demo_fit, released)
+        times = [f"{name.lower()} {seconds:.0f} s" for name, seconds in steps.seconds.items()]
         say("Time: " + ", ".join(times))
         print("\nTo go on, in a shell:\n")
         print(*self.commands(sweep, demo_fit), sep="\n")
         print("\nTo load the best model, in any Python that has transformers (this runs the code of the release):\n")
         print(loading_code(str(model.resolve())))
-
-    @contextmanager
-    def _step(self, name: str, description: str) -> Iterator[None]:
-        say(f"── {name} ── {description}")
-        start = time.monotonic()
-        yield
-        seconds = time.monotonic() - start
-        self.seconds[name] = seconds
-        print(f"{seconds:.0f} s\n")
 
     def tokenizer(self) -> None:
         """Make the tokenizer, unless that is done."""
@@ -173,7 +219,7 @@ class Demo:
             dataset=str(self._corpus), tokenizer=str(self._tokenizer), cache_dir=str(self.folder / "tokens")
         )
         sweep = Sweep.from_dict(values, self.folder / "runs")
-        print_table(plan_sweep(sweep))
+        show(sweep_table(plan_sweep(sweep)))
         with sweep_progress(sweep) as watch:
             outcome = run_sweep(sweep, self.workers, watch)
         if outcome.failed:
@@ -184,7 +230,7 @@ class Demo:
         if outcome.elsewhere:
             names = ", ".join(outcome.elsewhere)
             raise DemoError(f"another process trains {names}; re-run this when it is done")
-        print_table(losses_table([*itertools.chain(*(run.records() for run in sweep.runs))]))
+        show(losses_table([*itertools.chain(*(run.records() for run in sweep.runs))]))
         return sweep
 
     def release(self, sweep: Sweep) -> list[RunRecord]:
@@ -215,28 +261,36 @@ class Demo:
         where = f"D >= {self.scale.fitted_from}, run_id != {left_out.run_id}"
         runs = load_runs(self.index(sweep), where=where)
         result = fit(runs, prior=JointLaw.published())
-        print_table(result)
+        count = int(result.used.sum())
+        say(f"joint law of {count} runs: RMSE {result.rmse:.4f} nats per byte")
         bootstrap = result.bootstrap(self.scale.draws, seed=0, progress=True)
         low, high = bootstrap.prediction_interval(
             left_out.n_active, left_out.tokens, left_out.experts, kind="prediction"
         )
         demo_fit = DemoFit(result, bootstrap.law, rates_of(sweep), where, left_out, low, high)
-        say(demo_fit.forecast)
         demo_fit.law.save_pretrained(self.folder / "law")
         demo_fit.rates.save(self._rates)
         release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(demo_fit.law, runs, fitted=True))
         return demo_fit
 
-    def ask(self, demo_fit: DemoFit) -> str:
-        """Ask for the best model for a budget inside the range of the runs, and return it in a sentence."""
+    def ask(self, demo_fit: DemoFit) -> None:
+        """Ask for the best model for a budget inside the range of the runs, and print it."""
         experts = sorted({*demo_fit.fit.runs.experts.tolist()})
         try:
-            table = demo_fit.law.optimal(self.scale.flops, experts=experts, learning_rate_law=demo_fit.rates)
+            answer = demo_fit.law.optimal(self.scale.flops, experts=experts, learning_rate_law=demo_fit.rates)
         except ValueError as error:
             # A law of a few runs need not have an optimum.
-            return f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}"
-        print_table(table)
-        return f"The best model for {format_flops(self.scale.flops)} FLOPs: {table.verdict}."
+            say(f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}")
+        else:
+            show(optimum_table(answer))
+
+    def conclude(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
+        """Print the crossovers, the prediction beside those that need no law, and what all this shows."""
+        show(crossings_table(released, demo_fit.law))
+        baselines = predict_without_law(released, demo_fit.left_out)
+        interval = f"{demo_fit.low:.3f}…{demo_fit.high:.3f}"
+        show(predictions_table(demo_fit.left_out, demo_fit.prediction, interval, baselines))
+        say(conclude(released, demo_fit.fit, demo_fit.left_out, demo_fit.prediction, baselines))
 
     def figures(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
         """Draw MoE minus dense losses, the errors of the law, and the published law's memory optimum."""
@@ -311,9 +365,22 @@ def rates_of(sweep: Sweep) -> LearningRateLaw:
     )
 
 
+def show(renderable: Any) -> None:
+    """Print a table or a text on a page of `PAGE_WIDTH` columns, or in a narrower terminal."""
+    tables.print_table(renderable, PAGE_WIDTH)
+
+
 def say(text: str) -> None:
     """Print prose, broken between words."""
-    print_table(Text(text))
+    show(Text(text))
+
+
+def format_minutes(seconds: float) -> str:
+    """Format a time left: 40 seconds, 1 minute, 6 minutes."""
+    if seconds < 60:
+        return f"{max(10, 10 * round(seconds / 10))} seconds"
+    minutes = round(seconds / 60)
+    return f"{minutes} minute{'s' if minutes > 1 else ''}"
 
 
 def scaling_law(*words: Any) -> str:

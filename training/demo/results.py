@@ -1,4 +1,4 @@
-"""Tables and figures of the demo: losses, gaps between MoE and dense models, and crossovers."""
+"""Tables and figures of the demo: losses, gaps between MoE and dense models, crossovers, and the run left out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,52 @@ import numpy as np
 
 from hub import RunRecord
 from hub.base.tables import Table
-from hub.base.units import format_count, format_decimal
-from scaling_law import JointLaw, Law
+from hub.base.units import format_bytes, format_count, format_decimal, format_flops
+from scaling_law import FitResult, JointLaw, Law
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import interval_of
 from scaling_law.planning.break_even import TOKENS_RANGE, find_crossing
+from scaling_law.planning.optimal_table import OptimalTable
+from training.sweep.plan import SweepPlan
+
+# Columns of the optimum: those of `OptimalRow` that a first look needs.
+OPTIMUM_FIELDS = ("experts", "d_model", "n_active", "n_total", "tokens", "loss", "loss_interval", "learning_rate")
+
+
+def sweep_table(plan: SweepPlan) -> Table:
+    """Tabulate the runs of a sweep: size, FLOPs, disk and state."""
+    rows = []
+    for run in plan.runs:
+        rows.append(
+            [
+                run.name,
+                run.experts,
+                format_count(run.n_active),
+                format_count(run.n_total),
+                format_flops(run.training_flops),
+                format_bytes(run.disk_bytes),
+                run.state,
+            ]
+        )
+    flops = format_flops(plan.total("training_flops"))
+    disk = format_bytes(plan.total("disk_bytes"))
+    total = ["total", "", "", "", flops, disk, ""]
+    horizons = ", ".join(format_count(branch.target_tokens) for branch in plan.runs[0].branches)
+    return Table(
+        ["run", "E", "N_act", "N_total", "FLOPs", "disk", "state"],
+        rows,
+        title=f"Sweep {plan.sweep}: {len(plan.runs)} trunks, each with decay branches that end at {horizons} tokens",
+        total=total,
+        notes=[f"Shared trunks save {plan.saved:.0%} of the FLOPs of separate runs."],
+    )
+
+
+def optimum_table(answer: OptimalTable) -> Table:
+    """Tabulate the best model of each E: the columns that fit a page."""
+    rows = []
+    for row in answer.to_rows():
+        rows.append({name: row[name] for name in OPTIMUM_FIELDS})
+    return Table.of(rows, title=f"{format_flops(answer.flops)} FLOPs: {answer.verdict}")
 
 
 def losses_by_size(records: Sequence[RunRecord]) -> dict[tuple[int, int], dict[int, RunRecord]]:
@@ -82,6 +123,13 @@ def format_crossing(tokens: float, between: tuple[float, float]) -> str:
     return f"after {format_count(between[1])}" if tokens else f"before {format_count(between[0])}"
 
 
+def format_interval(low: float, high: float, between: tuple[float, float]) -> str:
+    """Format the interval of a crossing that is sought `between` these tokens."""
+    if low == 0 and high == np.inf:
+        return "anywhere"
+    return f"{format_crossing(low, between)} to {format_crossing(high, between)}"
+
+
 def crossings_table(records: Sequence[RunRecord], law: Law) -> Table:
     """Tabulate crossover token counts: measured, by the fitted law, and by the published law."""
     all_gaps = Gaps.of(records)
@@ -93,20 +141,90 @@ def crossings_table(records: Sequence[RunRecord], law: Law) -> Table:
     for gaps in all_gaps:
         by_law = law.break_even(gaps.n_active, gaps.experts, between=span, force=True)
         by_published = JointLaw.published().break_even(gaps.n_active, gaps.experts, force=True)
-        low = format_crossing(float(by_law.tokens_low), span)
-        high = format_crossing(float(by_law.tokens_high), span)
         rows.append(
             [
                 f"d_model {gaps.d_model}, E = {gaps.experts}",
                 gaps.crossing,
                 format_crossing(float(by_law.tokens), span),
-                f"{low} to {high}",
+                format_interval(float(by_law.tokens_low), float(by_law.tokens_high), span),
                 format_crossing(float(by_published.tokens), TOKENS_RANGE),
             ]
         )
     header = ["", "measured", "law fitted", "95 %", "as published"]
     note = "One seed each: losses of such small models scatter by 0.02 nats, crossovers by a factor of two."
     return Table(header, rows, title="Crossover: tokens at which an MoE overtakes the dense model", notes=[note])
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A loss predicted for the run left out, nats per byte, by what `source` names."""
+
+    source: str
+    loss: float
+
+
+def predict_without_law(records: Sequence[RunRecord], left_out: RunRecord) -> list[Prediction]:
+    """Predict a run's loss as that of the runs nearest to it: the next smaller E, and the next fewer tokens.
+
+    A law that predicts no better than these has shown nothing.
+    """
+    by_size = losses_by_size(records)
+    horizon = left_out.schedule.horizon_tokens
+    predictions = []
+    experts = [e for d_model, e in by_size if d_model == left_out.d_model and e < left_out.experts]
+    if experts:
+        twin = by_size[left_out.d_model, max(experts)].get(horizon)
+        if twin is not None and twin.eval_loss is not None:
+            name = f"E = {twin.experts}" if twin.experts > 1 else "the dense model"
+            predictions.append(Prediction(f"as measured with {name}", twin.eval_loss))
+    own_runs = by_size[left_out.d_model, left_out.experts]
+    shorter_horizons = [tokens for tokens in own_runs if tokens < horizon]
+    if shorter_horizons:
+        run = own_runs[max(shorter_horizons)]
+        if run.eval_loss is not None:
+            predictions.append(Prediction(f"as measured at {format_count(run.tokens)} tokens", run.eval_loss))
+    return predictions
+
+
+def predictions_table(left_out: RunRecord, law: Prediction, interval: str, baselines: Sequence[Prediction]) -> Table:
+    """Tabulate the predictions of the loss of the run left out, and their errors."""
+    assert left_out.eval_loss is not None
+    rows = []
+    for prediction in (law, *baselines):
+        error = f"{prediction.loss - left_out.eval_loss:+.3f}"
+        rows.append([prediction.source, f"{prediction.loss:.3f}", error, interval if prediction is law else ""])
+    rows.append(["measured", f"{left_out.eval_loss:.3f}", "", ""])
+    size = f"d_model {left_out.d_model}, E = {left_out.experts}, {format_count(left_out.tokens)} tokens"
+    return Table(
+        ["", "loss", "error", "95 %"],
+        rows,
+        title=f"Run left out of the fit: {size}",
+    )
+
+
+def conclude(
+    records: Sequence[RunRecord],
+    result: FitResult,
+    left_out: RunRecord,
+    law: Prediction,
+    baselines: Sequence[Prediction],
+) -> str:
+    """Say what the runs show, and what they do not."""
+    all_gaps = Gaps.of(records)
+    ahead = sum(gaps.gaps[max(gaps.gaps)] < 0 for gaps in all_gaps)
+    vague_names = {*result.status.undetermined, *result.status.bounds_hit}
+    count = len(result.fitted)
+    determined_count = count - len(vague_names.intersection(result.fitted))
+    loss = left_out.eval_loss or 0.0
+    smallest_error = min((abs(baseline.loss - loss) for baseline in baselines), default=float("inf"))
+    comparison = "closer" if abs(law.loss - loss) < smallest_error else "no closer"
+    return (
+        f"Shown: every step of the loop runs on this machine, and {ahead} of {len(all_gaps)} MoE models end below "
+        "their dense twin. Not shown: a scaling law of these models. One seed of each size determines "
+        f"{determined_count} of {count} coefficients, the published law as a prior gives the others, and the "
+        f"law's prediction of the run left out is {comparison} than the loss of the run nearest to it. A sweep that "
+        "measures such crossovers, with several seeds: docs/studies/crossing.md."
+    )
 
 
 def gap_curves(law: Law, records: Sequence[RunRecord]) -> Any:

@@ -35,6 +35,9 @@ from training.run.step import Session
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+# Characters of what departs from the recipe in the name of a run, and of a hash with its hyphen.
+MAX_SUFFIX_LENGTH = 24
+HASH_LENGTH = 9
 # Fields that a record has from the architecture and from the configuration under the same name.
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
 _RUN = {
@@ -100,8 +103,11 @@ def run_record(
         skipped_steps=len(progress.skipped_steps),
         loss_spikes=len(progress.spikes),
     )
-    # Runs that depart from the recipe are different runs.
+    # Runs that depart from the recipe are different runs. A hash replaces a long list of departures, which the record
+    # and its branch have in full.
     suffix = recipe_suffix(record)
+    if len(suffix) > MAX_SUFFIX_LENGTH:
+        suffix = shorten(suffix, HASH_LENGTH)
     return record.replaced(**_identity(f"{record.parent_run_id}{suffix}", branch_name)) if suffix else record
 
 

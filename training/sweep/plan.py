@@ -98,7 +98,7 @@ class RunPlan:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SweepPlan(Summarised):
     """Runs of a sweep and their sums. `timed_by` says what their seconds rest on: None where they are unknown."""
 

@@ -6,10 +6,9 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Group
 from rich.text import Text
 
-from hub.base.tables import Table, as_text, cell, html, print_table, show
+from hub.base.tables import Table, Tables, as_text, cell, html, print_table, show
 
 ROWS = [
     {"experts": 8, "n_active": 1.1e9, "tokens": 999_936, "loss": 2.2, "note": "best <of> [all]"},
@@ -47,7 +46,7 @@ def test_without_a_header_and_without_rows() -> None:
 def test_cells() -> None:
     values = {"flops": float("inf"), "tokens": float("inf"), "loss": None, "steps": 12, "trusted": False, "mfu": 0.25}
     shown = {name: cell(name, value) for name, value in values.items()}
-    assert list(shown.values()) == ["not reached", "∞", "–", "12", "not trusted", "0.25"]
+    assert list(shown.values()) == ["not reached", "∞", "–", "12", "not trusted", "25.0%"]
 
 
 def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +62,7 @@ def elements(shown: str) -> list[str]:
 def test_a_notebook_gets_elements_with_their_styles_and_no_markup_from_a_name() -> None:
     name = '<script>alert("1")</script>'
     texts = {"title": name, "notes": [name], "warnings": [name], "total": (name,)}
-    shown = html(Group(Table((name,), [(name,)], **texts), Text(name, style="yellow")))
+    shown = html(Tables((Table((name,), [(name,)], **texts), Text(name, style="yellow"))))
     assert elements(shown) == [
         "div",
         "table",

@@ -179,7 +179,8 @@ def test_a_law_that_rises_for_some_experts_answers_for_the_others(shell, publish
     """As the fit of a tiny sweep may come out: the exponent of N is positive for E = 1 and 2, or that of D for all."""
     published.replace(alpha=0.12, gamma=-0.09).save_pretrained(tmp_path / "some")
     words = ("--flops", "1e21", "--vocab-size", 1000, "--force")
-    result = shell("optimal", "--law", tmp_path / "some", *words)
+    assert "left out: E = 1, E = 2" in shell("optimal", "--law", tmp_path / "some", *words).stdout.replace("\n", " ")
+    result = shell("optimal", "--law", tmp_path / "some", *words, "--verbose")
     assert result.exit_code == 0
     assert "E = 2 is left out: the loss does not fall with N_act (exponent +0.0" in result.stdout
     data = json.loads(shell("optimal", "--law", tmp_path / "some", *words, "--json").stdout)

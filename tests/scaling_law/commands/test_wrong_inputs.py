@@ -31,7 +31,7 @@ LINES = {  # what is typed → what the line on standard error names
     "optimal --hours 72 --gpus 8 --gpu peak=148T": "--gpu 'peak=148T': memory is missing; write it as in 'peak",
     "optimal --hours 72 --gpus 8 --gpu peak=9T,memory=96": "'peak=9T,memory=96': memory '96' is 96 bytes: did you",
     "optimal --flops 1e22 --kv-heads-ratio 2": "--kv-heads-ratio 2.0 must be above 0 and at most 1",
-    "optimal --flops 1e22 --mfu 0.3": "mfu goes with hours or money, not with --flops 1e+22",
+    "optimal --flops 1e22 --mfu 0.3": "--mfu 0.3 is that of a GPU: --gpu must be given",
     "optimal --flops 1e22 --experts 8 --law chinchilla": "--experts 8: this Chinchilla law holds for E = 1 only",
     "optimal --flops 1e22 --learning-rate-law coed": "'coed' is unknown: did you mean 'code'? There are code, paper, ",
     "optimal --hours 72 --flops 1e21 --gpu h100 --gpus 8": "--flops 1e+21, --hours 72.0, --money: give exactly one",

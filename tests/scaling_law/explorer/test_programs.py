@@ -69,4 +69,4 @@ def test_an_assistant_finds_the_tools_and_asks_one(address, published):
 def test_the_guides_program_runs(address, capsys, published):
     (code,) = blocks(DOCS / "explorer.md", "python")
     exec(code.replace("http://127.0.0.1:7860/", address), {})
-    assert "8.0 2.1175" in capsys.readouterr().out
+    assert "8 2.1175" in capsys.readouterr().out

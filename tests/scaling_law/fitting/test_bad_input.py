@@ -14,7 +14,6 @@ from scaling_law import (
     backtest,
     fit,
     fit_learning_rate,
-    fit_throughput,
     load_runs,
     measured_speedup,
     prior,
@@ -23,14 +22,11 @@ from scaling_law import (
 )
 from scaling_law.fitting.backtest import compare_with_separate_laws, select_by_rmse
 from scaling_law.fitting.prior import estimate
-from scaling_law.fitting.throughput import of_records
 from scaling_law.rates.surface import SettingsGrid
 from scaling_law.runs.rows import RunsError
 from tests.scaling_law.fitting.test_holdout import sweep
 from tests.scaling_law.fitting.test_measured_speedup import runs_of
 from tests.scaling_law.fitting.test_prior import USUAL, lab_laws
-from tests.scaling_law.fitting.test_throughput import MODELS as TIMED
-from tests.scaling_law.fitting.test_throughput import record, steps
 from tests.scaling_law.rates.test_learning_rate import FULL, rows
 from tests.scaling_law.rates.test_surface import BATCHES, MODELS, grid
 from tests.scaling_law.synthetic import synthetic_runs
@@ -137,11 +133,6 @@ OTHERS = [
         lambda: measured_speedup(runs_of().take(np.arange(3)), runs_of()),
         "3 runs of the baseline .* 4 are needed",
     ),
-    (lambda: fit_throughput([m for m in steps() if m.architecture in TIMED[:2]], "x", "bf16"), "2 architectures were"),
-    (lambda: fit_throughput([steps()[0]._replace(step_seconds=0)], "x", "bf16"), "step_seconds=0 of Architecture"),
-    (lambda: of_records([record(TIMED[0]), record(TIMED[1], precision="fp32")]), r"there are: \('2 x a .*'fp32'"),
-    (lambda: of_records([record(TIMED[0], hardware="2 CPU cores")]), "'2 CPU cores'; 'COUNT x DEVICE' is needed"),
-    (lambda: of_records([record(TIMED[0], step_seconds=None)]), "there are: none that says step_seconds"),
     (lambda: LearningRateLaw(1.0, 1.0, 1.0, slope_batch=np.nan), "slope_batch=nan must be a finite number"),
     (lambda: FULL.at(1e8, 8), "tokens=None must be given, the tokens of the run: this law is"),
     (lambda: FULL.at(1e8, 8, batch_tokens=1e5), "tokens=None"),

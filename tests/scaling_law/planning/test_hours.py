@@ -98,9 +98,11 @@ def test_draws_of_law_and_throughput_are_joint(law, measured):
 
 def test_a_slow_moe_changes_the_order(law):
     table = law.optimal(hours=72, gpus=8, gpu="h100")
-    assert table.reordered.startswith("best E first: 32, 16, 1, 8, 4, 2 in 72 hours, but 32, 16, 8, 4, 2, 1 for")
+    assert table.reordered.startswith("Ranking by wall clock (72 h): E = 32, 16, 1, 8, 4, 2; at equal compute (")
+    assert table.reordered.endswith(" FLOPs): 32, 16, 8, 4, 2, 1")
     assert table.reordered in table.warnings
     assert any("assumed, not measured: rates of" in warning for warning in table.warnings)
+    assert len([line for line in str(table).splitlines() if "⚠" in line]) == 1
     assert any("of other code than train.py, and intervals are wider" in warning for warning in table.warnings)
     assert "72 hours on 8 × NVIDIA H100 SXM (bf16, assumed)" in str(table)
     data = json.loads(json.dumps(table.to_dict()))

@@ -62,7 +62,7 @@ def test_the_plan_of_a_cluster_is_a_configuration_that_train_py_takes():
     arguments.check_processes(8)
     assert made.to_dict()["placement"]["memory"]["optimizer"] > 0
     assert "placement" not in made.configuration()
-    assert "compute, 100 % of the step; more GPUs" in str(made.summary())
+    assert "Compute-bound (100 % of step time)" in str(made.summary())
 
 
 def test_a_plan_divides_experts_as_its_layout_does():
@@ -81,9 +81,8 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
     (note,) = [warning for warning in table.warnings if "largest model that the memory" in warning]
     named = [float(e) for e in note.partition(":")[0].removeprefix("E = ").split(", ")]
     assert table.placement == cluster.place(table.best.architecture)
-    assert f"best row: {table.placement}; compute, 100 % of the step; more GPUs, or fewer FLOPs would move it" in str(
-        table.summary()
-    )
+    assert table.placement.advice == "Compute-bound (100 % of step time): only more GPUs or fewer FLOPs shorten it."
+    assert f"best row: {table.placement}; {table.placement.advice}" in table.summary().title
     for row in table:
         assert cluster.place(row.architecture)
         assert row.limited_by == ("memory" if row.experts in named else "time")

@@ -22,8 +22,19 @@ from tests.hub.samples import make_record
 from training import Sweep
 from training.demo import __main__ as main_module
 from training.demo import loop
-from training.demo.loop import FAST, FULL, VOCABULARY, Demo, DemoError, scaling_law
-from training.demo.results import Gaps, crossings_table, losses_table
+from training.demo.loop import FAST, FULL, VOCABULARY, Demo, DemoError, Steps, format_minutes, scaling_law
+from training.demo.results import (
+    Gaps,
+    Prediction,
+    conclude,
+    crossings_table,
+    format_interval,
+    losses_table,
+    predict_without_law,
+    predictions_table,
+    sweep_table,
+)
+from training.sweep.plan import plan_sweep
 from training.sweep.run import Outcome
 
 # With the published expert terms: experts pay from 0.7M to 1M tokens on at these sizes.
@@ -72,8 +83,53 @@ def test_a_crossing_outside_the_runs_is_not_guessed(gap, said):
     assert Gaps(32, 56_000, 8, {250_000: gap, 2_000_000: gap / 2}).crossing == said
 
 
-def test_tables_keep_their_numbers_whole_at_80_columns(records):
-    for table in (losses_table(records), crossings_table(records, TRUTH)):
+def test_a_run_is_predicted_without_a_law_by_the_next_smaller_e_and_the_next_fewer_tokens(records):
+    left_out = max(records, key=lambda record: (record.n_active, record.experts, record.tokens))
+    twin, shorter = predict_without_law(records, left_out)
+    runs = {(run.d_model, run.experts, run.schedule.horizon_tokens): run.eval_loss for run in records}
+    assert "E = 4" in twin.source
+    horizons = sorted(tokens for d_model, experts, tokens in runs if (d_model, experts) == (96, 8))
+    assert (twin.loss, shorter.loss) == (runs[96, 4, horizons[-1]], runs[96, 8, horizons[-2]])
+    table = predictions_table(left_out, Prediction("law", left_out.eval_loss + 0.01), "", [twin, shorter])
+    assert [row[2] for row in table.rows[:2]] == ["+0.010", f"{twin.loss - left_out.eval_loss:+.3f}"]
+
+
+@pytest.mark.parametrize(("error", "said"), [(0.001, "is closer"), (0.2, "is no closer")])
+def test_what_is_shown_is_said_by_the_numbers(records, error, said):
+    left_out = records[-1]
+    status = SimpleNamespace(undetermined=("a", "c"), bounds_hit=("e_max",))
+    result = SimpleNamespace(status=status, fitted=["a", "b", "c", "e_max"])
+    law = Prediction("law", left_out.eval_loss + error)
+    text = conclude(records, result, left_out, law, [Prediction("twin", left_out.eval_loss - 0.1)])
+    assert said in text
+    assert "1 of 4 coefficients" in text
+    assert "6 of 6 MoE models" in text
+
+
+def test_steps_name_their_number_and_the_time_left(capsys):
+    steps = Steps({"Corpus": 10.0, "Sweep": 300.0}, resumed=False)
+    assert steps.seconds_left() == 310.0
+    steps.seconds["Corpus"] = 20.0
+    assert steps.seconds_left() == 600.0
+    with steps.step("Sweep", "trains"):
+        pass
+    assert "2 of 2: Sweep ── trains; about 10 minutes left" in capsys.readouterr().out
+    assert [format_minutes(seconds) for seconds in (3, 44, 61, 400)] == [
+        "10 seconds",
+        "40 seconds",
+        "1 minute",
+        "7 minutes",
+    ]
+
+
+def test_an_interval_that_spans_the_runs_says_so():
+    between = (250_000, 2_000_000)
+    assert format_interval(0.0, np.inf, between) == "anywhere"
+    assert format_interval(5e5, np.inf, between) == "500K to after 2M"
+
+
+def test_tables_keep_their_numbers_whole_at_80_columns(sweep, records):
+    for table in (sweep_table(plan_sweep(sweep)), losses_table(records), crossings_table(records, TRUTH)):
         cells = {str(cell) for row in table.rows for cell in row}
         shown = as_text(table, width=80)
         assert max(map(len, shown.split("\n"))) <= 80
@@ -81,7 +137,9 @@ def test_tables_keep_their_numbers_whole_at_80_columns(records):
 
 
 @pytest.mark.slow
-def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(sweep, records, tmp_path, monkeypatch):
+def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(
+    sweep, records, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     demo = Demo(tmp_path / "out", replace(FULL, draws=20), workers=1)
     push_index(open_store(demo.folder / "hub"), sweep.name, records)
@@ -92,10 +150,13 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(swee
     assert run.run_id not in runs.run_id
     assert runs.tokens.min() == pytest.approx(5e5, rel=1e-3)
     assert fitted.law.loss(run.n_active, run.tokens, run.experts) == pytest.approx(run.eval_loss, abs=5e-3)
-    assert f"measured {run.eval_loss:.3f}" in fitted.forecast
+    assert fitted.low < fitted.prediction.loss < fitted.high
 
-    answer = demo.ask(fitted)
-    assert re.match(r"The best model for 1e12 FLOPs: E = (4|8) of .* tokens: loss \d\.\d{3} \(", answer)
+    demo.ask(fitted)
+    demo.conclude(fitted, records)
+    printed = capsys.readouterr().out
+    assert re.search(r"1e12 FLOPs: E = (4|8) of .* tokens: loss \d\.\d{3} \(", printed)
+    assert max(map(len, printed.split("\n"))) <= 100
     asked = fitted.law.optimal(FULL.flops, experts=(1, 4, 8), learning_rate_law=fitted.rates)
     best = asked.best
     rates = [trained.arguments.optimizer.learning_rate for trained in sweep.runs]
@@ -110,10 +171,11 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(swee
         assert (program, result.exit_code) == ("scaling-law", 0), result.output
 
 
-def test_a_law_without_an_optimum_says_so(tmp_path):
+def test_a_law_without_an_optimum_says_so(tmp_path, capsys):
     runs = SimpleNamespace(runs=SimpleNamespace(experts=np.array([1.0, 8.0])))
     rising = SimpleNamespace(law=TRUTH.replace(alpha=0.3), fit=runs, rates=None)
-    assert "no answer" in Demo(tmp_path, FAST, workers=1).ask(rising)
+    Demo(tmp_path, FAST, workers=1).ask(rising)
+    assert "no answer" in capsys.readouterr().out
 
 
 def test_commands_name_this_python_whatever_path_leads_to():

@@ -92,6 +92,17 @@ def finished(tiny):
     return arguments, finish(arguments)
 
 
+def test_many_departures_from_the_recipe_are_a_hash_in_the_names_of_runs(tiny):
+    departures = {"optimizer__beta2": 0.95, "optimizer__gradient_clip": 1.0, "model__final_norm": True}
+    records = finish(tiny(**departures))
+    trunks = {record.parent_run_id for record in records.values()}
+    assert len(trunks) == 1
+    assert re.fullmatch("tiny-d64-E4-seed0-[0-9a-f]{8}", next(iter(trunks)))
+    assert {record.run_id for record in records.values()} == {
+        f"{next(iter(trunks))}-tokens{tokens}" for tokens in ("001.28K", "002.56K")
+    }
+
+
 def test_every_branch_leaves_a_model_and_a_true_record(finished):
     arguments, records = finished
     assert sorted(records) == [1280, 2560]

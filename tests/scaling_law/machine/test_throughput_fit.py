@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from hub.base.errors import InputError
 from scaling_law import Architecture, Throughput, fit_throughput
-from scaling_law.fitting.throughput import FITTED, left_out_ratios, of_records
 from scaling_law.machine import ModelWork
 from scaling_law.machine.throughput import Measurement
+from scaling_law.machine.throughput_fit import FITTED, left_out_ratios, of_records
 from tests.hub.samples import make_record, record_fields
 
 RATES = {"steps": 2e-3, "blocks": 1e-3, "flops": 1e-12, "activations": 2e-9, "routing": 3e-9, "weights": 2e-10}
@@ -102,3 +103,21 @@ def test_finished_runs_are_measurements():
 
 def test_every_fitted_term_is_work():
     assert set(FITTED) < set(ModelWork.of(MODELS[0]).in_step(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fit_throughput([m for m in steps() if m.architecture in MODELS[:2]], "x", "bf16"), "2 architectures"),
+        (lambda: fit_throughput([steps()[0]._replace(step_seconds=0)], "x", "bf16"), "step_seconds=0 of Architecture"),
+        (
+            lambda: of_records([record(MODELS[0]), record(MODELS[1], precision="fp32")]),
+            r"there are: \('2 x a .*'fp32'",
+        ),
+        (lambda: of_records([record(MODELS[0], hardware="2 CPU cores")]), "'2 CPU cores'; 'COUNT x DEVICE' is needed"),
+        (lambda: of_records([record(MODELS[0], step_seconds=None)]), "there are: none that says step_seconds"),
+    ],
+)
+def test_bad_input_is_an_error_that_names_it(call, words):
+    with pytest.raises(InputError, match=words):
+        call()
