@@ -127,7 +127,7 @@ class FitStatus:
 
     @property
     def state(self) -> str:
-        """What the fit is worth, in a few words: convergence says little of coefficients that the runs leave open."""
+        """The worth of the fit in a few words: convergence says little of coefficients that the runs leave open."""
         if not self.converged:
             return "NOT converged"
         n_open = len(self.open_coefficients)
