@@ -1,8 +1,8 @@
 """The list of splits, which says what is forecast from what, written down in splits.csv before any method was tuned.
 
 A split fits the runs at most at a cut (a third, a tenth, a thirtieth, a hundredth of the largest compute C = 6 N D, a
-third or a tenth of the largest N or D) and forecasts those above. It is out unless `FITTED` runs of `SIZES` sizes lie below and `HELD_OUT`
-above. The tables that are out altogether stand at the end of the list, with the reason.
+third or a tenth of the largest N or D) and forecasts those above. It is out unless `FITTED` runs of `SIZES` sizes lie
+below and `HELD_OUT` above. The tables that are out altogether stand at the end of the list, with the reason.
 """
 
 from __future__ import annotations
@@ -113,3 +113,8 @@ def _make_split(run_set: RunSet, runs: Runs, by: str, divisor: int) -> Split:
 def read_list(path: Path = LIST) -> list[Split]:
     """Read all splits, those that are out included."""
     return read_csv(path, Split)
+
+
+def splits_of(tables: Mapping[str, Runs]) -> list[Split]:
+    """Return the splits of the list that are not out and have a table."""
+    return [split for split in read_list() if not split.out and split.set in tables]
