@@ -64,7 +64,10 @@ def test_a_stack_of_one_law_is_that_law():
 
 def test_without_a_cut_the_usual_errors_decide():
     squares = np.array([1.0, 4.0, 1.0, 4.0, 2.0, 1.0])
-    laws = stack(evidence(), dataclasses.replace(EQUAL, moments=np.tile(np.diag(squares), (3, 1, 1)))).laws
+    unsure = evidence()
+    said = {name: dataclasses.replace(law, error=law.error + 1.0) for name, law in unsure.predictions.items()}
+    moments = np.tile(np.diag(squares), (3, 1, 1))
+    laws = stack(dataclasses.replace(unsure, predictions=said), dataclasses.replace(EQUAL, moments=moments)).laws
     assert [laws[name][1, 0] for name in BASE] == pytest.approx(1 / squares / np.sum(1 / squares))
     assert np.isnan(laws[BASE[0]][2]).all()
 
@@ -124,6 +127,24 @@ def test_cuts_like_the_point_count_most():
     weights = stack(asked, dataclasses.replace(EQUAL, cuts=0.01)).laws[BASE[0]][1]
     assert weights[0] > 0.6
     assert weights[1] < 0.4
+
+
+def test_no_prior_pulls_a_fresh_fit_out_of_its_interval():
+    """A prior that errs least at the cuts says 0.5 more than a fresh fit of a standard error of 0.03."""
+    rng = np.random.default_rng(3)
+    errors = rng.standard_normal((2, 12)) * np.array([[0.015], [0.005]])
+    pair = evidence(errors, names=(BASE[0], "prior"), ahead=(0.5,))
+    fresh = Prediction(np.zeros(1), np.full(1, 0.03), np.full(1, 0.04))
+    prior = Prediction(fresh.log_loss + 0.5, np.zeros(1), np.zeros(1))
+    pulled = dataclasses.replace(pair, predictions={BASE[0]: fresh, "prior": prior})
+    stacked = stack(pulled, EQUAL)
+    np.testing.assert_allclose(stacked.log_loss, 1.6449 * 0.05)
+    weights = [law[1, 0] for law in stacked.laws.values()]
+    assert sum(weights) == pytest.approx(1)
+    assert weights[1] == pytest.approx(1.6449 * 0.05 / 0.5)
+    # A fit that says nothing of its error holds nothing.
+    silent = {**pulled.predictions, BASE[0]: dataclasses.replace(fresh, error=np.zeros(1))}
+    assert stack(dataclasses.replace(pulled, predictions=silent), EQUAL).log_loss[0] > 0.4
 
 
 def test_the_interval_is_as_wide_as_its_direction_and_its_parts_say():
