@@ -12,7 +12,6 @@ from hub.base.errors import InputError, unknown
 from hub.base.units import format_flops, parse_count
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
-from scaling_law.planning.budget import Budget
 from scaling_law.planning.question import RunFields, parse_field
 
 PUBLISHED = "published"
@@ -91,10 +90,6 @@ class Question:
             if field.name in names or text != field.default:
                 texts[field.name] = text
         return urlencode(texts)
-
-    @property
-    def budget(self) -> Budget:
-        return Budget.of(**self.budget_keywords())
 
     def keywords(self) -> dict[str, Any]:
         """Return all as keyword arguments of `law.optimal` and `law.plan`."""
