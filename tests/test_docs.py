@@ -227,3 +227,10 @@ def test_the_readme_links_every_guide_and_names_targets_of_make_that_exist():
     assert [name for name in GUIDES if f"](docs/{name})" not in readme] == []
     targets = re.findall(r"^make ([\w-]+)", readme, flags=re.MULTILINE)
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)] == []
+
+
+def test_the_guide_of_promote_prints_what_is_shown(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    page = DOCS / "promote.md"
+    assert run_python(page)
+    assert capsys.readouterr().out == "".join(blocks(page, "text"))
