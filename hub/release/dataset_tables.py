@@ -100,7 +100,7 @@ def choose_files(
         return [str(config)]
     configs: dict[str, list[str]] = {}
     for name, patterns in card_configs.items():
-        matches = [table for table in tables if any(fnmatch(table, pattern) for pattern in patterns)]
+        matches = [table for table in tables if _matches_any(table, patterns)]
         if matches:
             configs[name] = matches
     if not configs:
@@ -108,18 +108,23 @@ def choose_files(
             configs.setdefault(_guess_config(table), []).append(table)
     if config is None and len(configs) == 1:
         return next(iter(configs.values()))
-    wanted = DEFAULT if config is None else config
-    if wanted not in configs:
+    name = DEFAULT if config is None else config
+    if name not in configs:
         present = ", ".join(sorted(configs)[:_MAX_NAMES])
         problem = "has several configs: name one by " if config is None else "has no "
         raise FilesError(f"{dataset} {problem}", given("config", config or ...), f"; there are {present}")
-    return configs[wanted]
+    return configs[name]
+
+
+def _matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a file name matches one of the patterns of a card."""
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _is_table(name: str) -> bool:
     """Return whether a file is a table; hidden files and a dataset's own descriptions are none."""
     path = PurePosixPath(name)
-    is_hidden = any(part.startswith((".", "_")) for part in path.parts)
+    is_hidden = any(name.startswith((".", "_")) for name in path.parts)
     return name.endswith(SUFFIXES) and not is_hidden and path.name != "dataset_infos.json"
 
 
