@@ -78,7 +78,7 @@ def optimal(
         batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times;
             None: the paper's.
         force: compare answers beyond the range guard, too.
-        accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/planning.md#accuracy).
+        accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/answers.md#accuracy).
         question: the fields of `Limits`: memory="80GB" and so on.
 
     ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError
