@@ -91,9 +91,11 @@ def words_with_dashes(line: str) -> set[str]:
 
 # The others have tests of their own.
 @pytest.mark.parametrize(
-    "guide", ["index.md", "gpus_for_a_time.md", "planning.md", "fitting.md", "hours.md", "scaling.md"]
+    "guide",
+    ["index", "gpus_for_a_time", "planning", "answers", "rates", "fitting", "runs", "fit_options", "hours", "scaling"],
 )
 def test_python_blocks_run_and_print_what_is_shown(guide, tmp_path, monkeypatch, capsys):
+    guide = f"{guide}.md"
     monkeypatch.chdir(tmp_path)
     # Every third run of the paper: the fits of the guide, which prints no result of them, are quicker.
     design = Design(*(column[::3] for column in published_design()))
@@ -136,6 +138,8 @@ def test_python_imports_the_packages_themselves(page):
     "command",
     [
         *(line for line in command_lines(DOCS / "planning.md") if re.match(ASKS, line)),
+        *(line for line in command_lines(DOCS / "answers.md") if re.match(ASKS, line)),
+        *(line for line in command_lines(DOCS / "rates.md") if re.match(ASKS, line)),
         *(line for line in command_lines(DOCS / "gpus_for_a_time.md") if line.startswith("scaling-law ")),
         *(line for line in command_lines(DOCS / "hours.md") if line.startswith("scaling-law ")),
         *re.findall(r"`(scaling-law [^`]+?)`", text_of(ROOT / "README.md") + text_of(DOCS / "scaling.md")),

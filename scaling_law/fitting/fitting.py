@@ -489,7 +489,7 @@ def fit(
         unique_tokens: of which the tokens of each run are repetitions, or instead their `epochs`, tokens over unique
             ones: a column, or numbers. Repeated tokens and excess parameters then count as what they are worth, with
             R*_D and R*_N fitted where the runs tell them, else as published (`result.repetition`;
-            docs/fitting.md#repeated-data).
+            docs/fit_options.md#repeated-data).
 
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.

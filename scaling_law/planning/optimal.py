@@ -81,7 +81,7 @@ def optimal(
             paper's, and above its largest run sequences of 4,096 tokens in a batch by Step Law. Step times depend on
             them, and rates by laws that have a batch on the last one.
         force: compare answers beyond the range guard, too.
-        accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/planning.md#accuracy).
+        accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/answers.md#accuracy).
         question: the fields of `Limits`: memory="80GB" and so on.
 
     ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError

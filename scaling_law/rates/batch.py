@@ -1,7 +1,7 @@
 """The batch of a run by published laws: the best, of least loss, and the critical one, above which tokens count less.
 
 Labs fit them to runs below 1e21 FLOPs and disagree by a factor of ten above; `outside` says how far a run lies beyond
-theirs. Step Law's, in the tokens alone, is nearest to the batches of 12 published runs (docs/planning.md#batch).
+theirs. Step Law's, in the tokens alone, is nearest to the batches of 12 published runs (docs/rates.md#batch).
 """
 
 from __future__ import annotations

@@ -69,10 +69,10 @@ def load_runs(
 
     Args:
         source: a DataFrame; mappings or run records; a .parquet, .jsonl, .json, .csv, .tsv or .txt file
-            (docs/fitting.md#files); a folder with runs.jsonl or runs.parquet; a release folder; "org/sweep-runs" or
+            (docs/runs.md#files); a folder with runs.jsonl or runs.parquet; a release folder; "org/sweep-runs" or
             any dataset "org/name" (or "hf://org/name") on the Hub; a tracker's project, "trackio:PROJECT" or
             "wandb:ENTITY/PROJECT"
-            (docs/fitting.md#runs-in-trackers); logs: a folder of TensorBoard, or trainer_state.json.
+            (docs/runs.md#runs-in-trackers); logs: a folder of TensorBoard, or trainer_state.json.
         loss: the column to fit, nats per token. None: eval_loss, else the only column whose name ends in "loss".
         status: keep rows of this `status` (a row without one is final); None keeps all.
         on_invalid: "raise" an error that lists every unusable row, or "skip" them, with the reasons in `.skipped`.
@@ -82,7 +82,7 @@ def load_runs(
         columns: our name to a column of the source, an expression ("1 - sparsity", "`Training FLOP` / 6"), a number
             (`experts=1` for dense models) or a function of the row; in order, so that later ones may use earlier ones.
         format: a public table read as its authors publish it: "step_law", "marin_isoflop", "open_athena",
-            "epoch_chinchilla", "gemstones", "clark" or "clark_curves" (from where: docs/fitting.md).
+            "epoch_chinchilla", "gemstones", "clark" or "clark_curves" (from where: docs/runs.md).
         final: the loss of a run that logged many, in a tracker, in logs or in a table of steps: the "last" value (the
             default), the "minimum", or "smoothed", the mean of the last 5 %; `.read_as` says which.
         config: which config (subset) of a dataset on the Hub that is no index of runs, or which of its files; all

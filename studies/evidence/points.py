@@ -125,7 +125,7 @@ def derive(data: Path, folder: Path) -> list[Path]:
     if isoflops:
         written.append(strict_json.write(folder / f"{ISOFLOP}.json", ISOFLOP, 1, isoflop_errors(isoflops)))
     if not written:
-        raise FileNotFoundError(f"{data}: none of {', '.join(sorted(names))} is below it; see docs/fitting.md")
+        raise FileNotFoundError(f"{data}: none of {', '.join(sorted(names))} is below it; see docs/runs.md")
     return written
 
 

@@ -298,7 +298,7 @@ def test_accuracy_follows_loss_where_it_does(tmp_path, monkeypatch):
 
 
 def test_the_guide_names_the_tasks_that_follow_the_loss():
-    guide = " ".join((page.FORECASTS.parents[1] / "planning.md").read_text(encoding="utf-8").split())
+    guide = " ".join((page.FORECASTS.parents[1] / "answers.md").read_text(encoding="utf-8").split())
     tasks = [name for name, task in accuracy.curves._fits()["tasks"].items() if task.follows]
     assert f"{len(tasks)} of whose 46 tasks follow the loss: {', '.join(tasks[:2])}" in guide
     assert f"{', '.join(sorted(tasks)[2:-1])} and {sorted(tasks)[-1]}." in guide
@@ -312,7 +312,7 @@ def test_what_answers_trust_is_as_far_as_the_cuts_go():
     assert min(widest["n_active"], widest["tokens"]) >= RATIO
     assert [support_of(name) for name in ("C", "N_act", "D", "n_total", "flops")] == [(1, FURTHEST)] * 5
     assert [support_of(name) for name in ("D/N", "E", "granularity", "density")] == [(RATIO, RATIO), *[(1, 1)] * 3]
-    guide = (page.FORECASTS.parents[1] / "planning.md").read_text(encoding="utf-8")
+    guide = (page.FORECASTS.parents[1] / "answers.md").read_text(encoding="utf-8")
     block = block_of(page.FORECASTS.read_text(encoding="utf-8"), "methods")
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in block.splitlines()]
     rows = {row[0]: row for row in cells}

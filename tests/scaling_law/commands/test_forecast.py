@@ -19,7 +19,7 @@ def runs(tmp_path, monkeypatch):
 
 def test_the_guide_forecasts_registers_and_scores(shell, runs):
     lines = [line for line in command_lines(DOCS / "fitting.md") if line.startswith("scaling-law forecast")]
-    _, first, second, third, _ = [shlex.split(line)[1:] for line in lines]
+    first, second, third, _ = [shlex.split(line)[1:] for line in lines]
     answer = json.loads(shell(*first, "--json").output)
     assert 1.8 < answer["rows"][0]["low"] < answer["rows"][0]["loss"] < answer["rows"][0]["high"] < 2.4
     assert {law["law"] for law in answer["laws"]} >= {"chinchilla", "prior"}

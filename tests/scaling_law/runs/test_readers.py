@@ -177,7 +177,7 @@ def test_another_table_is_named(tmp_path):
 
 
 def test_the_guide_says_what_each_table_holds_and_where_it_is_from():
-    rows = [line.split(" | ") for line in text_of(DOCS / "fitting.md").splitlines() if line.startswith("| `")]
+    rows = [line.split(" | ") for line in text_of(DOCS / "runs.md").splitlines() if line.startswith("| `")]
     told = {row[0].strip("| `"): row[2:] for row in rows[1:]}
     for name, one in READERS.items():
         repository = f"[{one.repository}](https://github.com/{one.repository}) @ {one.commit}"
