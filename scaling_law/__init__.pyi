@@ -51,6 +51,7 @@ from .planning.optimal_table import OptimalRow as OptimalRow
 from .planning.optimal_table import OptimalTable as OptimalTable
 from .planning.optimum import ComputeOptimum as ComputeOptimum
 from .planning.plan import Plan as Plan
+from .planning.question_schema import question_schema as question_schema
 from .planning.scale_out import ScaleOut as ScaleOut
 from .planning.scale_out import scale_out as scale_out
 from .planning.speedup import EffectiveSpeedup as EffectiveSpeedup
