@@ -183,9 +183,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("inference_tokens", "Tokens served", "100B over the model's life; with FLOPs only")
     text("experts", "Numbers of experts", "1,2,4, or doublings: 1-32; empty: those of the law's runs")
     text("sequence_length", "Tokens of a sequence", "4k; empty: 512, and 4,096 above the paper's runs")
-    text(
-        "batch", "Tokens of a batch", "4M, or a ramp of sequences: 0:128,0.5B:256; empty: the paper's or Step Law's"
-    )
+    text("batch", "Tokens of a batch", "4M, or a ramp of sequences: 0:128,0.5B:256; empty: the paper's or Step Law's")
     text("accuracy", "Accuracy of tasks", "arc_easy, hellaswag: what to expect at the loss")
     inputs["law"] = gr.Dropdown([*laws], label="Law", value=first.law, elem_id="law")
     return preset, inputs, sliders
