@@ -16,11 +16,12 @@
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
 # make studies       every page of docs/studies again, from its records; make crossing, evidence, granularity, hours,
-#                    learning_rates, live or models: one of them. RUNS="folder …": first collects the records of runs;
+#                    learning_rates, live, models or promote: one. RUNS="folder …": first collects the records of runs;
 #                    DATA=folder: first derives points, rates and what the library takes from them from public tables;
 #                    PREDICT="d_model:E …": first writes down, once, what is expected of models not trained yet
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
 # make tour          the pictures of docs/tour.md again, by its own code
+# make reference     docs/reference/options.md again, from the options of the commands
 # make docs          the documentation as a site in build/site, strict about its links and anchors
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_SCALEBENCH=, BENCH_STEP_LAW=,
@@ -78,7 +79,7 @@ BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-slow test-light test-clients test-vllm test-transformers test-browser test-slurm lint resolve dist check-all
-.PHONY: models studies evidence crossing granularity hours learning_rates live explorer-picture tour docs bench clean
+.PHONY: models studies evidence crossing granularity hours learning_rates live promote explorer-picture tour reference docs bench clean
 .PHONY: gpu gpu-smoke gpu-first gpu-steps gpu-suite gpu-heads gpu-data gpu-decoding gpu-checkpoints gpu-registered gpu-sweep
 
 setup: $(VENV)/.ready
@@ -202,9 +203,9 @@ check-all:
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 
-studies: models granularity evidence crossing hours learning_rates live
+studies: models granularity evidence crossing hours learning_rates live promote
 
-models granularity evidence crossing hours learning_rates live: setup
+models granularity evidence crossing hours learning_rates live promote: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m studies $@ $(if $(RUNS)$(DATA),--runs $(RUNS) $(DATA)) $(if $(PREDICT),--predict $(PREDICT))
 
 explorer-picture: setup
@@ -212,6 +213,9 @@ explorer-picture: setup
 
 tour: setup
 	cd docs/figures && PYTHONPATH=$(CURDIR) $(abspath $(BIN))/python -m tests.guides $(CURDIR)/docs/tour.md
+
+reference: setup
+	$(BIN)/python -m tests.option_reference
 
 docs: setup
 	$(BIN)/python -m pytest -m slow tests/test_site.py

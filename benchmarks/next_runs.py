@@ -1,6 +1,6 @@
 """Choosing runs within a budget: `next_runs` beside other designs, by what the chosen runs tell of larger ones.
 
-    python -m benchmarks.next_runs --scalebench FOLDER [--seeds 10] [--hold-outs 20]      # or BENCH_SCALEBENCH=FOLDER
+    python -m benchmarks.next_runs --scalebench FOLDER [--seeds 5] [--hold-outs 20]      # or BENCH_SCALEBENCH=FOLDER
 
 FOLDER holds farseer.csv and data_constrained.csv of ScaleBench (arXiv 2604.22753; github.com/PlanarG/active-sl, MIT,
 data CC-BY-4.0), which are not shipped here; our own sweep is. A design may spend 1, 5 or 10 % of the FLOPs of all
@@ -17,7 +17,7 @@ lowest loss, by the law of all runs; in percent of that loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,7 +59,7 @@ MAX_RUNS = 64
 FIRST_RUNS = 2.5
 FIRST_FLOPS = 0.02
 COST_POWER = 0.4
-REFIT = 5
+REFIT = 10
 # The share of largest runs, how many of them are held out, and the largest candidate relative to the smallest of
 # these.
 LARGEST = 0.1
@@ -68,7 +68,12 @@ GAP = 0.6
 # Sizes among which the best is looked for, relative to the median judged one.
 SIZES = np.geomspace(1 / 30, 30, 400)
 # R² that the authors of ScaleBench report for their method on their split (their Table 2).
-AUTHORS = {"Farseer": (0.60, 0.88, 0.93), "data-constrained": (0.73, 0.85, 0.86)}
+FARSEER = "Farseer"
+HOLD_OUTS = "Farseer hold-outs"
+REPEATED = "data-constrained"
+OWN = "our sweep hold-outs"
+SETS = (FARSEER, HOLD_OUTS, REPEATED, OWN)
+AUTHORS = {FARSEER: (0.60, 0.88, 0.93), REPEATED: (0.73, 0.85, 0.86)}
 
 
 @dataclass(frozen=True)
@@ -351,27 +356,24 @@ def own_runs() -> Runs:
     return runs.subset(np.array(is_swept))
 
 
-def pools(folder: Path | None, n_hold_outs: int) -> Iterator[tuple[str, list[Pool]]]:
-    """Yield the name of each set and its pools: one split, or several."""
-    if folder is not None:
-        runs, is_judged = read_table(folder / "farseer.csv")
-        prior = population_without("stepfun")
-        candidates = runs.subset(~is_judged)
-        judged = runs.subset(is_judged)
-        yield "Farseer", [Pool(candidates, judged, prior, "interaction")]
-        splits = [hold_out(runs, seed) for seed in range(n_hold_outs)]
-        yield "Farseer hold-outs", [Pool(*split, prior, "interaction") for split in splits]
-
-        runs, is_judged = read_table(folder / "data_constrained.csv")
+def pools(name: str, folder: Path | None, n_hold_outs: int) -> list[Pool]:
+    """Return the pools of a set: one split, or several; none without the tables of ScaleBench that it needs."""
+    if name == OWN:
+        runs = own_runs()
         prior = population_without()
-        candidates = runs.subset(~is_judged)
-        judged = runs.subset(is_judged)
-        yield "data-constrained", [Pool(candidates, judged, prior, "interaction", repeats=True)]
-
-    runs = own_runs()
-    prior = population_without()
-    splits = [hold_out(runs, seed) for seed in range(n_hold_outs)]
-    yield "our sweep hold-outs", [Pool(*split, prior, "joint") for split in splits]
+        splits = [hold_out(runs, seed) for seed in range(max(1, n_hold_outs // 4))]
+        return [Pool(*split, prior, "joint") for split in splits]
+    if folder is None:
+        return []
+    repeats = name == REPEATED
+    runs, is_judged = read_table(folder / ("data_constrained.csv" if repeats else "farseer.csv"))
+    prior = population_without("stepfun")
+    if name == HOLD_OUTS:
+        splits = [hold_out(runs, seed) for seed in range(n_hold_outs)]
+        return [Pool(*split, prior, "interaction") for split in splits]
+    candidates = runs.subset(~is_judged)
+    judged = runs.subset(is_judged)
+    return [Pool(candidates, judged, prior, "interaction", repeats)]
 
 
 # ------------------------------------------------------------------ scores
@@ -415,14 +417,18 @@ def measure(
 @benchmark(
     {
         "--scalebench": (Path, None),
-        "--seeds": (10, 2, "random designs"),
-        "--hold-outs": (20, 1, "random splits"),
+        "--sets": (SETS, SETS),
+        "--seeds": (5, 2, "random designs"),
+        "--hold-outs": (20, 1, "random splits of Farseer; a quarter as many of our sweep, at least one"),
     }
 )
 def main(report: Report, options: Options) -> None:
     if options.scalebench is None:
         report.skipped.append("Farseer and repeated data: need the tables of ScaleBench (BENCH_SCALEBENCH=FOLDER)")
-    for name, pools_of_set in pools(options.scalebench, options.hold_outs):
+    for name in options.sets:
+        pools_of_set = pools(name, options.scalebench, options.hold_outs)
+        if not pools_of_set:
+            continue
         references = [pool.fit(pool.every_run())[0] for pool in pools_of_set]
         for i, share in enumerate(BUDGETS):
             results: dict[str, tuple[float, float, float]] = {}
@@ -452,6 +458,7 @@ def add_row(
     note = f"R² {r_squared:.2f} ({count:.0f} runs); {', '.join(comparisons)}; regrets {', '.join(regrets)} %"
     peer = (PEER, 1 - peer_r_squared)
     report.add(name, 1 - r_squared, "", peer, note=note)
+    print(f"{name}: {note}", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from .forecasting.laws import stack_laws as stack_laws
 from .forecasting.live import LiveEstimate as LiveEstimate
 from .forecasting.live import LiveForecast as LiveForecast
 from .forecasting.live import TrainingCurve as TrainingCurve
+from .forecasting.promote import Promotion as Promotion
+from .forecasting.promote import promote as promote
 from .formulas import Conditions as Conditions
 from .formulas import ExtrapolationError as ExtrapolationError
 from .formulas.conditions import RangeCheck as RangeCheck

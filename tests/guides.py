@@ -1,8 +1,11 @@
 """The README and the guides as tests read them: blocks of code, and the commands in them.
 
-python -m tests.guides PAGE  runs the Python of a page in this folder
+python -m tests.guides PAGE         runs the Python of a page in this folder
+python -m tests.guides --fill PAGE  writes what it prints into the page's blocks of text
 """
 
+import contextlib
+import io
 import re
 import sys
 from pathlib import Path
@@ -36,5 +39,21 @@ def run_python(page: Path, without: str = "\0", namespace: dict[str, Any] | None
     return namespace
 
 
+def fill_outputs(page: Path) -> None:
+    """Write what each Python block prints into the block of text that follows it."""
+    namespace: dict[str, Any] = {}
+    text = text_of(page)
+    for block in re.finditer(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", text, flags=re.DOTALL):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block[1], page.name, "exec"), namespace)
+        if block[2] is not None:
+            text = text.replace(block[0], block[0].removesuffix(f"{block[2]}```") + f"{printed.getvalue()}```")
+    page.write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    run_python(Path(sys.argv[1]))
+    if sys.argv[1] == "--fill":
+        fill_outputs(Path(sys.argv[2]))
+    else:
+        run_python(Path(sys.argv[1]))

@@ -16,6 +16,7 @@ import scaling_law
 from hub.base.tables import as_text
 from scaling_law.commands import cli
 from scaling_law.size.recipe import Design, published_design
+from tests import option_reference
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
 from training.configuration.model_classes import fields_of
@@ -25,14 +26,7 @@ GUIDES = [
     str(path.relative_to(DOCS)) for path in [*DOCS.glob("*.md"), *DOCS.glob("studies/*.md")] if path.name != "index.md"
 ]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-APPS = {
-    "scaling-law": "scaling_law.commands.cli",
-    "python -m hub": "hub.__main__",
-    "python -m training.sweep": "training.sweep.__main__",
-    "python -m training.prepare": "training.prepare",
-    "python -m training.presets": "training.presets",
-    "python -m training.throughput": "training.throughput",
-}
+APPS = option_reference.PROGRAMS
 ASKS = r"scaling-law (?!fit|learning-rate \w+\.)"  # a law, and reads no runs
 LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
 
@@ -96,7 +90,9 @@ def words_with_dashes(line: str) -> set[str]:
 
 
 # The others have tests of their own.
-@pytest.mark.parametrize("guide", ["index.md", "planning.md", "fitting.md", "hours.md", "scaling.md"])
+@pytest.mark.parametrize(
+    "guide", ["index.md", "gpus_for_a_time.md", "planning.md", "fitting.md", "hours.md", "scaling.md"]
+)
 def test_python_blocks_run_and_print_what_is_shown(guide, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # Every third run of the paper: the fits of the guide, which prints no result of them, are quicker.
@@ -124,6 +120,10 @@ def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, mon
     assert (left["answer"].best.experts, again.best.experts) == (16, 16)
 
 
+def test_the_options_are_those_of_the_commands():
+    assert text_of(option_reference.PAGE) == option_reference.render(), "make reference writes it again"
+
+
 @every_page
 def test_python_imports_the_packages_themselves(page):
     """Or a room of scaling_law that has names of its own; not what is inside of rooms, which may be rearranged."""
@@ -136,6 +136,7 @@ def test_python_imports_the_packages_themselves(page):
     "command",
     [
         *(line for line in command_lines(DOCS / "planning.md") if re.match(ASKS, line)),
+        *(line for line in command_lines(DOCS / "gpus_for_a_time.md") if line.startswith("scaling-law ")),
         *(line for line in command_lines(DOCS / "hours.md") if line.startswith("scaling-law ")),
         *re.findall(r"`(scaling-law [^`]+?)`", text_of(ROOT / "README.md") + text_of(DOCS / "scaling.md")),
     ],
@@ -226,3 +227,10 @@ def test_the_readme_links_every_guide_and_names_targets_of_make_that_exist():
     assert [name for name in GUIDES if f"](docs/{name})" not in readme] == []
     targets = re.findall(r"^make ([\w-]+)", readme, flags=re.MULTILINE)
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)] == []
+
+
+def test_the_guide_of_promote_prints_what_is_shown(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    page = DOCS / "promote.md"
+    assert run_python(page)
+    assert capsys.readouterr().out == "".join(blocks(page, "text"))

@@ -9,31 +9,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import TrainerCallback
 
 from hub.base import atomic
 from hub.base.errors import InputError
 from scaling_law import Law, LiveEstimate, LiveForecast, TrainingCurve
+from scaling_law.forecasting.live import FOREIGN
 from scaling_law.law.shelf import choose_law
 from scaling_law.size.model_configs import read_model
 
 logger = logging.getLogger(__name__)
 # Without an evaluation at its end, the final loss is the mean training loss over this last share of the tokens.
-LAST = 0.05
+LAST = 0.01
+# Steps at which the schedule is read.
+READ_STEPS = 400
 
 
 class FinalLossCallback(TrainerCallback):
     """Callback that adds `forecast_loss`, `forecast_low` and `forecast_high` (90 %) to the Trainer's logs and state.
 
     Args:
-        curves: a folder of training curves, of runs with the same data, tokenizer and learning-rate schedule; the
-            forecast learns from them, and a run that ends adds its own.
+        curves: a folder of training curves, of runs with the same data and tokenizer and any learning-rate schedule;
+            the forecast learns from them, and a run that ends adds its own.
         law: a `Law`, or its name as of `scaling-law loss --law`; its losses must be of the same unit.
         tokens_per_step: of all devices together; not needed with `include_num_input_tokens_seen`. Without either, and
             without a law, D is counted in steps.
-        decay: the last share of the steps over which the learning rate falls; 1 for linear and cosine schedules.
+        decay: the last share of the steps over which the learning rate falls to 0, for schedules that the Trainer does
+            not know beforehand; those of transformers are read.
 
-    Raises InputError for a law without tokens to ask it of, and for curves of another schedule or unit than the run's.
+    Raises InputError for a law without tokens to ask it of, and for curves of another unit than the run's.
     """
 
     def __init__(
@@ -49,10 +54,21 @@ class FinalLossCallback(TrainerCallback):
         self.decay = decay
         self.estimate: LiveEstimate | None = None
         self.live = LiveForecast(law=self.law)
+        self.rates: NDArray[np.float64] | None = None
         self.off_track = False
+        self.is_law_foreign = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Read the finished curves, and the model as laws see it."""
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        lr_scheduler: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Read the finished curves, the schedule, and the model as laws see it."""
+        self.rates = _read_rates(lr_scheduler, state.max_steps)
         has_tokens = self.tokens_per_step or args.include_num_input_tokens_seen not in ("no", False)
         if self.law and not has_tokens:
             raise InputError("tokens_per_step must be given with a law, or include_num_input_tokens_seen be set")
@@ -76,6 +92,9 @@ class FinalLossCallback(TrainerCallback):
         fields = {"forecast_loss": self.estimate.loss, "forecast_low": low, "forecast_high": high}
         for entry in (logs, state.log_history[-1]):
             entry.update(fields)
+        if self.estimate.is_law_foreign() and not self.is_law_foreign:
+            self.is_law_foreign = True
+            logger.warning("step %d: %s", state.global_step, FOREIGN)
         if self.estimate.off_track() and not self.off_track:
             self.off_track = True
             logger.warning("step %d: off the track of runs like it: %s", state.global_step, self.estimate)
@@ -96,6 +115,7 @@ class FinalLossCallback(TrainerCallback):
             "horizon": float(curve.tokens[-1]),
             "model": self.model,
             "decay": self.decay,
+            "rates": None if self.rates is None else self.rates.tolist(),
             "final": final,
             "trunk": self.name,
             "unit": self.unit,
@@ -111,7 +131,14 @@ class FinalLossCallback(TrainerCallback):
         horizon = float(state.max_steps)
         if entries:
             horizon = float(tokens[-1]) / state.global_step * state.max_steps
-        return TrainingCurve(tokens, losses, horizon, self.model, decay=self.decay)
+        return TrainingCurve(
+            tokens,
+            losses,
+            horizon,
+            self.model,
+            decay=self.decay,
+            rates=self.rates,
+        )
 
     def _tokens(self, step: int, entry: dict[str, Any]) -> float:
         if self.tokens_per_step:
@@ -136,3 +163,15 @@ class FinalLossCallback(TrainerCallback):
             if path.stem != self.name:
                 curves.append(TrainingCurve(**fields))
         return curves
+
+
+def _read_rates(scheduler: Any, max_steps: int) -> NDArray[np.float64] | None:
+    """Read learning rates at equal steps of a run; None for a schedule that is not a function of the step."""
+    functions = getattr(scheduler, "lr_lambdas", None)
+    if not functions:
+        return None
+    steps = np.linspace(0, max_steps, min(max_steps, READ_STEPS) + 1)
+    rates = np.array([functions[0](step) for step in steps], float)
+    if np.any(rates < 0) or not 0 < rates.max() < math.inf:
+        return None
+    return rates

@@ -489,15 +489,15 @@ def _record(renderable: RenderableType, width: int) -> Console:
     return console
 
 
-def markdown_of(parts: Iterable[Part]) -> str:
+def markdown_of(contents: Iterable[Part]) -> str:
     """Write a table of the tuples, the header first, and then the texts, a paragraph each."""
     rows: list[tuple[object, ...]] = []
     paragraphs: list[str] = []
-    for part in parts:
-        if isinstance(part, str):
-            paragraphs.append(part)
+    for content in contents:
+        if isinstance(content, str):
+            paragraphs.append(content)
         else:
-            rows.append(part)
+            rows.append(content)
     if rows:
         header = list(map(str, rows[0]))
         paragraphs.insert(0, Table(header, rows[1:]).markdown())

@@ -13,6 +13,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -35,6 +36,7 @@ from hub.record.table import (
     require_readable,
     split_rows,
 )
+from hub.release.dataset_tables import load_table
 from hub.release.index import list_runs
 from hub.store.base import Kind, Publication, Store
 from hub.store.files import Content, check_allowed, check_secrets, content_of, run_folders
@@ -124,26 +126,33 @@ def load_records(
 
 
 def load_rows(
-    source: str | Path, *, revision: str | None = None, problems: list[str] | None = None, foreign: bool = True
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    problems: list[str] | None = None,
+    foreign: bool = True,
+    config: str | None = None,
 ) -> LoadedRows:
     """Load run records with their source's name and commit, or the rows of any table of runs.
 
     Arguments are those of `load_records`. With `foreign`, rows that are not run records stay mappings; `.csv`, `.tsv`,
-    `.txt` and `.json` tables are read, too, compressed or not; and a folder with several sweeps is refused.
+    `.txt` and `.json` tables are read, too, compressed or not; a folder with several sweeps is refused; and of a
+    dataset on the Hub that is no index of runs, the tables of a `config` are read (`dataset_tables.load_table`).
     """
     if not isinstance(source, (str, Path)):
         raise FilesError(f"source={shorten(source)} must be the name of a file, a folder or a dataset on the Hub")
     reference = repository(source)
     if reference is not None:
         try:
-            return _load_from_hub(reference, str(source), revision, problems)
+            return _load_from_hub(reference, str(source), revision, problems, foreign, config)
         except (NotFoundError, UnavailableError) as error:
             if str(source).startswith("hf://"):
                 raise
             # Somebody who mistyped a path looks for it here, not on the Hub.
             raise type(error)(f"no file or folder {source} here; on the Hub: {error}") from error
-    if revision is not None:
-        raise FilesError(f"{source}: ", given("revision", revision), " only applies to a dataset on the Hub")
+    for name, value in (("revision", revision), ("config", config)):
+        if value is not None:
+            raise FilesError(f"{source}: ", given(name, value), " only applies to a dataset on the Hub")
     path = _local_path(source)
     if not path.exists():
         raise FilesError(f"{source}: no such file or folder{_suggest(path)}")
@@ -209,18 +218,28 @@ def _check_suffix(file: Path, foreign: bool) -> None:
 
 
 def _load_from_hub(
-    reference: RepositoryReference, source: str, revision: str | None, problems: list[str] | None
+    reference: RepositoryReference,
+    source: str,
+    revision: str | None,
+    problems: list[str] | None,
+    foreign: bool,
+    config: str | None,
 ) -> LoadedRows:
     if revision is not None and reference.revision not in (None, revision):
         contradiction = f" contradicts the {reference.revision!r} after the @"
         raise FilesError(f"{source}: ", given("revision", revision), contradiction)
     revision = revision or reference.revision
+    if config is not None:
+        return load_table(reference.store, reference.name, revision, config, problems)
     sweep = reference.name.removesuffix("-runs")
     dataset = f"{reference.organisation}/{index_name(sweep)}"
     name = f"{dataset}@{revision}" if revision else dataset
     try:
         content, commit = reference.store.pinned("dataset", index_name(sweep), JSONL_NAME, revision)
     except NotFoundError as error:
+        if foreign:
+            with suppress(NotFoundError):
+                return load_table(reference.store, reference.name, revision, None, problems)
         runs = [] if revision else list_runs(reference.store, sweep, problems=problems)
         if not runs:
             raise NotFoundError(f"{name}: {error}") from None

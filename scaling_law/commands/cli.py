@@ -12,7 +12,7 @@ _PANELS = {
     "Ask a law": "questions:loss questions:optimal questions:reach questions:speedup questions:compare "
     "questions:describe learning_rate:learning_rate",
     "Plan runs": "plan:plan plan:scale_out plan:next_runs",
-    "Fit runs": "fitting:fit forecast:forecast",
+    "Fit runs": "fitting:fit forecast:forecast promote:promote",
     "Publish and look": "release:release explore:explore",
     "Paper": "figures:figures",
 }

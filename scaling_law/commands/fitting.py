@@ -32,8 +32,8 @@ MODES = {
 
 @command(
     "runs kind loss where best_of columns bootstrap split prior output overwrite validation test "
-    "select status format final trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 starts "
-    "release mix unique_tokens epochs allow_unidentifiable",
+    "select status format final config trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 "
+    "starts release mix unique_tokens epochs allow_unidentifiable",
     OfRuns,
     MODES,
 )

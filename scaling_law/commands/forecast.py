@@ -26,7 +26,7 @@ SCORED = named(float, "NAME=LOSS")
 
 @command(
     "runs n_active tokens experts prior kinds level accuracy figure output overwrite register scored loss where "
-    "best_of columns status format final trunks skip_invalid mix unique_tokens epochs at_unique_tokens",
+    "best_of columns status format final config trunks skip_invalid mix unique_tokens epochs at_unique_tokens",
     OfRuns,
 )
 def forecast(

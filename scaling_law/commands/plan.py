@@ -24,10 +24,12 @@ from scaling_law.planning.launch import RENDEZVOUS
 from scaling_law.planning.plan import Plan
 from scaling_law.planning.question import GPU_FORMS
 from scaling_law.planning.scale_out import READ_LENGTH, READ_SEQUENCES, SEQUENCES
+from scaling_law.runs.loading import read_models
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER
 
 SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
+CANDIDATES = "Table of the runs to choose from, with n_active, tokens, experts and, if not 6ND, flops."
 STEP = f"Tokens of a step: 4M. [default: {SEQUENCES} sequences; of a model that is read {READ_SEQUENCES}]"
 LENGTH = f"Tokens of a sequence: 4k. [default: {PAPER.sequence_length}; of a model that is read {READ_LENGTH}]"
 
@@ -141,8 +143,8 @@ def _pair(text: str) -> tuple[float, float]:
 
 
 @command(
-    "flops ask max_runs warmup_tokens experts widths tokens_per_parameter max_run_flops vocab_size noise memory "
-    "max_parameters kv_tokens force law"
+    "flops ask candidates max_runs warmup_tokens experts widths tokens_per_parameter max_run_flops vocab_size noise "
+    "memory max_parameters kv_tokens force law"
 )
 def next_runs(
     law: Law,
@@ -150,6 +152,7 @@ def next_runs(
     ask: Annotated[str, option("What to make certain: optimum:FLOPS,E, loss:N,D,E, or advantage:FLOPS,E1,E2.")],
     vocab_size: int | None,
     force: bool,
+    candidates: Annotated[str | None, option(f"{CANDIDATES} [default: a grid of our models]")] = None,
     max_runs: Annotated[int, option("Maximum number of runs.")] = 24,
     warmup_tokens: Annotated[
         Any, quantity(BATCH, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
@@ -170,22 +173,28 @@ def next_runs(
         scaling-law next-runs --law my-law --flops 1e20 --ask optimum:1e22,8 --max-runs 6
 
     The law needs draws: fit it with --bootstrap. No run is shorter than its warm-up, which the records of the fitted
-    runs tell, or --warmup. --memory, --max-parameters and --kv-tokens are limits of `advantage`.
+    runs tell, or --warmup. --memory, --max-parameters and --kv-tokens are limits of `advantage`. --experts, --widths,
+    --tokens-per-parameter and --max-run-flops describe the grid that is used without --candidates.
 
     More examples:
 
         scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
+
+        scaling-law next-runs --law my-law --flops 1e20 --ask loss:7B,140B,1 --candidates planned.csv
     """
     if law.draws is None:
         raise InputError("--law has no draws: fit that law with --bootstrap")
-    vocabulary = law.vocab_size if vocab_size is None else vocab_size
-    widths = widths and [nearest_width(width) for width in widths]
-    grid = {"experts": experts, "widths": widths, "tokens_per_parameter": tokens_per_parameter}
     budget = one_positive("flops", flops)
-    candidates = design.budget_grid(budget, max_run_flops, **grid, vocab_size=vocabulary)
+    if candidates is not None:
+        models = design.Candidates.of(read_models(candidates))
+    else:
+        vocabulary = law.vocab_size if vocab_size is None else vocab_size
+        widths = widths and [nearest_width(width) for width in widths]
+        grid = {"experts": experts, "widths": widths, "tokens_per_parameter": tokens_per_parameter}
+        models = design.budget_grid(budget, max_run_flops, **grid, vocab_size=vocabulary)
     answer = _answer(ask, limits, vocab_size)
     run: dict[str, Any] = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}
-    return law.next_runs(answer, flops, candidates, **run, force=force), {"ask": ask}
+    return law.next_runs(answer, flops, models, **run, force=force), {"ask": ask}
 
 
 # What --ask names, and what each takes.

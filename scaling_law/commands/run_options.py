@@ -31,7 +31,7 @@ fixed = named(_parse_number_or_text, "name=number or name=name")
 bound = named(_parse_bounds, "name=low:high (an end may be left out)")
 column = named(_parse_number_or_text, "name=column, name=expression or name=number")
 RUNS = "Table (.csv, .jsonl, .json, .parquet, …), folder, release, TensorBoard folder, trainer_state.json, "
-RUNS += "org/sweep-runs on the Hub, trackio:PROJECT or wandb:ENTITY/PROJECT."
+RUNS += "org/dataset on the Hub, trackio:PROJECT or wandb:ENTITY/PROJECT."
 FINAL = "Loss of a run that logged many (tracker, logs, table of steps): last, minimum, or smoothed (last 5 %). "
 FINAL += "[default: last]"
 MIX = "Fit runs together that differ in these columns: optimizer,sequence_length."
@@ -53,6 +53,7 @@ class OfRuns(Shared):
     status: Annotated[str, rare("Keep runs of this status; 'all' keeps every run.")] = "final"
     format: Annotated[str | None, rare(f"A public table as its authors publish it: {', '.join(READERS)}.")] = None
     final: Annotated[Final | None, rare(FINAL)] = None
+    config: Annotated[str | None, rare("Config (subset) or file of a dataset on the Hub.")] = None
     trunks: Annotated[str, rare("auto (parent_run_id, else one size and E), run (each its own), or a column.")] = (
         "auto"
     )

@@ -8,7 +8,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,8 @@ MAP_FLOPS = (1e18, 1e26)
 MAP_MEMORY = (1e9, 1e13)
 MAP_COLUMNS = 33
 MAP_ROWS = 29
+# Columns at the right end of the table.
+LAST_COLUMNS = ("D/N", "wins", "limited by")
 MODELS = Path(__file__).with_name("models.json")
 
 
@@ -80,12 +82,19 @@ def plan_run(question: Question, law: Law) -> Plan:
 
 
 def table_html(table: OptimalTable) -> str:
-    """Write the table with its last column, best or tie, at the front: a narrow page shows the left of it."""
+    """Write the table with its last column, best or tie, at the front: a narrow page shows the left of it.
+
+    Columns that a reader needs least are the last.
+    """
     summary = table.summary()
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("verdict", *summary.header[:-1]))
+    names = summary.header[:-1]
+    order = sorted(range(len(names)), key=lambda number: names[number] in LAST_COLUMNS)
+    header = ["verdict", *(names[number] for number in order)]
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
     rows = []
     for row in summary.rows:
-        verdict, *cells = map(escape, map(str, (row[-1], *row[:-1])))
+        verdict = escape(str(row[-1]))
+        cells = [escape(str(row[number])) for number in order]
         texts = "".join(f"<td>{text}</td>" for text in (verdict, *cells))
         rows.append(f'<tr class="{verdict}">{texts}</tr>')
     region = '<div class="wide" tabindex="0" role="region" aria-label="Best model of each E">'
@@ -106,22 +115,22 @@ def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -
     thin = curves.thin_draws(law, DRAWS)
     limits = question.limits()
     budget = table.budget
-    memory = limits.pop("memory")
+    memory = limits["memory"]
+    models: dict[str, Any] = {"kv_tokens": limits["kv_tokens"], "inference_tokens": limits["inference_tokens"]}
     experts = [row.experts for row in table] if question.experts.strip() else None
     if question.view == "memory":
-        limits["bytes_per_parameter"] = 2.0
-        limits["bytes_per_kv"] = 2.0
-        by_memory = curves.memory_curves(thin, budget, experts, **limits, points=POINTS)
+        models["bytes_per_parameter"] = 2.0
+        models["bytes_per_kv"] = 2.0
+        by_memory = curves.memory_curves(thin, budget, experts, **models, points=POINTS)
         return interactive.loss_by_memory(by_memory, page, memory)
     if question.view == "isoflop":
-        inference_tokens = limits["inference_tokens"]
-        by_budget = curves.budget_curves(thin, budget, experts, inference_tokens=inference_tokens, points=POINTS)
+        by_budget = curves.budget_curves(thin, budget, experts, **limits, points=POINTS)
         return interactive.loss_by_tokens(by_budget, page, shown_losses(by_budget))
     if question.view == "tokens":
         return interactive.loss_by_tokens(curves.token_curves(thin, table, POINTS), page)
     budgets = _grid(MAP_FLOPS, table.flops, MAP_COLUMNS)
     memory_limits = _grid(MAP_MEMORY, memory, MAP_ROWS)
-    best = curves.best_experts(thin, budgets, memory_limits, experts, **limits)
+    best = curves.best_experts(thin, budgets, memory_limits, experts, **models)
     return interactive.best_by_budget(best, page, (table.flops, memory), locate_models(limits["kv_tokens"]))
 
 

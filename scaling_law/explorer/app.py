@@ -39,9 +39,10 @@ TITLE = "Joint MoE scaling laws"
 INTRODUCTION = """# How many experts, how big, how many tokens?
 
 A joint scaling law of dense and Mixture-of-Experts models
-([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)) answers for a training budget and a memory limit.
-Dashed lines lie outside the runs that a law was fitted to, bands are 95 % intervals, bars those of where the next E
-takes over. The address of this page is a link to what it shows."""
+([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)) answers for a training budget and a memory limit."""
+CAPTION = """Dashed lines and pale cells lie outside the runs that a law was fitted to, faint cells too far outside to
+be trusted. Bands are 95 % intervals, bars those of where one E overtakes another, dots the best models, and hatching
+marks ties. The address of this page is a link to what it shows."""
 # The fields, in the order of their components.
 FIELDS = [field.name for field in fields(Question)]
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
@@ -51,8 +52,9 @@ SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {
     "hours": (0.0, 4.0, "{:.3g}".format),
     "memory": (9.0, 13.0, lambda size: format_bytes(size).replace(" ", "")),
 }
-# Step of a slider.
+# Step of a slider, and those whose right end is an empty text, no limit.
 STEP = 0.05
+UNLIMITED = ("memory",)
 # As gradio.skip(), which leaves a component alone.
 SKIP: dict[str, Any] = {"__type__": "update"}
 # Components of an answer: those of `_results`, and the link.
@@ -60,14 +62,12 @@ SHOWN = 9
 TURN = "String(performance.now() + Math.random())"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
-# Gradio refuses a slider whose number was emptied, or typed beyond its ends. Instead a position is sent that no text
-# has, so that the answer puts the slider where its text says.
-ENDS = json.dumps([None] * len(FIELDS) + [[low, high] for low, high, _ in SLIDERS.values()])
-WITHIN = "(value, [low, high]) => typeof value === 'number' && low <= value && value <= high ? value : low + 0.001"
-SENT = f"values.map((value, i) => {ENDS}[i] ? ({WITHIN})(value, {ENDS}[i]) : value)"
-ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...{SENT}]; }}"
+ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...values]; }}"
 # Undefined writes nothing.
 ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : undefined"
+# Where a page has a <base>, Plotly writes the page's address into what clips a figure, which is then lost when the
+# address changes. Gradio's own means the same as none.
+NO_BASE = """<script>document.querySelector('base[href="./"]')?.remove()</script>"""
 LINK = "(query) => { history.replaceState(null, '', query ? '?' + query : location.pathname); }"
 SAVE = f"""(text) => {{
     const link = document.createElement('a');
@@ -87,13 +87,29 @@ CSS = """
 .gradio-container:has(#unit [value="hours"]:checked) .in-flops { display: none; }
 .gradio-container:has(#unit [value="flops"]:checked) .in-hours { display: none; }
 .wide :is(table, thead, tbody, tr) { border: 0 !important; }
-.wide table { border-collapse: collapse; width: 100%; }
+.wide table { border-collapse: collapse; width: 100%; font-size: 0.875em; }
 .wide table { font-variant-numeric: tabular-nums; white-space: nowrap; }
-.wide :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.7em; }
+.wide :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.5em; }
 .wide :is(th, td) + :is(th, td) { text-align: right; }
 .wide tr.best { font-weight: bold; }
 .cm-content, .cm-content * { color: var(--body-text-color) !important; }
+.caption p { font-size: 0.875em; }
+.slider :is(.head, .min_value, .max_value) { display: none; }
+@media (max-width: 640px) {
+    h1 { font-size: 1.4em !important; }
+    .question .form { display: grid; grid-template-columns: 1fr 1fr; align-items: end; }
+    .question .form { background: var(--block-background-fill); }
+    .question .form > .block { min-width: 0 !important; padding: 0.4em 0.8em; }
+    .question .form > .broad { grid-column: 1 / -1; }
+    .question .info-text { display: none; }
+}
 """
+# The field that a problem names has a frame.
+CSS += "".join(
+    f'.gradio-container:has(#problem [data-field="{name}"]) #{name} :is(input, textarea)'
+    " { box-shadow: inset 0 0 0 2px #D55E00 !important; }\n"
+    for name in FIELDS
+)
 
 
 def offer_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
@@ -122,7 +138,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
         answered = gr.Textbox(_echo("", astuple(first)), visible="hidden")
         dark = gr.Checkbox(visible="hidden")
         with gr.Row():
-            with gr.Column(scale=1, min_width=280):
+            with gr.Column(scale=1, min_width=280, elem_classes="question"):
                 preset, inputs, sliders = _inputs(laws, first)
             with gr.Column(scale=3, min_width=320):
                 inputs["view"], results, save = _results(start)
@@ -162,18 +178,20 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     def text(name: str, label: str, info: str, **options: Any) -> None:
         inputs[name] = gr.Textbox(getattr(first, name), label=label, info=info, max_lines=1, elem_id=name, **options)
 
-    def slider(name: str, label: str, **options: Any) -> None:
+    def slider(name: str, label: str, *classes: str) -> None:
         low, high, _ = SLIDERS[name]
-        sliders[name] = gr.Slider(low, high, at.get(name), step=STEP, label=label, **options)
+        sliders[name] = gr.Slider(low, high, at.get(name), step=STEP, label=label, elem_classes=["slider", *classes])
 
     # What a link opens need not be a preset.
-    preset = gr.Dropdown(list(PRESETS), label="Start from a preset", value=None, elem_id="preset")
+    preset = gr.Dropdown(
+        list(PRESETS), label="Start from a preset", value=None, elem_id="preset", elem_classes="broad"
+    )
     units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
-    inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
+    inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit", elem_classes="broad")
     text("flops", "Training budget (FLOPs)", "1e22, including inference", elem_classes="in-flops")
-    slider("flops", "log₁₀ of the FLOPs", elem_classes="in-flops")
+    slider("flops", "log₁₀ of the FLOPs", "in-flops")
     text("hours", "Hours", "168, 7d or 1w; wall-clock time of training", elem_classes="in-hours")
-    slider("hours", "log₁₀ of the hours", elem_classes="in-hours")
+    slider("hours", "log₁₀ of the hours", "in-hours")
     text("gpus", "Number of GPUs", "8, which share the steps evenly", elem_classes="in-hours")
     in_hours: dict[str, Any] = {"elem_classes": "in-hours", "elem_id": "gpu"}
     inputs["gpu"] = gr.Dropdown(list(CHOICES["gpu"]), label="GPU", value=first.gpu, **in_hours)
@@ -185,7 +203,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("sequence_length", "Tokens of a sequence", "4k; empty: 512, and 4,096 above the paper's runs")
     text("batch", "Tokens of a batch", "4M, or a ramp of sequences: 0:128,0.5B:256; empty: the paper's or Step Law's")
     text("accuracy", "Accuracy of tasks", "arc_easy, hellaswag: what to expect at the loss")
-    inputs["law"] = gr.Dropdown([*laws], label="Law", value=first.law, elem_id="law")
+    inputs["law"] = gr.Dropdown([*laws], label="Law", value=first.law, elem_id="law", elem_classes="broad")
     return preset, inputs, sliders
 
 
@@ -198,6 +216,7 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     sentence = gr.Markdown(start[1], elem_classes=["answer", "result"])
     view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory", elem_id="view")
     plot = gr.Plot(start[2], show_label=False, elem_classes="result")
+    gr.Markdown(CAPTION, elem_classes="caption")
     table = gr.HTML(start[3], elem_id="table", elem_classes="result")
     notes = gr.Markdown(start[4], elem_id="notes", elem_classes="result")
     shell = {"language": "shell", "label": "The same in the shell", "lines": 1, "wrap_lines": True}
@@ -250,16 +269,25 @@ def _answer_components(laws: Mapping[str, Law], question: Question, dark: bool) 
 
 
 def _message(error: Exception, kind: str = "problem unanswered") -> str:
-    return f'<p class="{kind}" role="alert">{escape(str(error))}</p>'
+    """Write a problem; `data-field` is the field that it begins with, if any."""
+    message = str(error)
+    name = message.partition("=")[0]
+    field = name if name in FIELDS else ""
+    return f'<p class="{kind}" role="alert" data-field="{field}">{escape(message)}</p>'
 
 
 def _slider_positions(question: Question) -> dict[str, float]:
-    """Return log10 of what sliders stand for, within their ends, as far as the texts can be read."""
+    """Return the steps nearest to what the texts say, within the ends of the sliders, as far as they can be read."""
     positions = {}
     for name, (low, high, _) in SLIDERS.items():
+        text = getattr(question, name)
+        if name in UNLIMITED and not text:
+            positions[name] = high
+            continue
         with suppress(ValueError):
-            position = math.log10(parse_field(name, getattr(question, name)))
-            positions[name] = round(min(max(position, low), high), 2)
+            position = math.log10(parse_field(name, text))
+            step = round((min(max(position, low), high) - low) / STEP)
+            positions[name] = round(low + STEP * step, 2)
     return positions
 
 
@@ -267,6 +295,8 @@ def _slider_script(name: str) -> str:
     """Write JavaScript: the text of a slider's position, or the old text where it has none; and a turn."""
     low, high, text_of = SLIDERS[name]
     texts = [text_of(10.0 ** (low + STEP * i)) for i in range(round((high - low) / STEP) + 1)]
+    if name in UNLIMITED:
+        texts[-1] = ""
     index = f"typeof position === 'number' ? Math.round((position - {low}) / {STEP}) : -1"
     return f"(position, text) => [{json.dumps(texts)}[{index}] ?? text, {TURN}]"
 
@@ -287,7 +317,7 @@ def _opening_script(laws: Mapping[str, Law], first: Question) -> str:
         const start = query ? {json.dumps(linked)} : {json.dumps(asdict(first))};
         const values = Object.entries(start).map(([name, value]) =>
             asked.has(name) && (offered[name]?.includes(asked.get(name)) ?? true) ? asked.get(name) : value);
-        return [...values, query || dark ? {TURN} : '', query, dark];
+        return [...values, query || dark ? {TURN} : '', query || {json.dumps(first.query())}, dark];
     }}"""
 
 
@@ -371,7 +401,7 @@ def settings() -> dict[str, Any]:
             block_info_text_color_dark="*neutral_300",
         ),
         "css": CSS,
-        "head": "".join(f'<link rel="modulepreload" href="./assets/{file.name}">' for file in plotly),
+        "head": "".join(f'<link rel="modulepreload" href="./assets/{file.name}">' for file in plotly) + NO_BASE,
         "mcp_server": True,
         "footer_links": ["api"],
         "share": False,

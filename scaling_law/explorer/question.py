@@ -12,7 +12,6 @@ from hub.base.errors import InputError, unknown
 from hub.base.units import format_flops, parse_count
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
-from scaling_law.planning.budget import Budget
 from scaling_law.planning.question import RunFields, parse_field
 
 PUBLISHED = "published"
@@ -21,6 +20,9 @@ FITTED = "fitted"
 LAW_FILE = "scaling_law.json"
 FLOPS, HOURS = "flops", "hours"
 UNITS = (FLOPS, HOURS)
+# The fields of a budget in each unit, and the others that every link names.
+BUDGET_FIELDS = {FLOPS: (FLOPS,), HOURS: (HOURS, "gpus", "gpu")}
+LINKED = ("unit", "memory", "kv_tokens", "law", "view")
 GPU_NAMES = tuple(name.lower().replace(" ", "-") for name in GPUS)
 VIEWS = {
     "memory": "Loss against memory",
@@ -80,17 +82,14 @@ class Question:
         return cls(flops=format_flops(10 * ranges.training_flops[1]), memory="", kv_tokens="", law=name)
 
     def query(self) -> str:
-        """Return what follows the ? of a link: the fields that differ from the first question."""
-        changed = {}
+        """Return what follows the ? of a link: the fields that count, so that it asks the same of a later version."""
+        names = {*LINKED, *BUDGET_FIELDS[self.unit]}
+        texts = {}
         for field in fields(self):
             text = getattr(self, field.name)
-            if text != field.default:
-                changed[field.name] = text
-        return urlencode(changed)
-
-    @property
-    def budget(self) -> Budget:
-        return Budget.of(**self.budget_keywords())
+            if field.name in names or text != field.default:
+                texts[field.name] = text
+        return urlencode(texts)
 
     def keywords(self) -> dict[str, Any]:
         """Return all as keyword arguments of `law.optimal` and `law.plan`."""
@@ -125,9 +124,8 @@ class Question:
 
     def command(self, has_plan: bool = True) -> str:
         """Write the question for the shell: a plan, or where there is none, or accuracies are asked, its optimum."""
-        budget = (FLOPS,) if self.unit == FLOPS else (HOURS, "gpus", "gpu")
         options = []
-        for name in (*budget, "memory", "kv_tokens", "inference_tokens", *LAST_OPTIONS):
+        for name in (*BUDGET_FIELDS[self.unit], "memory", "kv_tokens", "inference_tokens", *LAST_OPTIONS):
             text = "".join(getattr(self, name).split())
             if text not in ("", "0"):
                 options.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")

@@ -18,8 +18,8 @@ from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, find_ties
-from scaling_law.planning.optimum import drawn_losses, optimal_widths, parse_experts
-from scaling_law.planning.question import ModelFields
+from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths, parse_experts
+from scaling_law.planning.question import LimitFields, ModelFields
 from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 
@@ -81,7 +81,8 @@ class BestExperts:
     """The E of lowest loss over budgets `flops` [columns] and memory limits `memory` [rows], bytes; NaN for none.
 
     `tied`: the loss of another E is equal within its error, as in `OptimalTable.comparison`. `inside`: the best model
-    lies within the law's fitted range. Both are [rows, columns], as are `experts` and `loss` (nats per token).
+    lies within the law's fitted range. `trusted`: it lies no further outside than backtests support. All are
+    [rows, columns], as are `experts` and `loss` (nats per token).
     """
 
     flops: FloatArray
@@ -90,6 +91,7 @@ class BestExperts:
     loss: FloatArray
     tied: NDArray[np.bool_]
     inside: NDArray[np.bool_]
+    trusted: NDArray[np.bool_]
 
 
 def interval_of(draws: FloatArray) -> Interval | None:
@@ -281,19 +283,21 @@ def budget_curves(
     budget: Budget,
     experts: Sequence[float] | None = None,
     *,
-    inference_tokens: float = 0.0,
     points: int = 120,
+    **costs: Unpack[LimitFields],
 ) -> tuple[Curve, ...]:
     """Compute the loss against tokens along a budget for each E that has an optimum, which is marked.
 
-    Curves of equal FLOPs share their tokens; curves of equal hours span the widths about their optimum. ValueError if
-    no E has an optimum.
+    Curves of equal FLOPs share their tokens; curves of equal hours span the widths about their optimum. `costs` are
+    limits as of `law.optimal`: a curve has the models that they allow, and the best of these is marked. ValueError if
+    no E has an optimum within them.
     """
     e = np.atleast_1d(parse_experts(law, experts))
-    limits = Limits.of(law, inference_tokens=inference_tokens)
+    limits = Limits.of(law, **costs)
     optima = optimal_widths(law, budget, e, limits)
-    e = e[optima.exists]
-    widths = optima.free[optima.exists]
+    has_model = optima.exists & optima.fits
+    e = e[has_model]
+    widths = optima.d_model[has_model]
     best_tokens = budget.models(law, widths, e, limits)["tokens"]
     token_range = _around(best_tokens, 12, points)
     curves = []
@@ -302,8 +306,11 @@ def budget_curves(
             variables, mark = _models_of_equal_hours(law, budget, n_experts, width, limits, points)
         else:
             tokens = np.sort(np.append(token_range, optimum))
-            flops_per_parameter = training_flops(1.0, tokens) + inference_flops(1.0, inference_tokens)
+            flops_per_parameter = training_flops(1.0, tokens) + inference_flops(1.0, limits.inference_tokens)
             d_model = width_of_active(budget.flops / flops_per_parameter, law.vocab_size)
+            is_allowed = d_model <= limits.width_limit(n_experts) * (1 + ROUNDING)
+            tokens = tokens[is_allowed]
+            d_model = d_model[is_allowed]
             variables = budget.models(law, d_model, n_experts, limits)
             variables["tokens"] = tokens
             mark = int(np.searchsorted(tokens, optimum))
@@ -317,8 +324,9 @@ def _models_of_equal_hours(
     """Return the models of widths about the optimal `width`, and the number of the optimum among them."""
     widths = width * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
     variables = budget.models(law, widths, experts, limits)
-    # The other models do not fit the memory of the GPUs.
+    # The other models do not fit the memory of the GPUs, or the limits.
     is_trained = variables["tokens"] > 0
+    is_trained &= widths <= limits.width_limit(experts) * (1 + ROUNDING)
     mark = int(is_trained[: points // 2].sum())
     return {name: values[is_trained] for name, values in variables.items()}, mark
 
@@ -379,6 +387,7 @@ def best_experts(
         loss=np.where(has_answer, best_loss, np.nan),
         tied=has_answer & (is_tied.sum(axis=-1) > 1),
         inside=has_answer & of_best(check.inside),
+        trusted=has_answer & of_best(is_trusted),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,12 @@ WITHIN = "fitted"
 LEGEND = {"entrywidth": 62, "entrywidthmode": "pixels", "itemwidth": 30}
 # Ticks on an axis, so that they have room on a phone.
 TICKS = 6
+# Share of the height of a figure between the bars below its curves.
+BAR_SPACING = 0.045
+# Opacity of a cell of the map: where the law extrapolates, further than it is trusted, or not at all.
+OPACITY_BEYOND = 0.14
+OPACITY_EXTRAPOLATED = 0.5
+OPACITY_FITTED = 0.9
 _SILENT = {"hoverinfo": "skip"}
 _HOVER_TEXT = "%{text}<extra></extra>"
 
@@ -82,17 +89,25 @@ def loss_by_memory(by_memory: MemoryCurves, page: Page = LIGHT, limit: float | N
         if by_memory.interval is not None:
             lower, upper = (bound[region.points] for bound in by_memory.interval)
             traces.append(_interval(x, lower, upper, page.colour(region.experts, 0.3)))
+    names = [f"{label_of(first.experts)} → {second.experts:g}" for first, second in pairwise(by_memory.regions)]
+    span = (float(by_memory.memory[0]), float(by_memory.memory[-1]))
+    annotations = []
     for number, (low, high) in enumerate(by_memory.boundaries, 1):
-        shapes.append(_bar(low, high, 0.03 * number, page))
+        height = BAR_SPACING * number
+        shapes.append(_bar(low, high, height, page))
+        annotations.append(_bar_label(names[number - 1], (low, high), span, height))
     if limit is not None:
         line = {"color": page.ink, "width": 1.5, "dash": "dot"}
         shapes.append(_shape("line", limit, limit, line=line))
     lowest = by_memory.loss.min() - 0.03
     if by_memory.interval is not None:
         lowest = min(lowest, by_memory.interval[0].min())
-    losses = (float(lowest), float(by_memory.loss[0]) + 0.02)
+    highest = float(by_memory.loss[0]) + 0.02
+    # The bars have the lowest part of the figure to themselves.
+    bars_share = BAR_SPACING * (len(annotations) + 1) if annotations else 0.0
+    losses = (highest - (highest - float(lowest)) / (1 - bars_share), highest)
     x_axis = _log_axis("memory limit", by_memory.memory, format_bytes, page)
-    return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, losses), shapes)
+    return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, losses), shapes, annotations)
 
 
 def loss_by_tokens(curves: Sequence[Curve], page: Page = LIGHT, losses: tuple[float, float] | None = None) -> Figure:
@@ -113,6 +128,7 @@ def best_by_budget(
 ) -> Figure:
     """Draw the best E over budgets and memory limits, hatched where it ties, with released models as points.
 
+    Colours are full within the fitted range, paler outside, and faint where the law is not trusted.
     A star marks the budget and the memory limit of the `question`.
     """
     traces = []
@@ -142,25 +158,30 @@ def _cells(grid: BestExperts, experts: float, page: Page) -> list[dict[str, Any]
     """Draw the region of the map where E is best, and its entry in the legend: a heatmap's has no colour."""
     is_best = grid.experts == experts
     name = label_of(experts)
-    colour = page.colour(experts, 0.8)
+    levels = (OPACITY_BEYOND, OPACITY_EXTRAPOLATED, OPACITY_FITTED)
+    colours = [page.colour(experts, opacity) for opacity in levels]
+    remarks = ("<br>not trusted: far outside the fitted range", "<br>outside the fitted range", "")
+    level = grid.trusted.astype(int) + (grid.trusted & grid.inside)
     texts = np.full(is_best.shape, "", object)
     for row, column in zip(*np.nonzero(is_best), strict=True):
         tie = ", a tie" if grid.tied[row, column] else ""
         limits = f"{format_flops(grid.flops[column])} FLOPs within {format_bytes(grid.memory[row])}"
-        texts[row, column] = f"{name}{tie}: {grid.loss[row, column]:.4f} nats<br>{limits}"
+        texts[row, column] = f"{name}{tie}: {grid.loss[row, column]:.4f} nats<br>{limits}{remarks[level[row, column]]}"
     cells = {
         "type": "heatmap",
         "name": name,
         "legendgroup": name,
         "x": grid.flops,
         "y": grid.memory,
-        "z": np.where(is_best, 1.0, np.nan),
+        "z": np.where(is_best, level / 2, np.nan),
+        "zmin": 0.0,
+        "zmax": 1.0,
         "text": texts,
         "hovertemplate": _HOVER_TEXT,
-        "colorscale": [[0, colour], [1, colour]],
+        "colorscale": [[0, colours[0]], [0.5, colours[1]], [1, colours[2]]],
         "showscale": False,
     }
-    key = _markers(name, [None], [None], {"symbol": "square", "size": 13, "color": colour})
+    key = _markers(name, [None], [None], {"symbol": "square", "size": 13, "color": colours[-1]})
     key["legendgroup"] = name
     key["showlegend"] = True
     return [cells, key]
@@ -305,6 +326,24 @@ def _bar(low: float, high: float, height: float, page: Page) -> dict[str, Any]:
     }
 
 
+def _bar_label(text: str, bar: tuple[float, float], span: tuple[float, float], height: float) -> dict[str, Any]:
+    """Write what a bar is of at the end of it that has more room within the `span` of the axis."""
+    low, high = np.log10(bar).tolist()
+    first, last = np.log10(span).tolist()
+    is_at_end = last - high >= low - first
+    return {
+        "text": text,
+        "showarrow": False,
+        "x": high if is_at_end else low,
+        "xanchor": "left" if is_at_end else "right",
+        "xshift": 4 if is_at_end else -4,
+        "y": height,
+        "yref": "paper",
+        "yanchor": "middle",
+        "font": {"size": 11},
+    }
+
+
 def _axis(title: str, page: Page, bounds: tuple[float, float] | None = None) -> dict[str, Any]:
     axis: dict[str, Any] = {
         "title": {"text": title},
@@ -340,6 +379,7 @@ def _figure(
     x: dict[str, Any],
     y: dict[str, Any],
     shapes: Sequence[Any] = (),
+    annotations: Sequence[Any] = (),
 ) -> Figure:
     from plotly.graph_objects import Figure
 
@@ -355,6 +395,7 @@ def _figure(
         "xaxis": x,
         "yaxis": y,
         "shapes": list(shapes),
+        "annotations": list(annotations),
         "height": HEIGHT,
         "font": {"family": FONT, "size": 13, "color": page.ink},
         "paper_bgcolor": page.paper,

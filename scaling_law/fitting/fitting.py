@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import as_it_is, reads, whole
-from hub.base.progress import progress_line
+from hub.base.progress import Advance, progress_line
 from hub.base.tables import Table, Tables
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
@@ -26,7 +26,7 @@ from scaling_law.fitting.diagnostics import (
     find_outliers,
     omitted_variables,
 )
-from scaling_law.fitting.holdout import Forecaster, Ranking, backtest_at_cuts, rank_kinds, rms
+from scaling_law.fitting.holdout import CUTS, Forecaster, Ranking, backtest_at_cuts, rank_kinds, rms
 from scaling_law.fitting.prior import Prior, read_prior, under
 from scaling_law.fitting.problem import BATCH, Problem, make_problem, start_points, variables_of
 from scaling_law.fitting.repetition import (
@@ -111,14 +111,41 @@ class FitStatus:
 
     @property
     def trusted(self) -> bool:
-        """True if the optimum is reached and one law describes the runs."""
-        return self.converged and not self.blended
+        """True if the optimum is reached, one law describes the runs, and these or a prior determine it."""
+        return self.converged and not self.blended and (self.determines_any or bool(self.prior))
+
+    @property
+    def open_coefficients(self) -> tuple[str, ...]:
+        """The coefficients that the runs do not determine, or that lie at a bound."""
+        return tuple(dict.fromkeys(self.undetermined + self.bounds_hit))
+
+    @property
+    def determines_any(self) -> bool:
+        """True if the runs determine one coefficient at least, or none was fitted."""
+        n_fitted = len({*self.standard_errors, *self.bounds_hit})
+        return not n_fitted or len(self.open_coefficients) < n_fitted
+
+    @property
+    def state(self) -> str:
+        """The worth of the fit in a few words: convergence says little of coefficients that the runs leave open."""
+        if not self.converged:
+            return "NOT converged"
+        n_open = len(self.open_coefficients)
+        if not n_open:
+            return "converged"
+        if not self.determines_any:
+            return "all coefficients left to the prior" if self.prior else "no coefficient determined by the runs"
+        source = "left to the prior" if self.prior else "not determined by the runs"
+        n_fitted = len({*self.standard_errors, *self.bounds_hit})
+        return f"converged; {n_open} of {n_fitted} coefficients {source}"
 
     @property
     def verdict(self) -> str:
-        state = "converged" if self.converged else "NOT converged"
         agreement = f"{self.n_agree} of the {self.n_released} best of {self.n_starts} starts agree"
-        vague = ", ".join(dict.fromkeys(self.undetermined + self.bounds_hit))
+        if self.converged and not self.determines_any:
+            return f"{self.state}; {agreement}"
+        state = "converged" if self.converged else "NOT converged"
+        vague = ", ".join(self.open_coefficients)
         determination = "all coefficients determined"
         if vague:
             reason = "left to the prior" if self.prior else "not determined by the data"
@@ -132,6 +159,11 @@ class FitStatus:
         sentences = []
         if not self.converged:
             sentences.append("The best start did not converge: the optimum is not reached.")
+        if not self.determines_any and not self.prior:
+            sentences.append(
+                "These runs determine no coefficient: a prior adds what other labs' runs say (prior='public', "
+                "--prior public)."
+            )
         for text in (*self.doubts, *self.omitted, *self.warnings):
             sentences.append(f"{text[0].upper()}{text[1:]}.")
         few = max(2, self.n_released // 10)
@@ -209,8 +241,8 @@ class FitResult(Answer, Generic[LawT_co]):
 
     @property
     def verdict(self) -> str:
-        state = "converged" if self.status.converged else "NOT converged"
-        return f"{self.law.name} law of {int(self.used.sum())} runs: RMSE {self.rmse:.4f} nats, {state}"
+        count = int(self.used.sum())
+        return f"{self.law.name} law of {count} runs: RMSE {self.rmse:.4f} nats, {self.status.state}"
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
@@ -219,7 +251,7 @@ class FitResult(Answer, Generic[LawT_co]):
 
     @property
     def trusted(self) -> bool:
-        """True if the optimum is reached and one law describes the runs."""
+        """True if the optimum is reached, one law describes the runs, and these or a prior determine it."""
         return self.status.trusted
 
     @property
@@ -482,7 +514,10 @@ def fit(
             "unique_tokens": UNIQUE if counts_repetition else None,
             "allow_unidentifiable": allow_unidentifiable,
         }
-        return _fit_best_kind(table, options)
+        n_kinds = sum(bool(law.form.terms) for law in LAWS.values())
+        # A fit of each kind to all runs, and one below each cut.
+        with progress_line("fit all kinds", n_kinds * (1 + len(CUTS)), "fits", progress) as advance:
+            return _fit_best_kind(table, options, advance)
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     if release is not None:
@@ -601,7 +636,7 @@ def _select_rows(
     return np.asarray(values)[rows] if has_each else values
 
 
-def _fit_best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
+def _fit_best_kind(runs: Runs, options: Mapping[str, Any], advance: Advance) -> FitResult[Law]:
     """Fit the kind that rolling origin ranks first. ValueError where no cut leaves enough runs below it."""
     _check_options_of_all(options)
     results: dict[str, FitResult[Law]] = {}
@@ -613,6 +648,7 @@ def _fit_best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
             results[name] = fit(runs, name, **options)
         except ValueError as error:
             left_out[name] = reason_of(error)
+        advance(1, name)
     if not results:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise InputError(f"{runs.source}: no kind fits: {reasons}")
@@ -622,6 +658,7 @@ def _fit_best_kind(runs: Runs, options: Mapping[str, Any]) -> FitResult[Law]:
         options_below = {**options, "starts": [result.law]}
 
         def forecast(train: Runs, test: Runs) -> FloatArray:
+            advance(1, f"{result.law.name} of {len(train)} runs")
             return fit(train, result.law.name, **options_below).errors_on(test) + test.loss
 
         return forecast

@@ -29,13 +29,20 @@ if TYPE_CHECKING:
 # Predicts the losses of the second table of runs from the first.
 Forecaster = Callable[[Runs, Runs], FloatArray]
 
+# Directions in which a point may lie furthest beyond the runs.
+DIRECTIONS = ("flops", "n_active", "tokens")
 EXTREMES = ("loss", "n_active", "flops", "tokens")
 RESAMPLES = 2000
 SEED = 0
 LEVEL = (0.025, 0.975)
 
-# Cuts lie this many times below the largest compute.
-CUTS = 10.0 ** (np.arange(1, 9) / 4)
+# Cuts lie this many times below the largest compute, N or D.
+CUTS = tuple(("flops", float(divisor)) for divisor in 10.0 ** (np.arange(1, 9) / 4))
+CUTS_EACH_WAY = (
+    *(("flops", divisor) for divisor in (2.0, 5.0, 12.0, 30.0)),
+    *(("n_active", divisor) for divisor in (2.0, 5.0)),
+    *(("tokens", divisor) for divisor in (2.0, 5.0)),
+)
 # A cut needs this many runs and sizes below it.
 MIN_RUNS = 6
 MIN_SIZES = 3
@@ -128,6 +135,12 @@ def _read_order(runs: Runs, by: str) -> FloatArray:
     return runs.columns[by]
 
 
+def distances(runs: Runs, points: Runs) -> FloatArray:
+    """Return ln of how far each point lies beyond the largest run, in each of `DIRECTIONS`, [3, n]."""
+    rows = [np.log(getattr(points, name)) - np.log(getattr(runs, name).max()) for name in DIRECTIONS]
+    return np.stack(rows)
+
+
 def rms(errors: FloatArray) -> float:
     """Compute the root mean square; NaN of nothing."""
     return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
@@ -191,11 +204,6 @@ class Backtest(ResultTable):
     laws: Mapping[str, HeldOut]
     left_out: Mapping[str, str]
 
-    @property
-    def log_distance(self) -> FloatArray:
-        """ln of each held-out run's compute over the largest of the training runs, [n]."""
-        return np.log(self.test.flops / self.train.flops.max())
-
     def errors_of(self, names: Sequence[str]) -> FloatArray:
         """Return the errors of these laws [J, n], NaN where a law has no forecast."""
         nothing = np.full(len(self.test), np.nan)
@@ -250,22 +258,26 @@ def backtest_at_cuts(
     runs: Runs,
     forecasters: Mapping[str, Forecaster],
     may_test: Any = True,
+    cuts: Sequence[tuple[str, float]] = CUTS,
 ) -> tuple[Backtest, ...]:
-    """Fit each law below each cut of compute, and forecast the runs above it of which `may_test` [runs] is true."""
-    pairs = [(runs.subset(is_below), runs.subset(~is_below & may_test)) for is_below in _find_cuts(runs)]
+    """Fit each law below each cut, and forecast the runs above it of which `may_test` [runs] is true.
+
+    A cut is a quantity of the runs and how many times below its largest value it lies.
+    """
+    pairs = [(runs.subset(is_below), runs.subset(~is_below & may_test)) for is_below in _find_cuts(runs, cuts)]
     return tuple(evaluate_forecasters(train, test, forecasters) for train, test in pairs if len(test))
 
 
-def _find_cuts(runs: Runs) -> list[NDArray[np.bool_]]:
+def _find_cuts(runs: Runs, cuts: Sequence[tuple[str, float]]) -> list[NDArray[np.bool_]]:
     """Return a mask of the runs below each cut that leaves enough of them."""
-    masks: dict[int, NDArray[np.bool_]] = {}
-    for divisor in CUTS:
-        is_below = runs.flops <= runs.flops.max() / divisor * (1 + TINY)
-        count = int(is_below.sum())
-        has_enough = count >= MIN_RUNS and count_sizes(runs.subset(is_below)) >= MIN_SIZES
+    masks: dict[bytes, NDArray[np.bool_]] = {}
+    for quantity, divisor in cuts:
+        values = getattr(runs, quantity)
+        is_below = values <= values.max() / divisor * (1 + TINY)
+        has_enough = is_below.sum() >= MIN_RUNS and count_sizes(runs.subset(is_below)) >= MIN_SIZES
         if has_enough:
             # Two cuts with the same runs below them are one.
-            masks.setdefault(count, is_below)
+            masks.setdefault(is_below.tobytes(), is_below)
     return list(masks.values())
 
 
@@ -278,12 +290,17 @@ def count_sizes(runs: Runs) -> int:
 
 
 class PooledErrors(NamedTuple):
-    """Errors of laws [J, n] over all cuts, with the loss and the distance of the held-out runs [n]."""
+    """Errors of laws [J, n] over all cuts; of each held-out run its loss, how far out it lies [3, n] and its cut."""
 
     errors: FloatArray
     loss: FloatArray
-    log_distance: FloatArray
-    cuts: int
+    beyond: FloatArray
+    cut: FloatArray
+
+    @property
+    def cuts(self) -> int:
+        """The number of cuts with errors of all laws."""
+        return len(np.unique(self.cut))
 
 
 def pool_errors(backtests: Sequence[Backtest], names: Sequence[str]) -> tuple[NDArray[np.intp], PooledErrors]:
@@ -299,13 +316,14 @@ def pool_errors(backtests: Sequence[Backtest], names: Sequence[str]) -> tuple[ND
         is_frequent = share >= 0.5
         indices = np.flatnonzero(is_frequent if is_frequent.any() else ~is_frequent)
 
-    columns = [np.zeros((len(indices) + 2, 0))]
-    for at_cut, backtest in zip(errors, backtests, strict=True):
-        rows = np.vstack([at_cut[indices], backtest.test.loss, backtest.log_distance])
+    columns = [np.zeros((len(indices) + 5, 0))]
+    for i, (at_cut, backtest) in enumerate(zip(errors, backtests, strict=True)):
+        test = backtest.test
+        beyond = distances(backtest.train, test)
+        rows = np.vstack([at_cut[indices], beyond, test.loss, np.full(len(test), float(i))])
         columns.append(rows[:, np.isfinite(rows).all(axis=0)])
-    *pooled, loss, log_distance = np.hstack(columns)
-    cuts = sum(column.shape[1] > 0 for column in columns)
-    return indices, PooledErrors(np.array(pooled), loss, log_distance, cuts)
+    pooled = np.hstack(columns)
+    return indices, PooledErrors(pooled[:-5], pooled[-2], pooled[-5:-2], pooled[-1])
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,12 +15,12 @@ from hub.base.inputs import as_it_is, reads, whole
 from hub.base.tables import Table, Tables
 from hub.base.units import format_count
 from scaling_law.figures import drawing
-from scaling_law.fitting.holdout import count_sizes
+from scaling_law.fitting.holdout import count_sizes, distances
 from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, match_experts
 from scaling_law.forecasting.repetition import count_worth, fit_worth, say_repetition
-from scaling_law.forecasting.stack import Defaults, distances, gather, read_defaults, stack
+from scaling_law.forecasting.stack import Defaults, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import RangeCheck
@@ -149,9 +149,10 @@ def forecast(
             a list of such, a DataFrame or a Runs. `experts` may be left out where the runs share one E.
         prior: "public" (laws like those of other labs are among the candidates), what `scaling_law.prior` returns, or
             None for laws of these runs alone.
-        kinds: the laws that compete: "chinchilla", "interaction", "ladder", "published", "prior", "prior by compute",
-            "interaction prior", "interaction prior by compute", or another registered kind; None for these and the
-            kinds that have E.
+        kinds: the laws that compete: "chinchilla", "interaction", "ladder", "published", the interaction law under the
+            prior as "prior", "prior by compute" (runs weigh by their compute) or "prior of the constant" (the prior
+            says nothing of the rest), or another registered kind; None for these and the kinds that have E, and for
+            the published law only where the runs have several E or there is no prior.
         level: of the intervals.
         seed: of the bootstrap behind them.
         mix: as in `fit`.
@@ -415,7 +416,7 @@ def _steps_to(runs: Runs, point: Runs) -> Runs:
 def update_prior(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[str, ...]]:
     """Return the prior for another corpus, the defaults of the stack, and warnings.
 
-    Where the losses cannot be in the prior's unit, its scale is free and the stack given less.
+    Where the losses cannot be in the prior's unit, its scale is free.
     """
     defaults = read_defaults()
     if prior is None:
@@ -427,7 +428,7 @@ def update_prior(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[
         return law_prior.in_units(*UNITS), defaults, ()
     ratio = f"×{np.exp(log_ratio):.2g} those of other labs' laws at these sizes"
     note = f"the losses ({runs.loss_name}) are {ratio}: the prior's scale is left free"
-    return law_prior.in_units(FREE_UNIT, UNITS[1]), replace(defaults, cuts=1.0), (note,)
+    return law_prior.in_units(FREE_UNIT, UNITS[1]), defaults, (note,)
 
 
 def _blind_spots(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hub.base.errors import InputError, unknown
 from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.fitting.penalty import values_of
-from scaling_law.fitting.prior import Modes, Prior, for_kind, law_of, modes
+from scaling_law.fitting.prior import Modes, Prior, for_kind, law_of, modes, vague
 from scaling_law.law import LAWS, Law
 from scaling_law.law.kinds import JointLaw
 from scaling_law.runs.table import Runs
@@ -19,20 +19,17 @@ from scaling_law.size.arrays import FloatArray
 
 CHINCHILLA = "chinchilla"
 PUBLISHED = "published"
-PRIOR = "prior"
-BY_COMPUTE = "prior by compute"
 LADDER = "ladder"
 INTERACTION = "interaction"
-I_PRIOR = "interaction prior"
-I_BY_COMPUTE = "interaction prior by compute"
-# Powers of compute in the weights of runs.
-POWERS = {PRIOR: 0.0, BY_COMPUTE: 1.0, I_PRIOR: 0.0, I_BY_COMPUTE: 1.0}
+CONSTANT = "prior of the constant"
+PRIOR = "prior"
+BY_COMPUTE = "prior by compute"
 # Kinds that have E, for runs of several.
 OF_EXPERTS = ("joint", "crossing", "sparsity", "saturation")
 # Columns that a law reads.
 VARIABLES = frozenset(name for law in LAWS.values() for name in law.form.variables)
 # The laws whose errors on public sets are shipped.
-BASE = (CHINCHILLA, PUBLISHED, PRIOR, BY_COMPUTE)
+BASE = (CHINCHILLA, INTERACTION, CONSTANT, PRIOR, BY_COMPUTE, PUBLISHED)
 # Resamples of the cluster bootstrap behind the standard errors of a fresh fit.
 RESAMPLES = 100
 # Runs whose ln D/N differs less are rungs of one ladder.
@@ -91,8 +88,8 @@ def forecasters(
     """Return the laws that may forecast a model of `experts` experts from these runs, by name.
 
     Laws of one E are fitted to the runs of that E (if they may stand `alone`), and to all runs, moved there by the
-    published gain of experts, where these are others. `kinds` are names of laws below, or of registered kinds.
-    ValueError for another.
+    published gain of experts, where these are others. `kinds` are names of laws below, or of registered kinds; None
+    for all of them, but for the published law where a prior says more of runs of one E. ValueError for another.
     """
     kinds = [kinds] if isinstance(kinds, str) else kinds
     of_one_e = _forecasters_of_one_e(prior, seed)
@@ -107,6 +104,8 @@ def forecasters(
         of_one_e = {kind: law for kind, law in of_one_e.items() if kind in kinds}
         of_several = {kind: law for kind, law in of_several.items() if kind in kinds}
     is_matching = match_experts(runs, experts)
+    if kinds is None and prior is not None and is_matching.all():
+        del of_several[PUBLISHED]
     laws: dict[str, Forecaster] = {}
     if is_matching.all():
         laws.update(of_one_e)
@@ -126,9 +125,11 @@ def _forecasters_of_one_e(prior: Prior | None, seed: int) -> dict[str, Forecaste
     laws[LADDER] = ladder(seed)
     if prior is None:
         return laws
-    for name, power in POWERS.items():
-        prior_of_kind = for_kind(prior, INTERACTION) if name.startswith(INTERACTION) else prior
-        laws[name] = from_prior(prior_of_kind, power, seed)
+    of_constant = for_kind(keep_constant(prior), INTERACTION)
+    of_all = for_kind(prior, INTERACTION)
+    laws[CONSTANT] = from_prior(of_constant, 0.0, CONSTANT, seed)
+    laws[PRIOR] = from_prior(of_all, 0.0, PRIOR, seed)
+    laws[BY_COMPUTE] = from_prior(of_all, 1.0, BY_COMPUTE, seed)
     return laws
 
 
@@ -137,12 +138,25 @@ def match_experts(runs: Runs, experts: float) -> NDArray[np.bool_]:
     return np.asarray(np.abs(np.log(runs.experts / experts)) < SAME_EXPERTS)
 
 
+def keep_constant(prior: Prior) -> Prior:
+    """Return a prior that says of Chinchilla laws what this one says of their constants, and next to nothing else."""
+    start = vague()
+    variances = start.covariance.diagonal().copy()
+    variances[-1] = prior.covariance[-1, -1]
+    mean = np.append(start.mean[:-1], prior.mean[-1])
+    return replace(prior, mean=mean, covariance=np.diag(variances))
+
+
 def from_prior(
     prior: Prior,
     power: float,
+    name: str,
     seed: int = 0,
 ) -> Forecaster:
-    """Make a forecaster of the posterior mode of a law; a run's inverse variance grows with this power of compute."""
+    """Make a forecaster of the posterior mode of a law; a run's inverse variance grows with this power of compute.
+
+    `name` is that of the law of `BASE`.
+    """
 
     def find_mode(runs: Runs) -> Modes:
         return modes(runs, [prior], (runs.flops / runs.flops.max()) ** power)
@@ -165,7 +179,7 @@ def from_prior(
         draws = values_of(law.form, natural)
         return law.replace(draws=np.stack([draws[name] for name in law.coefficient_names()], axis=1))
 
-    return Forecaster(BY_COMPUTE if power else PRIOR, predict, make_law)
+    return Forecaster(name, predict, make_law)
 
 
 def fresh(kind: str, seed: int = 0) -> Forecaster:
@@ -199,7 +213,7 @@ def fresh(kind: str, seed: int = 0) -> Forecaster:
         result = fit(runs, kind)
         return result.bootstrap(RESAMPLES, seed).law if runs.n_trunks > 1 else result.law
 
-    return Forecaster(CHINCHILLA, predict, make_law)
+    return Forecaster(kind if kind in BASE else CHINCHILLA, predict, make_law)
 
 
 def one_constant(published: JointLaw, seed: int = 0) -> Forecaster:

@@ -1,16 +1,17 @@
-"""The final loss of a run while it trains: the law's forecast, updated by the run's own curve.
+"""The final loss of a run while it trains: a law and the run's own curve, each weighed by what it has shown.
 
-Two logarithms say how a run stands at a share s of its tokens D, beside what the law predicts for its model:
+ln of a run's training loss is taken as that of the law at the run's end, with its slope in ln D, plus
 
-    r = ln(final loss) − ln law(D)                     how far the law misses the run
-    z = mean of ln(training loss at t) − ln law(t)     over the last lines before s·D, weighted by (t / sD)^6
+    level + slope · fall + bend · bending + gap · heat + lag · lagging + shift
 
-At a constant learning rate, z is above r: by what the decay will gain, by how held-out text differs from the training
-text, and by what is left of the fall. Finished runs at the same share say by how much, z − r, and how (r, z − r)
-scatter between runs; z of the run itself then moves r, as far as z has told of r in those runs (normal distributions,
-a conditional mean). Both are straight lines in ln D, ln N and ln E, by ridge regression around the run that is asked,
-where near runs count most and the branches of a trunk together as one run. Widths are those of a t distribution.
-docs/studies/live.md measures errors and coverage on trunks left out.
+`fall`, `bending`, `heat` and `lagging` follow from its schedule (`schedules`); shift is how far training loss lies
+above the final one where that is held out. The six coefficients are normal: their means are those of all runs, with
+a drift in ln D, ln N and ln E of which near runs tell most, and runs scatter around these. Priors say what is known
+before any run has finished, finished runs with their whole curves move means and scatter (expectation maximisation),
+and the lines of the run itself its own coefficients: what the end is expected to be, and how surely, follows.
+
+A law is of the run's corpus and recipe (its level is right to 2 %), or of another (13 %, as between laboratories):
+each is weighed by how well it predicts the lines. docs/studies/live.md measures errors and coverage.
 """
 
 from __future__ import annotations
@@ -25,44 +26,59 @@ from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
 from hub.base.errors import InputError
-from hub.base.inputs import reads
+from hub.base.inputs import reads, shorten
+from scaling_law.forecasting.coefficients import Evidence, Family, Prior, alone, believe, measure, mix, normalize, pool
+from scaling_law.forecasting.schedules import RateSchedule
 from scaling_law.formulas.law import Formula
 from scaling_law.size.arrays import FloatArray
 
 # No forecast is made before this share of the tokens and this many log lines.
 FIRST_SHARE = 0.1
 MIN_LINES = 3
-# Weights of lines in the smoothed loss: (t / sD) to this power, from this share of sD on.
-SHARPNESS = 6.0
-OLDEST_SHARE = 0.3
-# Lines from the first warm-ups do not count.
+# Lines older than this share of those seen, and lines from the first warm-ups, do not count.
+OLDEST_SHARE = 0.15
 WARMUPS = 2.0
-# Standard deviation of a peer's weight in ln D, ln N and ln E.
-NEARNESS = 2.0
-# Prior standard deviations of r and of z − r, which count as one run.
-LAW_SCATTER = 0.02
-GAP_SCATTER = 0.05
-# Standard deviation of r and degrees of freedom where no run has finished.
-UNCHECKED = 0.03
-FREEDOM = 4.0
-# Prior mean of z − r before a decay, and the standard deviation that is left at its end.
-GAP = 0.05
-GAP_SCATTER_AT_END = 0.015
-# Prior standard deviations of the slopes of r and of z − r.
-SLOPES = (0.03, 0.1)
-# Without a law: slope of ln L in ln D and ln N, and its standard deviation.
+# Weights of lines in the smoothed loss: (t / sD) to this power.
+SHARPNESS = 6.0
+# Lines whose tokens differ by less than this factor are averaged.
+STEP = 1.01
+# Misfit of a curve's form in lines within a factor of e^0.08, as a number and as a share of the scatter of lines; both
+# grow with the distance to the run's end in ln t, by this much per unit.
+MISFIT = 0.0004
+MISFIT_OF_SCATTER = 0.2
+MISFIT_SPAN = 0.08
+MISFIT_GROWTH = 2.0
+# The final loss is the mean of this last share of the lines; it scatters by this around a run's curve.
+LAST_SHARE = 0.01
+END_SCATTER = 0.0002
+END_OF_SCATTER = 0.1
+# The coefficients: level, slope, bend, gap, lag, shift.
+GAP = 0.045
+GAP_SPREAD = 0.013
+LAG_SPREAD = 0.012
+# Without finished runs, the shift is about the scatter of a line; with them it may be anything near this.
+SHIFT = 0.0002
+SHIFT_SPREAD = 0.03
+# Standard deviations between runs: these times the scatter of lines, and SEEDS.
+BETWEEN_RUNS = np.array([0.6, 0.5, 0.3, 0.3, 0.2, 0.03])
+SEEDS = 0.004
+# Prior standard deviations of the coefficients' drifts in ln D, ln N and ln E; the level's depends on the law.
+DRIFTS = np.array([0.0, 0.01, 0.01, 0.01, 0.005, 0.003])
+# Standard deviation of a finished run's weight in ln D, ln N and ln E.
+NEARNESS = 1.5
+# Degrees of freedom where no run has finished.
+FREEDOM = 8.0
+# Without a law: slope of ln L in ln D and ln N.
 NO_LAW = -0.1
-NO_LAW_SLOPE = 0.15
 # Without a law, nothing is said beyond this factor times the longest finished run and the range of N and E.
 LONGER = 1.25
-# Decays that differ by less than this share of the tokens are one schedule.
-SAME_DECAY = 0.02
 # A law whose losses are off by more than this factor (in ln L) may be of another unit.
 OTHER_UNIT = 0.35
-# Runs that the prior means of r and of z − r count as.
-PRIOR_RUNS = (1e-6, 0.5)
-# Largest factor by which the variance of a mean adds to that of a run.
-MAX_WIDENING = 4.0
+# The law's slope is taken over this factor of D.
+LAW_STEP = 1.1
+# A law is said to be of another corpus when that is as probable as this.
+IS_OTHER = 0.9
+FOREIGN = "the law is of another corpus, unit or recipe than this run: the forecast follows the run's own curve"
 
 
 @reads
@@ -70,9 +86,12 @@ MAX_WIDENING = 4.0
 class TrainingCurve:
     """Training losses [k] after `tokens` [k], of a run that ends at `horizon` tokens.
 
-    `model` holds what laws ask, at least n_active; E is 1 where it has no `experts`. The rate falls over the last
-    share `decay` of the tokens. `final` is the loss at the end, held out or not, as the law's; None while it trains.
-    Branches of one `trunk` count as one run. InputError for a run without an end, and values that cannot be.
+    `model` holds what laws ask, at least n_active; E is 1 where it has no `experts`. `rates` are the learning rates
+    [m], past and planned, at equal steps of tokens from the beginning to the end, warm-up included, in any unit;
+    without them the rate rises over `warmup_tokens`, is constant, and falls linearly to 0 over the last share `decay`
+    of the tokens. `final` is the loss at the end, held out or the mean of the last 1 % of the training losses; None
+    while it trains. Branches of one `trunk` count as one run. InputError for a run without an end, and values that
+    cannot be.
     """
 
     tokens: FloatArray
@@ -83,6 +102,7 @@ class TrainingCurve:
     final: float | None = None
     trunk: str = ""
     warmup_tokens: float = 0.0
+    rates: FloatArray | None = None
 
     def __post_init__(self) -> None:
         tokens = np.atleast_1d(np.asarray(self.tokens, float))
@@ -100,8 +120,20 @@ class TrainingCurve:
             raise InputError(f"decay={self.decay} must be a share of the tokens, above 0 and at most 1")
         if not self.model.get("n_active", 0) > 0:
             raise InputError(f"model={dict(self.model)} must have a positive n_active")
+        if self.rates is not None:
+            rates = np.atleast_1d(np.asarray(self.rates, float))
+            if rates.ndim != 1 or len(rates) < 2 or not np.all(rates >= 0) or not 0 < rates.max() < np.inf:
+                raise InputError(f"rates={shorten(self.rates)} must be two or more learning rates from 0, not all 0")
+            object.__setattr__(self, "rates", rates)
         object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "losses", losses)
+
+    @cached_property
+    def schedule(self) -> RateSchedule:
+        """Learning rates from the beginning to the end."""
+        if self.rates is not None:
+            return RateSchedule(self.rates)
+        return RateSchedule.planned(self.decay, self.warmup_tokens / self.horizon)
 
     @property
     def share(self) -> float:
@@ -119,7 +151,8 @@ class LiveEstimate(NamedTuple):
 
     `law` is the forecast without this run's curve, by the `basis`: "law", which finished runs have corrected, or
     "finished runs". `ahead` is how far the run's smoothed loss lies above what was expected by now, in ln L. Intervals
-    are those of t distributions with `freedom` degrees of freedom.
+    are those of t distributions with `freedom` degrees of freedom. `other_corpus` is the probability that the law is
+    of another corpus, unit or recipe than the run: its level then tells little, and the curve carries the forecast.
     """
 
     share: float
@@ -131,6 +164,7 @@ class LiveEstimate(NamedTuple):
     ahead_spread: float
     freedom: float
     basis: str
+    other_corpus: float = 0.0
 
     def interval(self, level: float = 0.9) -> tuple[float, float]:
         """Return the losses between which the final loss lies with probability `level`."""
@@ -141,6 +175,10 @@ class LiveEstimate(NamedTuple):
         """Return whether the run's smoothed loss left the band in which the forecast expects it now."""
         return abs(self.ahead) > self._quantile(level) * self.ahead_spread
 
+    def is_law_foreign(self, level: float = IS_OTHER) -> bool:
+        """Return whether the law is of another corpus, unit or recipe with at least this probability."""
+        return self.other_corpus >= level
+
     def __str__(self) -> str:
         low, high = self.interval()
         return f"final loss {self.loss:.3f} ± {(high - low) / 2:.3f} (forecast; {self.basis} alone {self.law:.3f})"
@@ -149,22 +187,46 @@ class LiveEstimate(NamedTuple):
         return float(stdtrit(self.freedom, 0.5 + level / 2))
 
 
-class _Peer(NamedTuple):
-    """A finished run with the `tokens` and the `excess` ln(loss / law's loss) of its lines, and r at its end."""
+class _Corpus(NamedTuple):
+    """A hypothesis about the law: standard deviations of coefficients, and its probability.
 
-    curve: TrainingCurve
-    tokens: FloatArray
-    excess: FloatArray
-    law_error: float
+    `level`, its drift in ln D, ln N and ln E, `slope` over that of the law, and `bend`.
+    """
+
+    level: float
+    level_drift: float
+    slope: float
+    bend: float
+    probability: float
+
+
+# The law is of this corpus and recipe; of another one; or there is none.
+SAME_CORPUS = _Corpus(0.02, 0.03, 0.15, 0.02, 0.5)
+OTHER_CORPUS = _Corpus(0.13, 0.03, 0.5, 0.03, 0.5)
+NO_LAW_CORPUS = _Corpus(3.0, 0.15, 0.5, 0.03, 1.0)
+
+
+class _Lines(NamedTuple):
+    """Averages of lines of near tokens: `shares` of the run's tokens, `log_losses`, their variances and weights [k].
+
+    `scatter` is the standard deviation of one line around the curve.
+    """
+
+    shares: FloatArray
+    log_losses: FloatArray
+    variances: FloatArray
+    weights: FloatArray
+    scatter: float
 
 
 @reads
 @dataclass(frozen=True)
 class LiveForecast:
-    """Forecasts of runs that train, by a law and `finished` runs: ask `of(curve)`.
+    """Forecasts of runs that train, by a law and `finished` runs of any schedule: ask `of(curve)`.
 
     Without a law, a power law takes its place, which finished runs correct. Finished runs must have the run's recipe,
-    text and unit. InputError for one that has no final loss, and for runs of several schedules.
+    text and unit. Without finished runs, the final loss is that of the training text. InputError for a finished run
+    that has no final loss.
     """
 
     finished: Sequence[TrainingCurve] = ()
@@ -176,16 +238,19 @@ class LiveForecast:
                 raise InputError(f"finished: {curve!r} must be a TrainingCurve")
             if curve.final is None:
                 raise InputError(f"finished: run {curve.trunk!r} of {curve.horizon:g} tokens has no final loss yet")
-            self._check_schedule(curve)
 
     def warnings(self, curve: TrainingCurve) -> list[str]:
-        """Say how far this run lies outside of the law's runs, and whether the losses can have one unit."""
+        """Say how far this run lies outside of the law's runs, and whether the law is of its corpus and unit."""
         if self.law is None:
             return []
         warnings = self.law.warnings(**self._law_inputs(curve, curve.horizon))
         if not self.finished:
+            estimate = self.of(curve)
+            if estimate is not None and estimate.is_law_foreign():
+                warnings = [*warnings, FOREIGN]
             return warnings
-        typical_error = float(np.median([peer.law_error for peer in self._peers]))
+        law_errors = [float(np.log(peer.final or np.nan) - self._law_terms(peer)[0]) for peer in self.finished]
+        typical_error = float(np.median(law_errors))
         if abs(typical_error) < OTHER_UNIT:
             return warnings
         factor = f"losses of finished runs are ×{np.exp(typical_error):.2g} the law's"
@@ -196,116 +261,112 @@ class LiveForecast:
     def of(self, curve: TrainingCurve) -> LiveEstimate | None:
         """Forecast the final loss of a run.
 
-        None before its first tenth, and without a law where no run like it has finished. InputError for a run of
-        another schedule than the finished ones'.
+        None before its first tenth, and without a law where no run like it has finished.
         """
-        self._check_schedule(curve)
         share = curve.share
-        tokens, excess = self._excess(curve)
-        z = _smooth(tokens, excess, share * curve.horizon)
-        peers: list[_Peer] = []
-        peer_z: list[float] = []
-        for peer in self._peers:
-            smoothed = _smooth(peer.tokens, peer.excess, share * peer.curve.horizon)
-            if smoothed is not None:
-                peers.append(peer)
-                peer_z.append(smoothed)
-        if z is None or share < FIRST_SHARE:
+        lines = _average(curve)
+        if lines is None or share < FIRST_SHARE:
             return None
-        if self.law is None and not _is_covered(curve, [peer.curve for peer in peers]):
+        if self.law is None and not _is_covered(curve, self.finished):
             return None
+        law_end, law_slope = self._law_terms(curve)
+        basis = _basis(curve, lines.shares)
+        excess = lines.log_losses - law_end - law_slope * basis[:, 1]
+        evidence = measure(basis, excess, lines.variances)
+        family = self._pool(curve, law_slope, lines.scatter)
+        beliefs = []
+        for corpus in self._corpora:
+            prior = self._prior(corpus, law_slope, lines.scatter)
+            beliefs.append(believe(prior, family, evidence))
+        odds = np.array([corpus.probability for corpus in self._corpora])
+        before = normalize(odds, [belief.log_evidence_before for belief in beliefs])
+        after = normalize(odds, [belief.log_evidence_after for belief in beliefs])
+        coefficients_before = [belief.before for belief in beliefs]
+        coefficients_after = [belief.after for belief in beliefs]
 
-        mean, covariance, freedom = self._pool_peers(curve, share, peers, np.array(peer_z))
-        # The sum of r and z − r is z, whose variance is the sum of all entries.
-        z_variance = covariance.sum()
-        r_with_z = covariance[0].sum()
-        r_on_z = r_with_z / z_variance
-        r_variance = max(covariance[0, 0] - r_on_z * r_with_z, 1e-12)
-        ahead = z - mean.sum()
-        expected = self._log_law(curve, np.array(curve.horizon)) + mean[0]
+        end = _end(curve)
+        expected = law_end + law_slope * end[1]
+        law_excess, law_variance = mix(before, coefficients_before, end)
+        end_excess, end_variance = mix(after, coefficients_after, end)
+        end_scatter = np.hypot(END_SCATTER, END_OF_SCATTER * lines.scatter) * _misfit_growth(share)
+        weights = lines.weights / lines.weights.sum()
+        recent_excess, recent_variance = mix(before, coefficients_before, weights @ basis)
+        recent_noise = weights**2 @ lines.variances
         return LiveEstimate(
             share=share,
-            loss=float(np.exp(expected + r_on_z * ahead)),
-            spread=float(np.sqrt(r_variance)),
-            law=float(np.exp(expected)),
-            law_spread=float(np.sqrt(covariance[0, 0])),
-            ahead=float(ahead),
-            ahead_spread=float(np.sqrt(z_variance)),
-            freedom=freedom,
+            loss=float(np.exp(expected + end_excess)),
+            spread=float(np.sqrt(end_variance + end_scatter**2)),
+            law=float(np.exp(expected + law_excess)),
+            law_spread=float(np.sqrt(law_variance)),
+            ahead=float(weights @ excess - recent_excess),
+            ahead_spread=float(np.sqrt(recent_variance + recent_noise)),
+            freedom=FREEDOM + family.runs,
             basis="law" if self.law else "finished runs",
+            other_corpus=float(after[-1]) if self.law else 0.0,
         )
 
+    @property
+    def _corpora(self) -> Sequence[_Corpus]:
+        """Hypotheses about the law."""
+        return (SAME_CORPUS, OTHER_CORPUS) if self.law else (NO_LAW_CORPUS,)
+
     @cached_property
-    def _peers(self) -> list[_Peer]:
-        peers = []
-        for curve in self.finished:
-            tokens, excess = self._excess(curve)
-            predicted = self._log_law(curve, np.array(curve.horizon))
-            peers.append(_Peer(curve, tokens, excess, float(np.log(curve.final or np.nan) - predicted)))
-        return peers
+    def _evidence(self) -> list[Evidence]:
+        """Evidence of each finished run's own coefficients."""
+        evidence = []
+        for peer in self.finished:
+            law_end, law_slope = self._law_terms(peer)
+            end = _end(peer)
+            final = np.log(peer.final or np.nan)
+            excess = np.array([final - law_end - law_slope * end[1]])
+            run_evidence = measure(end[None, :], excess, np.array([END_SCATTER**2]))
+            lines = _average(peer)
+            if lines is not None:
+                basis = _basis(peer, lines.shares)
+                line_excess = lines.log_losses - law_end - law_slope * basis[:, 1]
+                run_evidence = run_evidence.plus(measure(basis, line_excess, lines.variances))
+            evidence.append(run_evidence)
+        return evidence
 
-    def _check_schedule(self, curve: TrainingCurve) -> None:
+    @cached_property
+    def _scatter(self) -> float:
+        """Typical scatter of the lines of finished runs."""
+        averages = [_average(peer) for peer in self.finished]
+        scatters = [lines.scatter for lines in averages if lines is not None]
+        return float(np.median(scatters or [SEEDS]))
+
+    def _prior(self, corpus: _Corpus, law_slope: float, scatter: float) -> Prior:
+        """Return the prior of the coefficients' means and drifts."""
+        shift = SHIFT_SPREAD if self.finished else np.hypot(SHIFT, scatter)
+        slope = corpus.slope * law_slope
+        spreads = [corpus.level, slope, corpus.bend, GAP_SPREAD, LAG_SPREAD, shift]
+        drifts = DRIFTS.copy()
+        drifts[0] = corpus.level_drift
+        means = np.zeros(4 * len(spreads))
+        means[3] = GAP
+        return Prior(means, np.concatenate([spreads, drifts, drifts, drifts]))
+
+    def _pool(self, curve: TrainingCurve, law_slope: float, scatter: float) -> Family:
+        """Learn from finished runs the coefficients of runs at this N, D and E."""
+        if self.finished:
+            scatter = self._scatter
+        prior = self._prior(self._corpora[-1], law_slope, scatter)
+        between = np.diag(BETWEEN_RUNS**2 * (SEEDS**2 + scatter**2))
         if not self.finished:
-            return
-        decay = self.finished[0].decay
-        if abs(curve.decay - decay) > SAME_DECAY:
-            raise InputError(f"decay={curve.decay:g}: finished runs decay over {decay:g} of their tokens")
+            return alone(prior, between)
+        positions = np.array([_position(peer) - _position(curve) for peer in self.finished])
+        trunks = [peer.trunk or str(i) for i, peer in enumerate(self.finished)]
+        weights = _weigh(positions, trunks)
+        return pool(self._evidence, positions, weights, prior, between)
 
-    def _pool_peers(
-        self,
-        curve: TrainingCurve,
-        share: float,
-        peers: Sequence[_Peer],
-        peer_z: FloatArray,
-    ) -> tuple[FloatArray, FloatArray, float]:
-        """Pool the errors of finished runs: how far the law missed them (r), and how far they moved since (z − r).
-
-        Return mean [2] and covariance [2, 2] of (r, z − r) for this run, and the degrees of freedom.
-        """
-        decay_left = min(1.0, (1 - share) / curve.decay)
-        prior_gap = GAP * decay_left
-        gap_scatter = GAP_SCATTER_AT_END + (GAP_SCATTER - GAP_SCATTER_AT_END) * decay_left
-        prior_variance = np.array([LAW_SCATTER, gap_scatter]) ** 2
-        if not peers:
-            return np.array([0.0, prior_gap]), np.diag([UNCHECKED**2, prior_variance[1]]), FREEDOM
-
-        distance = np.array([_position(peer.curve) - _position(curve) for peer in peers])
-        law_errors = np.array([peer.law_error for peer in peers])
-        trunks = [peer.curve.trunk or str(i) for i, peer in enumerate(peers)]
-        weights = _weigh(distance, trunks)
-        slopes = (SLOPES[0] if self.law else NO_LAW_SLOPE, SLOPES[1])
-        mean = np.zeros(2)
-        leverage = np.zeros(2)
-        residuals = np.zeros((len(peers), 2))
-        prior_means = (0.0, prior_gap)
-        for j, values in enumerate((law_errors, peer_z - law_errors)):
-            slope_weight = prior_variance[j] / slopes[j] ** 2
-            ridge = np.array([PRIOR_RUNS[j], slope_weight, slope_weight, slope_weight])
-            mean[j], leverage[j], residuals[:, j] = _ridge_at_origin(distance, values, weights, ridge, prior_means[j])
-
-        runs = weights.sum()
-        products = (weights[:, None] * residuals).T @ residuals
-        covariance = (products + np.diag(prior_variance)) / (runs + 1)
-        if self.law:
-            # The law was fitted to such runs, or is of another corpus: an error that cannot be told from 0 is 0.
-            noise_share = covariance[0, 0] * leverage[0] / (mean[0] ** 2 + 1e-12)
-            mean[0] *= max(0.0, 1.0 - noise_share)
-        widening = np.sqrt(1 + leverage)
-        return mean, covariance * np.outer(widening, widening), float(runs + 1)
-
-    def _excess(self, curve: TrainingCurve) -> tuple[FloatArray, FloatArray]:
-        """Return the tokens of the lines after the warm-up [k], and ln(loss / law's loss) there [k]."""
-        is_warm = curve.tokens >= WARMUPS * curve.warmup_tokens
-        tokens = curve.tokens[is_warm]
-        log_losses = np.log(curve.losses[is_warm])
-        if not len(tokens):
-            return tokens, log_losses
-        return tokens, log_losses - self._log_law(curve, tokens)
-
-    def _log_law(self, curve: TrainingCurve, tokens: FloatArray) -> Any:
+    def _law_terms(self, curve: TrainingCurve) -> tuple[float, float]:
+        """Return ln of the law's loss at the run's end, and by how much it falls there per unit of ln D."""
+        tokens = curve.horizon * np.array([1.0, 1 / LAW_STEP])
         if self.law is None:
-            return NO_LAW * (np.log(tokens) + np.log(curve.model["n_active"]))
-        return np.log(self.law.loss(**self._law_inputs(curve, tokens)))
+            log_losses = NO_LAW * (np.log(tokens) + np.log(curve.model["n_active"]))
+        else:
+            log_losses = np.log(self.law.loss(**self._law_inputs(curve, tokens)))
+        return float(log_losses[0]), float((log_losses[1] - log_losses[0]) / np.log(LAW_STEP))
 
     def _law_inputs(self, curve: TrainingCurve, tokens: ArrayLike) -> dict[str, Any]:
         variables = self.law.variables if self.law else ()
@@ -351,17 +412,57 @@ def _check_losses(name: str, values: FloatArray) -> None:
         raise InputError(f"{name}={wrong[0]:g} must be positive and finite")
 
 
-def _smooth(
-    tokens: FloatArray,
-    values: FloatArray,
-    now: float,
-) -> float | None:
-    """Average the last values before `now` tokens, the latest with most weight; None for too few lines."""
-    is_recent = (tokens <= now * (1 + 1e-9)) & (tokens > OLDEST_SHARE * now)
+def _average(curve: TrainingCurve) -> _Lines | None:
+    """Average the lines of near tokens since the warm-up; None for too few."""
+    now = curve.share
+    shares = curve.tokens / curve.horizon
+    is_warm = curve.tokens >= WARMUPS * curve.warmup_tokens
+    is_recent = is_warm & (shares > OLDEST_SHARE * now)
     if is_recent.sum() < MIN_LINES:
         return None
-    weights = (tokens[is_recent] / now) ** SHARPNESS
-    return float(weights @ values[is_recent] / weights.sum())
+    shares = shares[is_recent]
+    log_losses = np.log(curve.losses[is_recent])
+    scatter = _scatter(log_losses)
+    steps_ago = np.round(np.log(shares / now) / np.log(STEP))
+    _, groups, counts = np.unique(steps_ago, return_inverse=True, return_counts=True)
+    mean_shares = np.exp(np.bincount(groups, np.log(shares)) / counts)
+    misfit = np.hypot(MISFIT, MISFIT_OF_SCATTER * scatter) * _misfit_growth(mean_shares)
+    # Neighbours depart together: a misfit counts once in each span.
+    steps_of_span = MISFIT_SPAN / np.log(STEP)
+    variances = scatter**2 / counts + steps_of_span * misfit**2
+    return _Lines(
+        shares=mean_shares,
+        log_losses=np.bincount(groups, log_losses) / counts,
+        variances=variances,
+        weights=counts * (mean_shares / now) ** SHARPNESS,
+        scatter=scatter,
+    )
+
+
+def _scatter(log_losses: FloatArray) -> float:
+    """Estimate the standard deviation of a line around the curve.
+
+    Second differences of independent normal errors have six times their variance. A mean of few is uncertain.
+    """
+    differences = np.abs(np.diff(log_losses, 2))
+    caution = 1.0 + 2.0 / len(differences)
+    return float(caution * np.sqrt(np.pi / 12) * differences.mean())
+
+
+def _misfit_growth(share: ArrayLike) -> FloatArray:
+    """Return by how much more than at its end a run departs from the form of its curve after a share of its tokens."""
+    return np.asarray(1.0 - MISFIT_GROWTH * np.log(share))
+
+
+def _basis(curve: TrainingCurve, shares: FloatArray) -> FloatArray:
+    """Return what the six coefficients are multiplied by in training losses [k, 6]."""
+    return np.column_stack([curve.schedule.basis(shares), np.ones(len(shares))])
+
+
+def _end(curve: TrainingCurve) -> FloatArray:
+    """Return what the six coefficients are multiplied by in the final loss [6], which is without the shift."""
+    basis = curve.schedule.basis(1.0 - LAST_SHARE / 2)
+    return np.append(basis[0], 0.0)
 
 
 def _is_covered(curve: TrainingCurve, peers: Sequence[TrainingCurve]) -> bool:
@@ -387,30 +488,3 @@ def _weigh(distance: ArrayLike, trunks: Sequence[str]) -> FloatArray:
         is_of_trunk = np.array([name == trunk for name in trunks])
         weights[is_of_trunk] *= weights[is_of_trunk].max() / weights[is_of_trunk].sum()
     return np.asarray(weights)
-
-
-def _ridge_at_origin(
-    distance: FloatArray,
-    values: FloatArray,
-    weights: FloatArray,
-    ridge: FloatArray,
-    prior_mean: float,
-) -> tuple[float, float, FloatArray]:
-    """Fit a plane by weighted ridge regression.
-
-    Args:
-        distance: positions of the runs [n, 3].
-        values: their values [n].
-        weights: their weights [n].
-        ridge: the prior's weight on the constant and the slopes [4].
-        prior_mean: the prior mean of the constant.
-
-    Returns:
-        The plane's value at distance 0, its leverage there, and the residuals [n].
-    """
-    design = np.column_stack([np.ones(len(values)), distance])
-    weighted = (design * weights[:, None]).T
-    inverse = np.linalg.inv(weighted @ design + np.diag(ridge))
-    prior = ridge * np.array([prior_mean, 0.0, 0.0, 0.0])
-    plane = inverse @ (weighted @ values + prior)
-    return float(plane[0]), min(float(inverse[0, 0]), MAX_WIDENING), values - design @ plane

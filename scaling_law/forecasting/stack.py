@@ -1,43 +1,61 @@
 """Weights of laws from their errors within the runs, and the spread of their forecasts together.
 
-Rolling origin: each law is fitted to the runs below a cut and predicts those above, at several cuts. The weights,
-w ≥ 0 and Σ w = 1, minimise w'Mw, where M holds the mean products of the laws' errors (Bates and Granger 1969); runs
-that lie as far above a cut as the point lies above all runs count most. The few cuts of one table say little of so
-many products, so M is averaged with that of the public sets (`defaults.json`; studies/forecasts derives it).
+Rolling origin: each law is fitted to the runs below a cut of compute, N or D and predicts those above, at several
+cuts. For each point the weights, w ≥ 0 and Σ w = 1, minimise w'Mw, where M holds the mean products of the laws' errors
+(Bates and Granger 1969). M is a mean of two: the products at the cuts, each of which counts as much as its runs lie
+like the point in direction and distance, and those of public sets in the point's direction (`defaults.json`;
+studies/forecasts derives it), which count as one cut. So the runs' own backtest decides where it can. Where the laws
+together leave the 90 % interval of the fresh fit that is best at the cuts, that fit gets so much weight that they do
+not: no prior pulls a well-determined fit away.
 
-ln L of a new run then has the variance  Σ w (error² + (its forecast − mean)² + noise²) + growth² (a² + NEAR²),  for a
-point whose compute lies a = ln(C / largest C) beyond the runs: errors of the fits, disagreement between laws, scatter
-of runs, and the growth of errors with distance, from the cuts and the public sets.
+The variance of ln L of a new run is a sum of five components, with coefficients learnt on the public sets: the errors
+of the laws, their disagreement, the scatter of runs, and the growth of errors with distance on the public sets and at
+the cuts. The spread is then scaled in each direction so that 90 % intervals hold 90 % of these sets' runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
 
 from hub.base import strict_json
 from hub.base.errors import InputError, reason_of
-from scaling_law.fitting.holdout import TINY, Backtest, PooledErrors, backtest_at_cuts, pool_errors
-from scaling_law.forecasting.forecasters import BASE, Forecaster, Prediction
+from scaling_law.fitting.holdout import (
+    CUTS_EACH_WAY,
+    DIRECTIONS,
+    TINY,
+    Backtest,
+    PooledErrors,
+    backtest_at_cuts,
+    distances,
+    pool_errors,
+)
+from scaling_law.forecasting.forecasters import BASE, CHINCHILLA, INTERACTION, Forecaster, Prediction
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 FORMAT = "forecast_defaults"
-VERSION = 1
-# Directions in which a point may lie furthest beyond the runs.
-DIRECTIONS = ("flops", "n_active", "tokens")
+VERSION = 2
 # Width of the kernel on ln distances.
-REACH = 1.0
+REACH = 2.0
 # The ln distance at which errors begin to grow.
 NEAR = 0.3
 # A law is not weighed from this many times the RMSE of the best law on.
 FAR = 10.0
+# The components of a variance; growth on public sets is one for each direction.
+COMPONENTS = ("errors", "disagreement", "noise", *(f"growth, {name}" for name in DIRECTIONS), "growth at the cuts")
+# Laws fitted to the runs alone err like one of these.
+FRESH = (CHINCHILLA, INTERACTION)
+# Half the width of a 90 % interval in standard errors.
+NORMAL = 1.6449
+# Variance of ln L that no forecast is without.
+LEAST_VARIANCE = 1e-8
 
 
 @dataclass(frozen=True)
@@ -53,47 +71,33 @@ class Evidence:
     backtests: tuple[Backtest, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def with_laws(self, evidence: Evidence) -> Evidence:
-        """Join the laws of both, of the same runs and points."""
-        backtests = []
-        for first, second in zip(self.backtests, evidence.backtests, strict=True):
-            backtests.append(replace(first, laws={**first.laws, **second.laws}))
-        return Evidence(
-            beyond=self.beyond,
-            predictions={**self.predictions, **evidence.predictions},
-            like={**self.like, **evidence.like},
-            backtests=tuple(backtests),
-            left_out={**self.left_out, **evidence.left_out},
-        )
-
 
 @dataclass(frozen=True)
 class Defaults:
-    """Moments and growth of errors on the public sets.
+    """The errors of laws on public sets.
 
-    `moments` are mean products of relative errors of the laws of `BASE`, [4, 4], by direction; `growth` is that of the
-    error of ln L. `cuts` is how many cuts they count as, and `width` the factor by which the spread is scaled.
+    `moments` are mean products of relative errors of the laws of `BASE`, [3, J, J], by direction, and count as so many
+    `cuts`. `variances` [7] are the coefficients of `COMPONENTS`, and the spread is scaled by `widths` [3] in each
+    direction.
     """
 
-    moments: Mapping[str, FloatArray]
-    growth: float
-    width: float
-    cuts: float = 4.0
+    moments: FloatArray
+    variances: FloatArray
+    widths: FloatArray
+    cuts: float = 1.0
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """ln L [n], its spread [n], and of each law losses, weights and RMSE at the cuts (NaN without one), [3, n]."""
+    """ln L [n], its spread [n], and of each law losses, weights and RMSE at the cuts (NaN without one), [3, n].
+
+    `components` [7, n] are those of the variance, without their coefficients.
+    """
 
     log_loss: FloatArray
     spread: FloatArray
     laws: Mapping[str, FloatArray]
-
-
-def distances(runs: Runs, points: Runs) -> FloatArray:
-    """Return ln of how far each point lies beyond the largest run, in each of `DIRECTIONS`, [3, n]."""
-    rows = [np.log(getattr(points, name)) - np.log(getattr(runs, name).max()) for name in DIRECTIONS]
-    return np.stack(rows)
+    components: FloatArray
 
 
 def gather(
@@ -110,11 +114,12 @@ def gather(
             predictions[name] = law.predict(runs, points, True)
         except ValueError as error:
             left_out[name] = reason_of(error)
+    losses = {name: laws[name].losses for name in predictions}
     return Evidence(
         beyond=distances(runs, points),
         predictions=predictions,
         like={name: laws[name].like for name in predictions},
-        backtests=backtest_at_cuts(runs, {name: laws[name].losses for name in predictions}, tested),
+        backtests=backtest_at_cuts(runs, losses, tested, CUTS_EACH_WAY),
         left_out=left_out,
     )
 
@@ -143,66 +148,123 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
     laws[:, 0] = np.exp(predictions[:, 0])
     laws[:, 2] = np.nan
     log_loss = np.zeros(count)
-    spread = np.zeros(count)
+    components = np.zeros((len(COMPONENTS), count))
+    tests_of_laws: dict[bytes, _Tests] = {}
     for i, beyond in enumerate(evidence.beyond.T):
-        rows = np.flatnonzero(np.isfinite(predictions[:, 0, i]))
-        if not rows.size:
+        says = np.isfinite(predictions[:, 0, i])
+        if not says.any():
             reasons = "; ".join(f"{name}: {reason}" for name, reason in evidence.left_out.items())
             raise InputError(f"no law can forecast point {i + 1} from these runs: {reasons or 'no law was asked'}")
-        indices, tests = pool_errors(evidence.backtests, [names[row] for row in rows])
-        rows = rows[indices]
-        if tests.cuts:
-            squares = np.mean(tests.errors**2, axis=1)
-            laws[rows, 2, i] = np.sqrt(squares)
-            # A law that is far off would add nothing but its spread.
-            is_good = squares <= FAR**2 * (squares.min() + TINY**2)
-            rows = rows[is_good]
-            tests = tests._replace(errors=tests.errors[is_good])
-
-        like = [BASE.index(evidence.like[names[row]]) for row in rows]
-        direction = DIRECTIONS[np.argmax(beyond)]
-        moments = defaults.moments[direction][np.ix_(like, like)]
-        log_distance = beyond[0]
-        weights, growth, rmse = _weigh(tests, moments, defaults, log_distance)
-        laws[rows, 1, i] = weights
-        laws[rows, 2, i] = rmse
-
+        key = says.tobytes()
+        if key not in tests_of_laws:
+            tests_of_laws[key] = _tests_of(evidence, np.flatnonzero(says))
+        rows, tests, rmse, fresh = tests_of_laws[key]
+        laws[says, 2, i] = rmse
+        base_rows = [BASE.index(evidence.like[names[row]]) for row in rows]
+        direction = int(np.argmax(beyond))
+        moments = defaults.moments[direction][np.ix_(base_rows, base_rows)]
+        weights, growth, share = _weigh(tests, moments, defaults.cuts, beyond)
         mean, error, noise = predictions[rows, :, i].T
+        if fresh is not None:
+            weights = _hold_to_fresh(weights, predictions[rows, :, i].T, fresh)
+        laws[rows, 1, i] = weights
         log_loss[i] = weights @ mean
-        variance = weights @ (error**2 + noise**2 + (mean - log_loss[i]) ** 2)
-        growth_variance = growth * (max(log_distance, 0.0) ** 2 + NEAR**2)
-        spread[i] = defaults.width * np.sqrt(variance + growth_variance)
-    return Stacked(log_loss, spread, dict(zip(names, laws, strict=True)))
+        distance = max(beyond[direction], 0.0) ** 2 + NEAR**2
+        components[:3, i] = weights @ error**2, weights @ (mean - log_loss[i]) ** 2, weights @ noise**2
+        components[3 + direction, i] = (1 - share) * distance
+        components[-1, i] = share * growth * distance
+    width = defaults.widths[np.argmax(evidence.beyond, axis=0)]
+    spread = width * np.sqrt(defaults.variances @ components + LEAST_VARIANCE)
+    return Stacked(log_loss, spread, dict(zip(names, laws, strict=True)), components)
+
+
+class _Tests(NamedTuple):
+    """Rows of the laws that are weighed, their errors at the cuts, and the RMSE of all laws that were asked [j].
+
+    `fresh` is the place in `rows` of the law fitted to the runs alone that is best at the cuts, None for none.
+    """
+
+    rows: Any
+    errors: PooledErrors
+    rmse: FloatArray
+    fresh: int | None
+
+
+def _tests_of(evidence: Evidence, rows: Any) -> _Tests:
+    """Return the laws of these rows that the cuts determine, without those that are far off."""
+    names = list(evidence.predictions)
+    rmse = np.full(len(rows), np.nan)
+    indices, tests = pool_errors(evidence.backtests, [names[row] for row in rows])
+    if not tests.cuts:
+        fresh_rows = _fresh(evidence, rows[indices])
+        return _Tests(rows[indices], tests, rmse, fresh_rows[0] if fresh_rows else None)
+    squares = np.mean(tests.errors**2, axis=1)
+    rmse[indices] = np.sqrt(squares)
+    # A law that is far off would add nothing but its spread.
+    is_good = squares <= FAR**2 * (squares.min() + TINY**2)
+    good_rows = rows[indices[is_good]]
+    squares = squares[is_good]
+    best = min(_fresh(evidence, good_rows), key=lambda place: squares[place], default=None)
+    return _Tests(good_rows, tests._replace(errors=tests.errors[is_good]), rmse, best)
+
+
+def _fresh(evidence: Evidence, rows: Any) -> list[int]:
+    """Return the places in `rows` of laws fitted to the runs alone."""
+    names = list(evidence.predictions)
+    return [place for place, row in enumerate(rows) if evidence.like[names[row]] in FRESH]
+
+
+def _hold_to_fresh(weights: FloatArray, predictions: FloatArray, fresh: int) -> FloatArray:
+    """Give a fresh law so much weight that all together stay in its 90 % interval, if it has one.
+
+    Args:
+        weights: of the laws, [J].
+        predictions: ln L of each, its standard error and the noise of a run, [3, J].
+        fresh: the place of the law.
+    """
+    mean, error, noise = predictions
+    away = abs(float(weights @ mean - mean[fresh]))
+    half_width = NORMAL * float(np.hypot(error[fresh], noise[fresh]))
+    if error[fresh] == 0 or away <= half_width:
+        return weights
+    kept_share = half_width / away
+    held_weights = kept_share * weights
+    held_weights[fresh] += 1.0 - kept_share
+    return held_weights
 
 
 def _weigh(
     tests: PooledErrors,
     moments: FloatArray,
-    defaults: Defaults,
-    log_distance: float,
-) -> tuple[FloatArray, float, FloatArray]:
+    cuts: float,
+    beyond: FloatArray,
+) -> tuple[FloatArray, float, float]:
     """Weigh the laws for a point.
 
     Args:
         tests: errors of the laws at the cuts.
         moments: mean products of relative errors on the public sets, [J, J].
-        log_distance: how far the point's compute lies beyond the runs.
+        cuts: how many cuts these count as.
+        beyond: how far the point lies beyond the runs, [3].
 
     Returns:
-        Weights [J], the squared growth of errors, and the RMSE of each law at the cuts [J], NaN without one.
+        Weights [J], the growth of their squared error with squared distance at the cuts, and the share of the cuts in
+        what is known of it, from 0 to 1.
     """
-    matrix = defaults.cuts * _scale_to_diagonal(moments)
-    growth = defaults.growth**2
+    matrix = cuts * _scale_to_diagonal(moments)
     if not tests.cuts:
-        return simplex(matrix), growth, np.full(len(moments), np.nan)
-    from_point = tests.log_distance - min(log_distance, tests.log_distance.max())
-    nearness = np.exp(-0.5 * (from_point / REACH) ** 2) + TINY
-    weights = simplex(matrix + tests.cuts * moments_of(tests.errors, nearness))
-    squares = (weights @ tests.errors / tests.loss) ** 2 / (tests.log_distance**2 + NEAR**2)
-    growth_at_cuts = np.average(squares, weights=nearness)
-    growth = np.average([growth, growth_at_cuts], weights=[defaults.cuts, tests.cuts])
-    rmse = np.sqrt(np.average(tests.errors**2, axis=1, weights=nearness))
-    return weights, float(growth), rmse
+        return simplex(matrix), 0.0, 0.0
+    tested_beyond = np.maximum(tests.beyond, 0.0)
+    # No cut is as far out as some points: those count as if they were as far as the furthest.
+    point = np.minimum(np.maximum(beyond, 0.0), tested_beyond.max(axis=1))
+    squares = np.sum((tested_beyond - point[:, None]) ** 2, axis=0)
+    _, cut, counts = np.unique(tests.cut, return_inverse=True, return_counts=True)
+    nearness = (np.exp(-0.5 * squares / REACH**2) + TINY) / counts[cut]
+    n_cuts = float(nearness.sum())
+    errors = tests.errors / tests.loss
+    weights = simplex(matrix + n_cuts * moments_of(errors, nearness))
+    growths = (weights @ errors) ** 2 / (tested_beyond.max(axis=0) ** 2 + NEAR**2)
+    return weights, float(np.average(growths, weights=nearness)), n_cuts / (1.0 + n_cuts)
 
 
 def simplex(matrix: FloatArray) -> FloatArray:
@@ -216,5 +278,4 @@ def simplex(matrix: FloatArray) -> FloatArray:
 def read_defaults(path: Path = DEFAULTS) -> Defaults:
     """Read the defaults that the package ships."""
     data = strict_json.read(path, FORMAT, VERSION)
-    moments = {name: np.array(rows) for name, rows in data["moments"].items()}
-    return Defaults(moments, data["growth"], data["width"], data["cuts"])
+    return Defaults(np.array(data["moments"]), np.array(data["variances"]), np.array(data["widths"]), data["cuts"])

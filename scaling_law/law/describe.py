@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.base.errors import reason_of
+from hub.base.errors import InputError, reason_of
+from hub.base.inputs import as_it_is, reads
 from hub.base.notices import about
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops, parse_context, parse_tokens
 from scaling_law.formulas.answers import ArrayAnswer, plain
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import percentile_interval, positive
+from scaling_law.formulas.law import one_positive, percentile_interval, positive
 from scaling_law.law import JointLaw, Law
+from scaling_law.machine.gpus import named_gpu
 from scaling_law.planning.limits import of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalTable
@@ -116,13 +118,19 @@ class Description(ArrayAnswer):
             "variables": self.architecture.variables(),
             "parameters": self.model.parameters,
             "left_out": dict(self.model.left_out),
-            "flops_per_token": self._flops_per_token(),
+            "flops_per_token": self.flops_per_token(),
             "bytes": self._bytes(),
             "law": self.law,
             "prediction": plain(self.prediction),
         }
 
-    def _flops_per_token(self) -> dict[str, float]:
+    def flops_per_token(self) -> dict[str, float]:
+        """Count the FLOPs of a token, by use.
+
+        `training` is 6 N_act and `inference` 2 N_act. With a context, `training_exact` and `inference_exact` have all
+        matrix products at that sequence length, as of `Architecture.forward_flops`: a token's active weights with the
+        router and the head but without lookups of embeddings, and attention without the causal half.
+        """
         a = self.architecture
         flops = {
             "training": a.training_flops(1),
@@ -133,6 +141,36 @@ class Description(ArrayAnswer):
             flops["context"] = self.context
             flops["inference_exact"] = a.inference_flops(1, self.context)
         return flops
+
+    @reads(gpu=as_it_is)
+    def mfu(
+        self,
+        tokens_per_second: float | str,
+        gpu: str = "h100",
+        gpus: float = 1,
+    ) -> float:
+        """Return the model FLOPs utilisation of a training run: its FLOP/s over the peak of its GPUs.
+
+        The FLOPs of a token are those of `flops_per_token`: with a context all matrix products at that sequence
+        length, else 6 N_act. Work that is done again for activation checkpointing does not count (Chowdhery et al.
+        2022, arXiv 2204.02311, Appendix B).
+
+        Args:
+            tokens_per_second: of all GPUs together.
+            gpu: such as "h100", or "peak=148T,memory=96GB"; its peak is that of dense bf16 products (`machine.gpus`).
+            gpus: how many.
+
+        ValueError for a GPU that is not listed, and for a speed beyond the peak.
+        """
+        speed = one_positive("tokens_per_second", tokens_per_second)
+        device = named_gpu(gpu)
+        peak_flops = one_positive("gpus", gpus) * device.peak_flops
+        flops = self.flops_per_token()
+        utilisation = speed * flops.get("training_exact", flops["training"]) / peak_flops
+        if utilisation > 1:
+            reason = f"{utilisation:.3g} times the peak of {gpus:g} {device.name}"
+            raise InputError(f"tokens_per_second={speed:g} must be what these GPUs can reach: it is {reason}")
+        return utilisation
 
     def _bytes(self) -> dict[str, float]:
         a = self.architecture
@@ -164,7 +202,7 @@ class Description(ArrayAnswer):
         lines["active"] = f"{active} without embedding and head"
         lines["total"] = f"{total} without embedding and head"
         lines["exact"] = f"{model.parameters:,} parameters, with {left_out}"
-        lines["FLOPs per token"] = _flops(**self._flops_per_token())
+        lines["FLOPs per token"] = _flops(**self.flops_per_token())
         lines["memory"] = f"weights {weights}, training state {training_state}"
         lines["KV cache"] = self._cache(memory_bytes)
         lines["E of the law"] = f"{a.experts_equivalent:.4g}, total over active feed-forward width"

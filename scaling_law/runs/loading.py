@@ -31,6 +31,7 @@ from scaling_law.runs.rows import (
     names_of,
     number,
     numeric_columns,
+    read_rows,
     row_name,
     text_columns,
     whole,
@@ -62,13 +63,15 @@ def load_runs(
     columns: Mapping[str, Column] | None = None,
     format: str | None = None,
     final: Final | None = None,
+    config: str | None = None,
 ) -> Runs:
     """Read a table of runs and check it.
 
     Args:
         source: a DataFrame; mappings or run records; a .parquet, .jsonl, .json, .csv, .tsv or .txt file
             (docs/fitting.md#files); a folder with runs.jsonl or runs.parquet; a release folder; "org/sweep-runs" or
-            "hf://org/sweep-runs" on the Hub; a tracker's project, "trackio:PROJECT" or "wandb:ENTITY/PROJECT"
+            any dataset "org/name" (or "hf://org/name") on the Hub; a tracker's project, "trackio:PROJECT" or
+            "wandb:ENTITY/PROJECT"
             (docs/fitting.md#runs-in-trackers); logs: a folder of TensorBoard, or trainer_state.json.
         loss: the column to fit, nats per token. None: eval_loss, else the only column whose name ends in "loss".
         status: keep rows of this `status` (a row without one is final); None keeps all.
@@ -82,6 +85,8 @@ def load_runs(
             "epoch_chinchilla", "gemstones", "clark" or "clark_curves" (from where: docs/fitting.md).
         final: the loss of a run that logged many, in a tracker, in logs or in a table of steps: the "last" value (the
             default), the "minimum", or "smoothed", the mean of the last 5 %; `.read_as` says which.
+        config: which config (subset) of a dataset on the Hub that is no index of runs, or which of its files; all
+            splits of it are read, parquet, JSON lines, JSON or CSV. None: the only one, or "default".
 
     Runs of other classes than ours (`model_type`) have as `experts` the E of laws, total over active feed-forward
     width, and their routed experts in `routed_experts`. Columns that are named as in the paper or in our own tables
@@ -98,12 +103,13 @@ def load_runs(
 
     mapping = columns or {}
     public = reader(format) if format else None
-    if revision is not None and is_tracker(source):
-        reason = " goes with a dataset on the Hub: a tracker keeps the newest alone"
-        raise InputError(given("revision", revision), reason)
+    for name, value in (("revision", revision), ("config", config)):
+        if value is not None and is_tracker(source):
+            reason = " goes with a dataset on the Hub: a tracker keeps the newest alone"
+            raise InputError(given(name, value), reason)
     problems: list[str] = []
     skipped_lines = problems if on_invalid == "skip" else None
-    table = _read_table(source, loss, mapping, public, final, revision, skipped_lines)
+    table = _read_table(source, loss, mapping, public, final, revision, skipped_lines, config)
     loss = loss or ("loss" if "loss" in mapping else None)
     if public and table.loaded.rows:
         loss = loss or public.loss
@@ -154,6 +160,15 @@ def load_runs(
     )
 
 
+def read_models(source: Any) -> list[Row]:
+    """Read the rows of a table of models, which have no losses yet, with our columns; RunsError for no rows."""
+    table = read_rows(source)
+    if not table.rows:
+        raise RunsError(f"{table.name}: no rows")
+    rows, _, _ = _with_our_columns(table.rows, {}, table.name, is_public=False)
+    return rows
+
+
 # ------------------------------------------------------------------ rows with our columns
 
 
@@ -194,6 +209,7 @@ def _read_table(
     final: Final | None,
     revision: str | None,
     skipped_lines: list[str] | None,
+    config: str | None,
 ) -> _Table:
     """Read a source, give its rows our columns, and take one row of each run of a table of steps.
 
@@ -201,7 +217,7 @@ def _read_table(
     """
     losses = {name for name in (loss, columns.get("loss")) if isinstance(name, str)}
     try:
-        loaded, kind = read_source(source, final or "last", losses, revision, skipped_lines)
+        loaded, kind = read_source(source, final or "last", losses, revision, skipped_lines, config)
     except RunsError as error:
         place = f"; {public.name} is {public.place}" if public else ""
         raise RunsError(*error.args, place) from None

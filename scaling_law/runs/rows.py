@@ -28,16 +28,22 @@ class RunsError(RecordError, FilesError):
     """The table of runs is not usable; the message names row, field and value."""
 
 
-def read_rows(source: Any, revision: str | None = None, problems: list[str] | None = None) -> LoadedRows:
+def read_rows(
+    source: Any,
+    revision: str | None = None,
+    problems: list[str] | None = None,
+    config: str | None = None,
+) -> LoadedRows:
     """Read the rows of any source that `load_runs` takes, as mappings; a list `problems` gets what was left out."""
     if isinstance(source, (str, Path)):
         try:
-            table = hub.load_rows(source, revision=revision, problems=problems)
+            table = hub.load_rows(source, revision=revision, problems=problems, config=config)
         except (RecordError, FilesError) as error:
             hint = ("\n", SKIP, " leaves them out") if "\n" in str(error) else ()
             raise RunsError(*error.args, *hint) from None
-    elif revision is not None:
-        raise RunsError(given("revision", revision), " is allowed with a dataset on the Hub only")
+    elif revision is not None or config is not None:
+        option = given("revision", revision) if config is None else given("config", config)
+        raise RunsError(option, " is allowed with a dataset on the Hub only")
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):
         rows = []
         for row in source.to_dict("records"):

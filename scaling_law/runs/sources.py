@@ -30,6 +30,7 @@ def read_source(
     losses: Collection[str] = (),
     revision: str | None = None,
     problems: list[str] | None = None,
+    config: str | None = None,
 ) -> tuple[LoadedRows, Kind]:
     """Read the rows of any source that `load_runs` takes, and return its kind; all but tables have one row for a run.
 
@@ -42,7 +43,7 @@ def read_source(
         if logs is not None:
             return logs, "logs"
 
-    table = read_rows(source, revision, problems)
+    table = read_rows(source, revision, problems, config)
     if table.rows and set(table.rows[0]) == CURVE:
         raise RunsError(f"{table.name}: a curve that TensorBoard exports: name the folder of its event files instead")
     chart = chart_rows(table.rows, final, losses)

@@ -5,10 +5,10 @@
 
 FOLDER holds the public tables under their own names, anywhere below it; `sets.py` says where they are from, and every
 table that is missing is named: the page leaves its sets out, `prior` and `stack` refuse. `prior` writes
-scaling_law/fitting/population.json, `stack` scaling_law/forecasting/defaults.json, `accuracy`, from one of the tables
-alone, scaling_law/formulas/accuracy.json and its section of the page. `experts` needs no table: from the points of
-studies/evidence it derives the terms of E in population.json and their section of the page; `prior` does so, too, but
-for the page.
+scaling_law/fitting/population.json, `stack` scaling_law/forecasting/defaults.json and the page, `accuracy`, from one
+of the tables alone, scaling_law/formulas/accuracy.json and its section of the page. `experts` needs no table: from the
+points of studies/evidence it derives the terms of E in population.json and their section of the page; `prior` does so,
+too, but for the page.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from studies.forecasts import accuracy, page, population
 from studies.forecasts.sets import read_sets
+from studies.forecasts.stacking import cases_of, write_defaults
 
 
 def main() -> None:
@@ -42,10 +43,11 @@ def main() -> None:
             raise SystemExit(2)
         if options.what == "prior":
             written = [population.write_population(tables)]
-        elif options.what == "stack":
-            written = [page.write_stack(tables)]
         else:
-            written = page.page(tables).write(page.FORECASTS)
+            cases = [*cases_of(tables)]
+            written = page.page(cases).write(page.FORECASTS)
+            if options.what == "stack":
+                written.append(write_defaults(cases))
     print(*written, sep="\n")
 
 

@@ -36,9 +36,10 @@ from scaling_law.fitting.prior import (
 from studies.common import FloatArray, Page, Part, rms, round_numbers
 from studies.evidence.forecasts import Question, join_tables, questions
 from studies.evidence.points import Source, read_sources
-from studies.forecasts.methods import BY_HAND, BY_NAME, CHOICES, CONSTANT, best_choice, by_lab, forecasts_of
-from studies.forecasts.sets import UNITS
+from studies.forecasts.methods import BY_HAND, CONSTANT, by_lab
+from studies.forecasts.sets import SETS, UNITS
 
+BY_NAME = {run_set.name: run_set for run_set in SETS}
 POINTS = Path(__file__).parents[1] / "evidence"
 # Significant digits of every number kept.
 DIGITS = 6
@@ -51,17 +52,13 @@ USES = ("published", "pooled")
 
 
 def write_population(tables: Mapping[str, Runs], path: Path = POPULATION) -> Path:
-    """Write members as numbers, and the settings under which labs forecast each other best beyond a compute."""
-    members = members_of(tables)
-    forecasts = [forecast for forecast in forecasts_of(tables, members) if forecast.split.by == "flops"]
-    choice = CHOICES[best_choice(forecasts)]
-    settings = {
-        "shrinkage": choice.shrinkage,
-        "dof": choice.dof if np.isfinite(choice.dof) else None,
-        "dependence": choice.dependence,
+    """Write members as numbers; the file keeps its settings and the terms of E."""
+    data = strict_json.read(path, FORMAT, VERSION)
+    fields = {
+        "settings": data["settings"],
+        "members": _rounded_fields(members_of(tables)),
+        "experts": data["experts"],
     }
-    no_experts: dict[str, Any] = {"usual": USES[0], "members": []}
-    fields = {"settings": settings, "members": _rounded_fields(members), "experts": no_experts}
     strict_json.write(path, FORMAT, VERSION, fields)
     return write_experts(members_of_experts(read_sources(POINTS)), folds(path), path)
 

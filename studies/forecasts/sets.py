@@ -54,8 +54,8 @@ class RunSet:
     `unit` is what a loss is: "nats" per token of held-out text of the training corpus, "other" where it is a macro
     average or another corpus, "bits" per byte, read with `bytes_per_token`. `counts` says what N holds, and whether
     that is known. `read` are options of `load_runs`; `tuned` columns are settings of which the best run is kept. A set
-    that is no `member` of the population of laws is only forecast. `seen` is the day on which its losses were first
-    read here.
+    that is no `member` of the population of laws is only forecast, and teaches the stack. `first_read` is the day on
+    which its losses were first read here.
     """
 
     name: str
@@ -70,7 +70,7 @@ class RunSet:
     bytes_per_token: float = 1.0
     tuned: tuple[str, ...] = ()
     member: bool = True
-    seen: str = "2026-11-23"
+    first_read: str = "2026-11-23"
 
     def load(self, folder: Path) -> Runs | None:
         """Load the runs of 1 < D/N < 700, losses in nats per token; None where the folder lacks the table."""
@@ -200,7 +200,8 @@ _FARSEER = RunSet(
     {"loss": "loss", "columns": {"n_active": "N", "tokens": "D", "experts": 1}, "on_invalid": "skip"},
     unit="bits",
     bytes_per_token=4.4,
-    seen="2026-11-27",
+    member=False,
+    first_read="2026-11-27",
 )
 # Of Llama at 8,192 the largest group has one batch; a few runs of mLSTM diverged.
 _XLSTM = RunSet(
@@ -212,7 +213,8 @@ _XLSTM = RunSet(
     "none stated",
     "N with both embeddings",
     {"loss": "val_loss", "columns": {"n_active": "params", "experts": 1}, "on_invalid": "skip"},
-    seen="2026-11-27",
+    member=False,
+    first_read="2026-11-27",
 )
 _XLSTM_PARTS = (
     ("xlstm_llama_2k", "llama", 2048, 512),

@@ -113,3 +113,8 @@ def _make_split(run_set: RunSet, runs: Runs, by: str, divisor: int) -> Split:
 def read_list(path: Path = LIST) -> list[Split]:
     """Read all splits, those that are out included."""
     return read_csv(path, Split)
+
+
+def splits_of(tables: Mapping[str, Runs]) -> list[Split]:
+    """Return the splits of the list that are not out and have a table."""
+    return [split for split in read_list() if not split.out and split.set in tables]

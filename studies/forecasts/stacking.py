@@ -1,189 +1,202 @@
 """The stack of `scaling_law.forecast` on the list of splits; all that it learns, it learns on other labs' sets.
 
-A lab left out is neither in the population of laws nor among the sets whose errors set the usual products of errors,
-the growth of errors with distance and the width of intervals.
+A lab left out is neither in the population of laws behind its own forecasts nor among the sets whose errors set the
+usual products of errors, the coefficients of the variance and the widths of intervals.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy.optimize import minimize
 
 from hub.base import strict_json
-from scaling_law import Prior, Runs
-from scaling_law.fitting.prior import Member, estimate
+from scaling_law import Runs
+from scaling_law.fitting.holdout import DIRECTIONS
+from scaling_law.fitting.prior import POPULATION, Member, Prior, estimate, read_population
 from scaling_law.forecasting.forecast import UNITS
-from scaling_law.forecasting.forecasters import BASE, CHINCHILLA, INTERACTION, POWERS, PUBLISHED, forecasters
+from scaling_law.forecasting.forecasters import BASE, PUBLISHED, forecasters
 from scaling_law.forecasting.stack import (
+    COMPONENTS,
     DEFAULTS,
-    DIRECTIONS,
     FORMAT,
+    LEAST_VARIANCE,
+    NORMAL,
     VERSION,
     Defaults,
     Evidence,
-    Stacked,
     gather,
     moments_of,
     stack,
 )
-from studies.common import FloatArray, rms
-from studies.forecasts.methods import Cell, Choice, by_lab, quantile_by_lab, splits_of
-from studies.forecasts.splits import Split
+from studies.common import FloatArray
+from studies.forecasts.methods import Cell, cell_of
+from studies.forecasts.splits import Split, splits_of
 
-STACK = "stack"
-# Growths of the error of ln L with ln distance.
-GROWTHS = (0.005, 0.01, 0.02, 0.04)
-# Numbers of cuts that the defaults are worth.
-CUTS = (1.0, 4.0, 16.0)
+# How many cuts the errors of other labs count as.
+CUTS = 1.0
 # The least held-out runs in one direction whose errors say something of their products.
 FEWEST = 3
-# Standard errors of a 90 % interval.
-NORMAL = 1.6449
+# Student's t of the errors of other labs, whose tails keep one of them from setting a coefficient.
+DOF = 4.0
+# Where the coefficients of `COMPONENTS` start, and how little they are held there: beside labs that weigh 1 each.
+START = (0.5, 0.5, 1.0, 1e-4, 1e-4, 1e-4, 0.5)
+HOLD = 1e-3
+# Limits of the logarithm of a coefficient.
+LIMITS = (np.log(1e-8), 3.0)
+# The share of runs in an interval.
+LEVEL = 0.9
 
 
 @dataclass(frozen=True)
 class Case:
-    """The held-out runs of a split, and what laws say of them.
-
-    `evidence` has the laws under the population without the split's lab and one lab more, by that lab.
-    """
+    """The held-out runs of a split, and what laws say of them; the population behind these is without its lab."""
 
     split: Split
     loss: FloatArray
-    evidence: Mapping[str, Evidence]
+    evidence: Evidence
 
     @property
     def lab(self) -> str:
         """The lab of the split."""
         return self.split.lab
 
+    @cached_property
+    def candidates(self) -> Evidence:
+        """The laws that compete where a prior is given: all but the published one."""
+        predictions = {name: prediction for name, prediction in self.evidence.predictions.items() if name != PUBLISHED}
+        return replace(self.evidence, predictions=predictions)
 
-def cases_of(
-    tables: Mapping[str, Runs], members: Sequence[Member], choices: Mapping[tuple[str, str], Choice]
-) -> Iterator[Case]:
-    """Yield all splits of the list; `choices` are the settings of the population for each lab, chosen on the others.
+    @property
+    def directions(self) -> FloatArray:
+        """The place in `DIRECTIONS` in which each run lies furthest beyond those fitted, [n]."""
+        return np.argmax(self.evidence.beyond, axis=0)
 
-    E is ignored, as by the other methods: Step Law's MoE set, of another E for each size, is taken as of one.
+
+def cases_of(tables: Mapping[str, Runs]) -> Iterator[Case]:
+    """Yield all splits of the list, forecast under the population that ships without the split's lab.
+
+    E is ignored: Step Law's MoE set, of another E for each size, is taken as of one.
     """
-    labs = sorted({member.lab for member in members} | {lab for lab, _ in choices})
+    members, settings, *_ = read_population(POPULATION)
     for split in splits_of(tables):
         train, held_out = split.divide(tables[split.set])
         dense = replace(train, experts=np.ones(len(train)))
-        laws = forecasters(dense, 1.0, None, (CHINCHILLA, INTERACTION, PUBLISHED))
-        shared_evidence = gather(train, held_out, laws)
-        evidence = {}
-        for lab in labs:
-            choice = choices[lab if (lab, "flops") in choices else split.lab, "flops"]
-            prior = prior_without(members, choice, split.lab, lab)
-            laws = forecasters(dense, 1.0, prior, tuple(POWERS))
-            evidence[lab] = shared_evidence.with_laws(gather(train, held_out, laws))
-        yield Case(split, held_out.loss, evidence)
+        laws = forecasters(dense, 1.0, prior_without(members, settings, split.lab), BASE)
+        yield Case(split, held_out.loss, gather(dense, held_out, laws))
 
 
-def prior_without(members: Sequence[Member], choice: Choice, *labs: str) -> Prior:
+def prior_without(members: Sequence[Member], settings: Mapping[str, Any], lab: str) -> Prior:
     """Estimate the population of the other labs, for any unit, as `forecast` takes it."""
-    members_left = [member for member in members if member.lab not in labs]
-    prior = estimate(members_left, choice.shrinkage, choice.dof, choice.dependence)
-    return prior.in_units(*UNITS)
+    members_left = [member for member in members if member.lab != lab]
+    return estimate(members_left, **settings).in_units(*UNITS)
 
 
 # ------------------------------------------------------------------ what other labs' sets say
 
 
-def learn(cases: Sequence[Case], cuts: float, lab: str | None = None) -> tuple[Defaults, float]:
-    """Learn from the sets of all labs but `lab`, and return the RMSE of their forecasts, a geometric mean over labs.
+def learn(cases: Sequence[Case], lab: str | None = None) -> Defaults:
+    """Learn from the sets of all labs but `lab`: nothing of it is in what is learnt.
 
-    Nothing of `lab` is in what is learnt, and of the lab that is forecast only its law, in the population behind other
-    labs' errors. Of the growths, the one whose intervals are narrowest when they are scaled to hold 90 % of the runs.
+    Each other lab's sets are forecast by the products of errors of the labs that are neither. In the coefficients of
+    the variance labs weigh equally; the widths are such that 90 % of all runs lie in their intervals.
     """
-    other_cases = [case for case in cases if case.lab != lab]
-    moments = {case.lab: _moments(other_cases, lab, case.lab) for case in other_cases}
-
-    def stack_cases(growth: float) -> list[Stacked]:
-        stacks = []
-        for case in other_cases:
-            stacks.append(stack(case.evidence[lab or case.lab], Defaults(moments[case.lab], growth, 1.0, cuts)))
-        return stacks
-
-    without_growth = stack_cases(0.0)
-    with_growth = stack_cases(1.0)
-    best = (np.inf, GROWTHS[0], 1.0)
-    for growth in GROWTHS:
-        # The variance is a linear function of the square of the growth.
-        spreads = []
-        for a, b in zip(without_growth, with_growth, strict=True):
-            spreads.append(np.sqrt(a.spread**2 + growth**2 * (b.spread**2 - a.spread**2)))
-        misses = []
-        for case, stacked, spread in zip(other_cases, without_growth, spreads, strict=True):
-            misses.append((case.lab, np.abs(np.log(case.loss) - stacked.log_loss) / spread))
-        width = quantile_by_lab(misses)
-        typical_spread = by_lab(
-            (case.lab, float(np.exp(np.log(spread).mean()))) for case, spread in zip(other_cases, spreads, strict=True)
-        )
-        best = min(best, (width * typical_spread, growth, width / NORMAL))
-    rmse = by_lab(
-        (case.lab, rms(np.exp(stacked.log_loss) - case.loss))
-        for case, stacked in zip(other_cases, without_growth, strict=True)
+    judges = [case for case in cases if case.lab != lab]
+    labs = {case.lab for case in judges}
+    moments = {left_out: _moments(judges, left_out) for left_out in labs}
+    plain = np.ones(len(COMPONENTS))
+    stacks = []
+    for case in judges:
+        stacks.append(stack(case.candidates, Defaults(moments[case.lab], plain, np.ones(len(DIRECTIONS)), CUTS)))
+    weights = np.concatenate(_weights_of_runs(judges))
+    components = np.hstack([stacked.components for stacked in stacks])
+    squares = np.concatenate(
+        [(np.log(case.loss) - stacked.log_loss) ** 2 for case, stacked in zip(judges, stacks, strict=True)]
     )
-    _, best_growth, best_width = best
-    return Defaults(_moments(other_cases, lab, lab), best_growth, best_width, cuts), rmse
+    variances = _fit_variances(components, squares, weights)
+    misses = np.sqrt(squares / (variances @ components + LEAST_VARIANCE))
+    directions = np.concatenate([case.directions for case in judges])
+    widths = []
+    for direction in range(len(DIRECTIONS)):
+        is_furthest = directions == direction
+        is_counted = is_furthest if is_furthest.any() else ~is_furthest
+        widths.append(float(np.quantile(misses[is_counted], LEVEL)) / NORMAL)
+    return Defaults(_moments(judges, None), variances, np.array(widths), CUTS)
 
 
-def _moments(cases: Sequence[Case], *left_out: str | None) -> dict[str, FloatArray]:
-    """Return mean products of relative errors of the laws of `BASE` on runs furthest in each direction, labs equally.
+def _weights_of_runs(cases: Sequence[Case]) -> list[FloatArray]:
+    """Return the weight of each run of each case: labs weigh equally, and so do the cases of a lab and their runs."""
+    cases_of_lab = Counter(case.lab for case in cases)
+    return [np.full(len(case.loss), 1.0 / cases_of_lab[case.lab] / len(case.loss)) for case in cases]
 
-    The population is without the first of these labs. A direction that no set has is of one weight for every law.
+
+def _fit_variances(components: FloatArray, squares: FloatArray, weights: FloatArray) -> FloatArray:
+    """Fit the coefficients [7] of the components [7, n] of the variance to squared errors of ln L [n]."""
+    start = np.log(START)
+
+    def score(log_coefficients: FloatArray) -> tuple[float, FloatArray]:
+        coefficients = np.exp(log_coefficients)
+        variance = coefficients @ components + LEAST_VARIANCE
+        tail = 1.0 + squares / (DOF * variance)
+        log_density = 0.5 * np.log(variance) + 0.5 * (DOF + 1.0) * np.log(tail)
+        slope = 0.5 / variance - 0.5 * (DOF + 1.0) * squares / (DOF * variance**2) / tail
+        shift = log_coefficients - start
+        value = weights @ log_density + HOLD * shift @ shift
+        return float(value), coefficients * (components @ (weights * slope)) + 2 * HOLD * shift
+
+    solution = minimize(score, start, jac=True, method="L-BFGS-B", bounds=[LIMITS] * len(start))
+    return np.exp(solution.x)
+
+
+def _moments(cases: Sequence[Case], left_out: str | None) -> FloatArray:
+    """Return mean products of relative errors [3, J, J] of the laws of `BASE`, labs equally, but for one.
+
+    A direction that no set has is of one weight for every law.
     """
-    products: dict[str, dict[str, list[FloatArray]]] = {direction: {} for direction in DIRECTIONS}
-    first_lab = next((lab for lab in left_out if lab), None)
+    products: list[dict[str, list[FloatArray]]] = [{} for _ in DIRECTIONS]
     for case in cases:
-        evidence = case.evidence[first_lab or case.lab]
-        if case.lab in left_out or not {*BASE} <= {*evidence.predictions}:
+        if case.lab == left_out or not {*BASE} <= {*case.evidence.predictions}:
             continue
-        errors = np.array([np.exp(evidence.predictions[name].log_loss) - case.loss for name in BASE])
-        furthest = np.argmax(evidence.beyond, axis=0)
-        for i, direction in enumerate(DIRECTIONS):
-            if (furthest == i).sum() >= FEWEST:
-                products[direction].setdefault(case.lab, []).append(moments_of(errors[:, furthest == i]))
-    moments = {}
-    for direction, products_of_labs in products.items():
+        errors = np.array([case.evidence.predictions[name].log_loss - np.log(case.loss) for name in BASE])
+        if not np.isfinite(errors).all():
+            continue
+        for direction, products_of_labs in enumerate(products):
+            is_furthest = case.directions == direction
+            if is_furthest.sum() >= FEWEST:
+                products_of_labs.setdefault(case.lab, []).append(moments_of(errors[:, is_furthest]))
+    moments = []
+    for products_of_labs in products:
         means = [np.mean(products_of_lab, axis=0) for products_of_lab in products_of_labs.values()]
-        moments[direction] = np.mean(means or [np.eye(len(BASE))], axis=0)
-    return moments
+        moments.append(np.mean(means or [np.eye(len(BASE))], axis=0))
+    return np.array(moments)
 
 
-# ------------------------------------------------------------------ the cells
+# ------------------------------------------------------------------ the forecasts
 
 
-def stacked_cells(cases: Sequence[Case]) -> Iterator[Cell]:
-    """Yield the cells of the stack, each lab's with what is learnt on the others."""
+def cells_of(cases: Sequence[Case]) -> Iterator[Cell]:
+    """Yield the forecast of each case, each lab's with what is learnt on the judges."""
     for lab in sorted({case.lab for case in cases}):
-        defaults = best_defaults(cases, lab)
+        defaults = learn(cases, lab)
         for case in cases:
             if case.lab == lab:
-                stacked = stack(case.evidence[lab], defaults)
-                loss = np.exp(stacked.log_loss)
-                yield Cell(case.split, STACK, loss - case.loss, stacked.spread * loss)
-
-
-def best_defaults(cases: Sequence[Case], lab: str | None = None) -> Defaults:
-    """Return the defaults under which the labs but `lab` are forecast best."""
-    candidates = [learn(cases, cuts, lab) for cuts in CUTS]
-    defaults, _ = min(candidates, key=lambda candidate: candidate[1])
-    return defaults
+                yield cell_of(case.split, case.loss, case.evidence, stack(case.candidates, defaults))
 
 
 def write_defaults(cases: Sequence[Case], path: Path = DEFAULTS) -> Path:
     """Write the defaults that the library ships: learnt on all labs."""
-    defaults = best_defaults(cases)
+    defaults = learn(cases)
     fields = {
         "laws": list(BASE),
-        "moments": {name: np.round(table, 4).tolist() for name, table in defaults.moments.items()},
-        "growth": defaults.growth,
-        "width": round(defaults.width, 4),
+        "moments": np.round(defaults.moments, 4).tolist(),
+        "variances": [float(f"{value:.4g}") for value in defaults.variances],
+        "widths": np.round(defaults.widths, 4).tolist(),
         "cuts": defaults.cuts,
     }
     return strict_json.write(path, FORMAT, VERSION, fields)

@@ -105,9 +105,9 @@ def _pair(
 ) -> Pair:
     """Match the runs of a baseline and a variant by columns; repeated runs of a cell are averaged."""
     columns = list(by)
-    left = runs[baseline].groupby(columns, as_index=False).mean(numeric_only=True)
-    right = runs[variant].groupby(columns, as_index=False).mean(numeric_only=True)
-    cells = left.merge(right, on=columns, suffixes=("", "_variant"))
+    base_means = runs[baseline].groupby(columns, as_index=False).mean(numeric_only=True)
+    variant_means = runs[variant].groupby(columns, as_index=False).mean(numeric_only=True)
+    cells = base_means.merge(variant_means, on=columns, suffixes=("", "_variant"))
     cells["flops"] = 6 * cells.n_active * cells.tokens
     cells["gap"] = np.log(cells.loss / cells.loss_variant)
     cells["base_loss"] = cells.loss

@@ -9,7 +9,18 @@ import pytest
 from pydantic_core import to_json
 
 from hub.base.tables import as_text
-from scaling_law import Architecture, JointLaw, compare, describe, fit, forecast, laws, matched_memory, scale_out
+from scaling_law import (
+    Architecture,
+    JointLaw,
+    compare,
+    describe,
+    fit,
+    forecast,
+    laws,
+    matched_memory,
+    promote,
+    scale_out,
+)
 from scaling_law.formulas.answers import Answer, ArrayAnswer
 from scaling_law.planning import candidate_grid, log_optimal_parameters
 from scaling_law.planning.question import QuestionFields
@@ -37,6 +48,7 @@ ANSWERS = {
     "describe": lambda: describe(SWITCH, law=LAW),
     "describe with tokens": lambda: describe(SWITCH, 1e10, law=LAW),
     "forecast": lambda: forecast(tiny_runs(), {"n_active": "10M", "tokens": "50M", "experts": 8}, kinds=("prior",)),
+    "promote": lambda: promote(tiny_runs(), tiny_runs()),
     "fit": lambda: fit(tiny_runs(), "chinchilla"),
     "compare": lambda: compare(1e21, laws=["chinchilla", "besiroglu"]),
     "scale_out": lambda: scale_out(Architecture(512, 8), (8, 64)),

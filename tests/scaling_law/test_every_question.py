@@ -145,14 +145,14 @@ NOT_QUESTIONS = {  # why → what
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
     "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split errors_of
-        measured_speedup fit_throughput fit_learning_rate published_design""",
+        measured_speedup promote fit_throughput fit_learning_rate published_design""",
     "serves; what its page and tools answer is asked below": "explore",
 }
 # Classes that are no laws: what they hold is computed, or measured; the hours of Throughput, by its own warnings.
 NO_LAWS = """Architecture Backtest BreakEven Budget ComputeOptimum Conditions Description Design EffectiveSpeedup
     ExtrapolationError FitResult Forecast HeldOut LawComparison LearningRateFit Limits LiveEstimate MatchedMemory
-    MeasuredSpeedup OptimalRow OptimalTable Plan Prior PublishedLaw RangeCheck Reached Runs ScaleOut Throughput
-    TrainingCurve"""
+    MeasuredSpeedup OptimalRow OptimalTable Plan Prior Promotion PublishedLaw RangeCheck Reached Runs ScaleOut
+    Throughput TrainingCurve"""
 NOT_ASKED = {*NO_LAWS.split()}
 UNRANGED = {  # as the laws of some papers are
     JointLaw: lambda law: law.replace(conditions=None),
@@ -234,6 +234,7 @@ NOT_IN_THE_SHELL = {
     "scale-out": "counts bytes and seconds; no law of the loss",
     "fit": "fits measured runs",
     "forecast": "asks laws of the runs, far from which it is not trusted: tests/scaling_law/forecasting",
+    "promote": "compares runs, and asks no law: tests/scaling_law/forecasting/test_promote.py",
     "release": "publishes",
     "explore": "serves; what its page and tools answer is asked below",
 }

@@ -8,7 +8,7 @@ import pytest
 
 from hub.base import strict_json
 from hub.base.markdown import block_of
-from scaling_law import ChinchillaLaw, Runs
+from scaling_law import Backtest, ChinchillaLaw, HeldOut, Runs
 from scaling_law.fitting.prior import POPULATION, estimate, read_population
 from scaling_law.forecasting.stack import read_defaults
 from scaling_law.formulas.conditions import FURTHEST, RATIO, support_of
@@ -98,71 +98,111 @@ def test_the_list_kept_is_of_these_sets_and_holds_to_its_rule():
 # ------------------------------------------------------------------ methods
 
 
-@pytest.fixture
-def tables(monkeypatch):
-    """Three sets of three labs whose laws differ, with noise; the list is theirs, and two choices are open."""
+@pytest.fixture(scope="module")
+def tables():
+    """Three sets of three labs whose laws differ, with noise."""
     rng, made = np.random.default_rng(0), {}
     for name, c in (("epoch", 1.7), ("gemstones", 1.8), ("llama3", 1.75)):
-        runs = isoflop(sizes=(1e8, 2e8, 4e8, 8e8))
+        runs = isoflop(budgets=(1e18, 1e19, 1e20, 1e21, 1e22))
         loss = dataclasses.replace(LAW, c=c).loss(runs.n_active, runs.tokens)
         made[name] = dataclasses.replace(runs, loss=loss * np.exp(0.003 * rng.standard_normal(len(runs))), source=name)
-    listed = splits.make_splits(made)
-    monkeypatch.setattr(methods, "read_list", lambda: listed)
-    monkeypatch.setattr(methods, "CHOICES", (methods.CHOICES[0], methods.CHOICES[-1]))
     return made
+
+
+@pytest.fixture(scope="module")
+def cases(tables):
+    """Their cases at C/10, N/3 and D/10."""
+    listed = [split for split in splits.make_splits(tables) if split.cut in ("C/10", "N/3", "D/10")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits, "read_list", lambda: listed)
+        return [*stacking.cases_of(tables)]
 
 
 def test_labs_weigh_equally_in_a_mean():
     assert methods.by_lab([("a", 1.0), ("a", 4.0), ("b", 8.0)]) == pytest.approx(4.0)
 
 
-def test_nothing_of_a_lab_enters_its_forecast(tables):
-    members = population.members_of(tables)
-    forecast = methods.forecasts_of(tables, members)
-    far = tables | {"epoch": dataclasses.replace(tables["epoch"], loss=tables["epoch"].loss * 3)}
-    other = methods.forecasts_of(tables, population.members_of(far))
-    for one, two in zip(forecast, other, strict=True):
-        at = one.labs.index("deepmind")
-        if one.split.lab == "deepmind":
-            np.testing.assert_allclose(one.errors, two.errors, rtol=1e-6)
-        else:
-            np.testing.assert_allclose(one.errors[at], two.errors[at], rtol=1e-6)
-    assert any(not np.allclose(one.errors, two.errors) for one, two in zip(forecast, other, strict=True))
+def test_no_law_of_a_lab_is_behind_its_forecast():
+    members, settings, *_ = read_population(POPULATION)
+    far = [
+        dataclasses.replace(one, pull=tuple(3 * x for x in one.pull)) if one.lab == "meta" else one for one in members
+    ]
+    ours, theirs = (stacking.prior_without(each, settings, "meta") for each in (members, far))
+    np.testing.assert_array_equal(ours.mean, theirs.mean)
+    assert (
+        stacking.prior_without(far, settings, "marin").mean != stacking.prior_without(members, settings, "marin").mean
+    ).all()
 
 
-def test_what_the_stack_of_a_lab_is_given_is_learnt_on_other_labs(tables, monkeypatch, tmp_path):
-    listed = [split for split in methods.read_list() if split.cut == "C/10"]
-    monkeypatch.setattr(methods, "read_list", lambda: listed)
-    choices = {(lab, "flops"): methods.CHOICES[0] for lab in ("deepmind", "maryland", "meta")}
-    far = tables | {"epoch": dataclasses.replace(tables["epoch"], loss=tables["epoch"].loss ** 1.2)}
-    cases, others = ([*stacking.cases_of(t, population.members_of(t), choices)] for t in (tables, far))
-    one, two = (stacking.best_defaults(each, "deepmind") for each in (cases, others))
-    assert (one.growth, one.cuts) == (two.growth, two.cuts)
-    np.testing.assert_allclose(one.moments["flops"], two.moments["flops"], rtol=1e-6)
-    assert not np.allclose(one.moments["flops"], stacking.best_defaults(cases, "meta").moments["flops"])
-    assert {cell.split for cell in stacking.stacked_cells(cases)} == {*listed}
+def test_what_the_stack_of_a_lab_is_given_is_learnt_on_other_labs(cases, tmp_path):
+    far = [dataclasses.replace(one, loss=one.loss**1.2) if one.lab == "deepmind" else one for one in cases]
+    one, two = (stacking.learn(each, "deepmind") for each in (cases, far))
+    for name in ("moments", "variances", "widths"):
+        np.testing.assert_allclose(getattr(one, name), getattr(two, name))
+    assert not np.allclose(stacking.learn(cases, "meta").moments, stacking.learn(far, "meta").moments)
     shipped = read_defaults(stacking.write_defaults(cases, tmp_path / "defaults.json"))
-    assert shipped.moments["flops"].shape == (4, 4)
+    learnt = stacking.learn(cases)
+    np.testing.assert_allclose(shipped.moments, learnt.moments, atol=1e-4)
+    np.testing.assert_allclose(shipped.variances, learnt.variances, rtol=1e-3)
 
 
-def test_the_page_has_every_cell_and_goals_that_can_be_missed(tables, monkeypatch, tmp_path):
-    monkeypatch.setattr(stacking, "CUTS", (4.0,))
-    made = page.result_of(tables)
-    monkeypatch.setattr(page, "result_of", lambda _: made)
+def test_the_variance_is_that_of_the_part_that_errors_follow():
+    """Errors that grow with the second part alone."""
+    rng = np.random.default_rng(0)
+    components = np.ones((7, 3000)) * 1e-6
+    components[1] = rng.uniform(1e-4, 1e-2, 3000)
+    squares = 2.0 * components[1] * rng.standard_t(4, 3000) ** 2
+    coefficients = stacking._fit_variances(components, squares, np.full(3000, 1.0))
+    assert coefficients[1] == pytest.approx(2.0, rel=0.1)
+
+
+def test_the_page_has_every_cell_and_goals_that_can_be_missed(cases, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "CUTS", ("C/10", "N/3", "D/10"))
+    monkeypatch.setattr(page, "MANY", 4)
     path = tmp_path / "page.md"
     path.write_text(page.FORECASTS.read_text())
-    text, cells = (written.read_text() for written in page.page(tables).write(path))
-    assert len(cells.splitlines()) == 1 + sum(not split.out for split in methods.read_list())
-    assert "below fresh at C/30" in block_of(text, "goals")
-    met = {goal for goal, *_, verdict in page.goals(made) if verdict == "met"} - {"median width over RMSE"}
-    worse = [dataclasses.replace(one, errors=1e3 * one.errors) if one.method == "stack" else one for one in made.cells]
+    text, listed = (written.read_text() for written in page.page(cases).write(path))
+    assert len(listed.splitlines()) == 1 + len(cases)
+    assert "cells of 4 runs above 1.5" in block_of(text, "goals")
+    result = page.Result([*stacking.cells_of(cases)])
+    met = {goal for goal, *_, verdict in page.goals(result) if verdict == "met"}
+    worse = []
+    for cell in result.cells:
+        worse.append(dataclasses.replace(cell, stack=methods.Forecast(cell.stack.log_loss + 1.0, cell.stack.spread)))
     turned = {goal: verdict for goal, *_, verdict in page.goals(page.Result(worse))}
+    assert "90 % intervals, runs furthest in C" in {*turned}
     assert {turned[goal] for goal in met} == {"missed"}
+
+
+def test_the_fresh_form_is_the_one_that_rolling_origins_prefer(cases):
+    evidence = cases[0].evidence
+    runs = isoflop()
+    train, test = runs.subset(runs.flops < 1e20), runs.subset(runs.flops > 1e20)
+    good, bad = HeldOut(np.full(len(test), 0.01)), HeldOut(np.full(len(test), 0.02))
+    for laws, best in (((good, bad), "chinchilla"), ((bad, good), "interaction")):
+        backtest = Backtest(train, test, dict(zip(methods.FRESH, laws, strict=True)), {})
+        asked = dataclasses.replace(evidence, backtests=(backtest,))
+        assert methods.choose_fresh(asked, methods.FRESH) == best
+    assert methods.choose_fresh(dataclasses.replace(evidence, backtests=()), methods.FRESH) == "chinchilla"
+    assert methods.choose_fresh(evidence, ["interaction"]) == "interaction"
+    assert methods.choose_fresh(evidence, []) == ""
+
+
+def test_errors_are_floored_and_misses_cost():
+    loss = np.array([2.0, 3.0])
+    exact = methods.Forecast(np.log(loss), np.array([0.01, 0.01]))
+    assert exact.rmse(loss) == methods.SEEDS
+    assert exact.interval_score(loss) == pytest.approx(2 * 1.6449 * 0.01)
+    off = methods.Forecast(np.log(loss) + 0.1, exact.spread)
+    assert off.interval_score(loss) == pytest.approx(2 * 1.6449 * 0.01 + 20 * (0.1 - 1.6449 * 0.01))
+    assert not off.inside(loss).any()
 
 
 def test_the_population_is_written_with_its_sources(tables, of_experts, tmp_path, monkeypatch):
     monkeypatch.setattr(population, "folds", lambda path: of_experts[2])
-    members, settings, _, usual = read_population(population.write_population(tables, tmp_path / "population.json"))
+    path = tmp_path / "population.json"
+    path.write_bytes(POPULATION.read_bytes())
+    members, settings, _, usual = read_population(population.write_population(tables, path))
     assert [member.name for member in members] == [*tables, "ludziejewski"]
     assert all(member.source and member.licence for member in members)
     assert estimate(members, **settings).sources == (*tables, "ludziejewski")
@@ -224,10 +264,10 @@ def test_the_terms_of_experts_kept_are_those_of_the_points(of_experts):
     assert usual == ("published" if published < pooled else "pooled")
 
 
-def test_the_page_kept_names_splits_that_are_not_out():
+def test_the_page_kept_names_all_splits_that_are_not_out():
     cells = (page.FORECASTS.parent / TABLES / "forecasts.csv").read_text(encoding="utf-8")
-    asked = {(split.set, split.lab, split.cut) for split in splits.read_list() if not split.out}
-    assert {tuple(line.split(",")[:3]) for line in cells.splitlines()[1:]} <= asked
+    for split in splits.read_list():
+        assert (f"\n{split.set},{split.lab},{split.cut}," in cells) == (not split.out)
 
 
 def test_accuracy_follows_loss_where_it_does(tmp_path, monkeypatch):

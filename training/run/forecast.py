@@ -17,7 +17,7 @@ import numpy as np
 from hub import RunRecord
 from hub.base import atomic
 from scaling_law import Architecture, Law, LiveEstimate, LiveForecast, TrainingCurve
-from scaling_law.forecasting.live import SAME_DECAY, curve_of, points_of
+from scaling_law.forecasting.live import FOREIGN, curve_of, points_of
 from scaling_law.law.shelf import choose_law
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch
@@ -58,6 +58,7 @@ class RunForecast:
         curve = self.curve(branches[-1])
         self.live = LiveForecast(_record_peers(arguments, curve, folder), law)
         self._has_warned = any("off_track" in line for line in self.lines)
+        self._is_law_foreign = any("law_foreign" in line for line in self.lines)
         warnings = self.live.warnings(curve) if folder.name == "trunk" else []
         if warnings:
             logger.warning("forecast of the final loss: %s", "; ".join(warnings))
@@ -75,6 +76,10 @@ class RunForecast:
             "forecast_high": high,
             "law_loss": estimate.law,
         }
+        if estimate.is_law_foreign() and not self._is_law_foreign:
+            self._is_law_foreign = True
+            fields["law_foreign"] = True
+            logger.warning("step %d: %s", line["step"], FOREIGN)
         if estimate.off_track(BAND) and not self._has_warned and not line.get("loss_spike"):
             self._has_warned = True
             fields["off_track"] = True
@@ -135,7 +140,7 @@ def _record_peers(arguments: TrainingArguments, run: TrainingCurve, folder: Path
 
 
 def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]:
-    """List model folders of finished runs of this sweep, text, tokenizer and schedule, the nearest to this run."""
+    """List model folders of finished runs of this sweep, text and tokenizer, the nearest to this run."""
     folder = Path(arguments.run.output_dir)
     data = RunData.of(folder)
     if data.dataset is None or data.tokenizer is None:
@@ -144,13 +149,11 @@ def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]
     for path in sorted(folder.parent.glob("*/tokens*/model")):
         with suppress(OSError, ValueError):
             record = RunRecord.load(path)
-            decay = record.schedule.decay_tokens / record.schedule.horizon_tokens
             if (
                 record.status == "final"
                 and record.sweep == arguments.run.sweep
                 and record.dataset.fingerprint == data.dataset.get("fingerprint")
                 and record.tokenizer.fingerprint == data.tokenizer.get("fingerprint")
-                and abs(decay - run.decay) <= SAME_DECAY / 2
             ):
                 ratios = (record.tokens / run.horizon, record.n_active / run.model["n_active"])
                 distances[str(path.relative_to(folder.parent))] = float(np.abs(np.log(ratios)).sum())

@@ -154,7 +154,7 @@ def test_a_width_that_optimal_prints_goes_into_every_other_command(shell, integr
     printed = next(line.split("│")[2].strip() for line in shell(*words).output.splitlines() if "│" in line)
     assert printed == f"{row['d_model']:.0f}"
     for width in (printed, row["d_model"]):  # as the table and as JSON has it
-        run = ("--law", "public:ludziejewski", "--tokens", row["tokens"], "--batch-tokens", 512 * 512)
+        run = ("--law", "public:ludziejewski", "--tokens", row["tokens"], "--batch-tokens", row["learning_rate_batch"])
         rate = json.loads(shell("learning-rate", "--d-model", width, "--experts", "8", *run, "--json").output)
         assert rate["learning_rate"] == pytest.approx(row["learning_rate"], rel=1e-3)
         assert rate["learning_rate_interval"] == pytest.approx(row["learning_rate_interval"], rel=1e-3)

@@ -135,6 +135,17 @@ def test_next_runs(shell, law):
     assert all(0.8 * run["tokens"] >= 10e6 for run in longer["rows"])
 
 
+def test_next_runs_of_a_table(shell, law, tmp_path):
+    planned = tmp_path / "planned.csv"
+    planned.write_text("Run,N_active,D,E\na,1M,20M,1\nb,2M,40M,4\nc,4M,80M,4\nd,1B,20B,1\n")
+    words = ("next-runs", "--law", law, "--flops", "5e15", "--ask", "loss:8M,160M,4", "--candidates", planned)
+    rows = json.loads(shell(*words, "--json").output)["rows"]
+    assert {row["run_id"] for row in rows} <= {"a", "b", "c"}
+    assert all(row["run_id"] == "abcd"[row["row"]] for row in rows)
+    assert sum(row["training_flops"] for row in rows) <= 5e15
+    assert rows[0]["run_id"] in shell(*words).output
+
+
 def test_results_show_in_notebooks_and_as_frames(table, law):
     result = fit(table, fixed={"gamma": 0.004})
     drawn = result.bootstrap(10)

@@ -56,7 +56,7 @@ def test_the_page_opens_with_the_first_law_at_the_size_of_its_runs(published):
 def test_an_answer_and_its_link(laws, published):
     question = replace(FIRST, memory="24GB", view="map")
     problem, sentence, figure, table, _, command, yaml, _, query = app._answer_components(laws, question, False)
-    assert (problem, query) == ("", "memory=24GB&view=map")
+    assert (problem, query) == ("", "unit=flops&flops=1e22&memory=24GB&kv_tokens=16k&law=published&view=map")
     assert sentence == f"**{best_models(question, published).verdict}**"
     assert '<tr class="best"><td>best</td><td>4</td>' in table
     assert "--memory 24GB" in command
@@ -87,14 +87,20 @@ def test_wrong_input_is_one_message_and_changes_nothing_else(laws, changes, mess
     assert others == [SKIP] * (app.SHOWN - 1)
 
 
-def asked(laws, question, answered="", turn="", positions=(22.0, 2.23, 10.9), link=""):
+@pytest.mark.parametrize(("message", "field"), [("memory='a lot' is no quantity", "memory"), ("nothing fits", "")])
+def test_a_problem_names_the_field_that_it_is_about(message, field):
+    assert f'data-field="{field}"' in app._message(ValueError(message))
+
+
+def asked(laws, question, answered="", turn="", positions=(22.0, 2.25, 10.9), link=""):
     return app._refresh(laws, answered, turn, *astuple(question), *positions, link, False)
 
 
 def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):
     question = replace(FIRST, memory="10GB")
     *sliders, problem, _, _, _, _, _, _, _, link, answered = asked(laws, question, turn="3")
-    assert (sliders, problem, link) == ([SKIP, SKIP, 10.0], "", "memory=10GB")
+    assert (sliders, problem) == ([SKIP, SKIP, 10.0], "")
+    assert link == question.query()
     assert json.loads(answered) == ["3", *astuple(question)]
     nothing = [SKIP] * (len(app.SLIDERS) + app.SHOWN + 1)
     assert asked(laws, question, answered, "3") == nothing
@@ -109,7 +115,7 @@ def test_what_a_link_cannot_ask_is_said_beside_the_answer(laws):
     *_, problem, sentence, _, _, _, _, _, _, link, _ = asked(laws, FIRST, "", "1", link="flops=1e22&budget=1")
     assert "part of a question &#x27;budget&#x27; is unknown" in problem
     assert "unanswered" not in problem
-    assert (sentence, link) == (f"**{best_models(FIRST, laws[PUBLISHED]).verdict}**", "")
+    assert (sentence, link) == (f"**{best_models(FIRST, laws[PUBLISHED]).verdict}**", FIRST.query())
     assert asked(laws, FIRST, "", "1", link=replace(FIRST, memory="", kv_tokens="").query())[3] == ""
 
 
@@ -127,7 +133,8 @@ def test_the_text_of_each_position_of_a_slider_moves_it_nowhere_else(name):
 def test_the_best_model_of_hours_is_the_one_that_is_planned(laws):
     question = replace(FIRST, unit="hours", hours="168", gpus="8", view="map")
     problem, _, figure, _, _, command, yaml, _, query = app._answer_components(laws, question, False)
-    assert (problem, query) == ("", "unit=hours&view=map")
+    assert problem == ""
+    assert query == "unit=hours&hours=168&gpus=8&gpu=h100&memory=80GB&kv_tokens=16k&law=published&view=map"
     assert command == ("scaling-law plan --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k -o run.yaml")
     table = best_models(question, laws[PUBLISHED])
     assert safe_load(yaml)["model"]["d_model"] == table.best.d_model

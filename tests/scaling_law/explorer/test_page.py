@@ -65,7 +65,7 @@ SHOWN = """() => {
         fields: {unit: chosen('unit'), view: chosen('view'), ...Object.fromEntries(
             ['flops', 'hours', 'gpus', 'gpu', 'memory', 'kv_tokens', 'inference_tokens', 'experts', 'law']
             .map(name => [name, text(name)]))},
-        sliders: [...document.querySelectorAll('input[type=number]')].map(slider => Number(slider.value)),
+        sliders: [...document.querySelectorAll('input[type=range]')].map(slider => Number(slider.value)),
         problem: document.querySelector('[role=alert]')?.innerText ?? '',
         link: location.search.slice(1),
         answer: document.querySelector('.answer')?.innerText.trim(),
@@ -83,7 +83,7 @@ def expected(shown, laws):
     """All that the fields of a page have to be shown with; beside what they cannot ask stays the link's answer."""
     asked, problem = Question(**shown["fields"]), ""
     at = app._slider_positions(asked)
-    sliders = [at.get(name, was) for name, was in zip(app.SLIDERS, shown["sliders"], strict=True)]
+    sliders = [round(at.get(name, was), 2) for name, was in zip(app.SLIDERS, shown["sliders"], strict=True)]
     try:
         found = answer(asked, laws[asked.law])
     except ValueError as error:
@@ -291,17 +291,36 @@ def test_a_walk_through_every_control_without_a_choice_changes_nothing(visit, un
             check_untouched(page, texts)
 
 
-@pytest.mark.parametrize("typed", ["", "99"])
-def test_a_slider_without_a_number_goes_back_to_its_text(visit, typed):
+def test_a_slider_and_its_text_agree_and_its_right_end_is_no_limit(visit, published):
     page = visit()
-    number, text = page.locator("input[type=number]:visible").first, field_of(page, "flops")
-    before = number.input_value(), text.input_value()
-    number.fill(typed)
-    number.press("Tab")
-    page.wait_for_function("value => document.querySelector('input[type=number]').value === value", arg=before[0])
-    page.wait_for_timeout(1000)
-    assert (number.input_value(), text.input_value()) == before
-    assert page.locator(".error:visible, [role=alert]:visible").all_inner_texts() == []
+    slider = page.locator("input[type=range]:visible").nth(1)
+    assert float(slider.input_value()) == pytest.approx(10.9)
+    slider.focus()
+    page.keyboard.press("End")
+    wait_for_sentence(page, sentence(published, Question(memory="")))
+    assert field_of(page, "memory").input_value() == ""
+
+
+def test_a_field_that_cannot_be_read_is_marked(visit):
+    page = visit()
+    frame = "field => getComputedStyle(field).boxShadow.includes('rgb(213, 94, 0)')"
+    field = field_of(page, "memory")
+    assert not field.evaluate(frame)
+    field.fill("a lot")
+    field.press("Tab")
+    page.wait_for_selector("[role=alert]")
+    assert field.evaluate(frame)
+    assert not field_of(page, "kv_tokens").evaluate(frame)
+
+
+def test_the_address_is_a_link_to_what_the_page_shows(visit):
+    page = visit()
+    page.wait_for_url(re.compile("memory=80GB"))
+    assert Question.of(dict(parse_qsl(urlsplit(page.url).query))) == Question()
+    clips = "parts => parts.map(part => part.getAttribute('clip-path'))"
+    found = page.locator(".js-plotly-plot [clip-path]").evaluate_all(clips)
+    assert found
+    assert all(clip.startswith("url(#") for clip in found)  # else the curves leave their figure with the address
 
 
 def test_a_link_of_something_else_says_so(visit):
@@ -316,6 +335,17 @@ def test_it_fits_every_width(visit, width, scheme):
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
     if folder := os.environ.get("SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"explorer-{width}.png", full_page=True)
+
+
+def test_the_learning_rate_is_in_sight_and_the_answer_near_the_top_of_a_phone(visit):
+    in_sight = """() => {
+        const table = document.querySelector('#table .wide').getBoundingClientRect();
+        const header = [...document.querySelectorAll('#table th')].find(cell => cell.innerText === 'peak LR');
+        return header.getBoundingClientRect().right <= table.right + 1;
+    }"""
+    assert visit(viewport={"width": 1400, "height": 900}).evaluate(in_sight)
+    page = visit(viewport={"width": 390, "height": 844})
+    assert page.evaluate("() => document.querySelector('.answer').getBoundingClientRect().top") < 844
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

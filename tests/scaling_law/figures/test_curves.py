@@ -6,6 +6,7 @@ import pytest
 from scaling_law import Budget
 from scaling_law import published as shelf
 from scaling_law.figures import curves, drawing
+from scaling_law.planning.limits import Limits
 
 LIMITS = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
 
@@ -40,6 +41,29 @@ def test_isoflop_curves_are_lowest_at_the_optimum(law, served):
         np.testing.assert_allclose(cost, 1e22)
 
 
+@pytest.mark.parametrize("budget", [{"flops": 1e22}, {"hours": 100, "gpus": 8, "gpu": "h100"}])
+def test_curves_along_a_budget_have_the_models_within_the_memory_limit(law, budget):
+    limits = {"memory": 12e9, "kv_tokens": 8192}
+    for curve in curves.budget_curves(law, Budget.of(**budget), [1, 8], **limits):
+        row = law.optimal(**budget, experts=curve.experts, **limits).best
+        assert (curve.loss[curve.mark], curve.tokens[curve.mark]) == pytest.approx((row.loss, row.tokens), rel=1e-3)
+        assert curve.mark == np.argmin(curve.loss)
+        sizes = Limits.of(law, **limits).memory_bytes(curve.d_model, curve.experts)
+        assert (sizes <= 12e9 * (1 + 1e-9)).all()
+
+
+def test_bars_of_the_figure_are_named_by_the_experts_between_which_they_lie(law):
+    pytest.importorskip("plotly")
+    from scaling_law.figures import interactive
+
+    found = curves.memory_curves(law, Budget(1e22), [1, 8, 32], **LIMITS)
+    figure = interactive.loss_by_memory(found)
+    assert [note.text for note in figure.layout.annotations] == ["dense → 8", "E = 8 → 32"]
+    low, high = figure.layout.yaxis.range
+    lowest = min(found.interval[0])
+    assert (lowest - low) / (high - low) >= figure.layout.annotations[-1].y  # no bar lies on a curve
+
+
 def test_curves_over_tokens_keep_the_model(law):
     table = law.optimal(1e22, [1, 8], memory=80e9)
     for row, curve in zip(table, curves.token_curves(law, table), strict=True):
@@ -62,6 +86,7 @@ def test_the_map_has_the_answers_and_their_ties(law):
                 continue
             assert (found.experts[i, j], found.loss[i, j]) == pytest.approx((table.best.experts, table.best.loss))
             assert found.tied[i, j] == (len(table.comparison.tied) > 1)
+            assert found.trusted[i, j] == table.best.trusted
     assert found.inside.any()
     assert not found.inside.all()
     without = curves.best_experts(law.replace(draws=None), flops, memory)
@@ -100,7 +125,9 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
     for trace in cells:
         assert (np.isfinite(trace.z) == np.isin(grid.experts, float(trace.name.split()[-1]))).all()
         (key,) = (t for t in figure.data if t.type == "scatter" and t.name == trace.name)  # a heatmap's has no colour
-        assert key.marker.color == trace.colorscale[0][1]
+        assert key.marker.color == trace.colorscale[-1][1]
+        at = np.isfinite(trace.z)
+        np.testing.assert_array_equal(trace.z[at], (grid.trusted * (1.0 + grid.inside) / 2)[at])
         assert (key.showlegend, trace.showlegend, key.legendgroup) == (True, None, trace.legendgroup)
     assert {"models", "question"} <= {trace.name for trace in figure.data}
 

@@ -95,7 +95,9 @@ def test_starts_that_share_a_basin_are_left_out_without_losing_the_optimum(paper
 
 
 def test_fit_of_the_papers_design(paper_fit):
-    assert paper_fit.verdict == "joint law of 270 runs: RMSE 0.0059 nats, converged"
+    assert paper_fit.verdict == (
+        "joint law of 270 runs: RMSE 0.0059 nats, converged; 1 of 11 coefficients not determined by the runs"
+    )
     assert paper_fit.to_dict()["runs"] == 270
     assert paper_fit.status.n_agree == paper_fit.status.n_released == 64
     assert max(abs(b) for b in paper_fit.bias_by_experts().values()) < 0.003
@@ -235,3 +237,23 @@ def test_known_optima_are_reached(router, count, log10_form, transform, error):
     found = (law.alpha, law.delta, law.gamma * np.log(10), np.log10(law.a))
     assert found == pytest.approx(log10_form, abs=6e-5)
     assert (law.e_start, law.e_max) == pytest.approx(transform, rel=3e-4)
+
+
+def test_no_headline_says_converged_where_nothing_is_determined():
+    """Twelve runs of one size leave all coefficients open: the fit says so, and is trusted under a prior only."""
+    n, d = np.full(12, 1e8), np.geomspace(1e9, 8e9, 12)
+    truth = JointLaw.published()
+    runs = Runs.from_columns(
+        n, d, np.ones(12), truth.loss(n, d, 1) * (1 + 0.02 * np.sin(np.arange(12.0))), trunk="run"
+    )
+    alone = fit(runs, "chinchilla", allow_unidentifiable=True)
+    assert alone.status.converged
+    assert {*alone.status.open_coefficients} == {*alone.fitted}
+    assert not alone.trusted
+    under_prior = fit(runs, "chinchilla", prior="public")
+    assert under_prior.trusted
+    for result in (alone, under_prior):
+        assert not result.status.determines_any
+        for text in (result.verdict, result.status.verdict, result.law.conditions.status):
+            assert "converged" not in text
+    assert any("determine no coefficient" in warning for warning in alone.warnings)

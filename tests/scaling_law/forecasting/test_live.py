@@ -1,12 +1,13 @@
 """Forecasts of runs that train: exact where runs are, calibrated where they scatter, else silent or refused."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
 
 from scaling_law import ChinchillaLaw, LiveForecast, TrainingCurve
-from scaling_law.forecasting.live import FREEDOM, UNCHECKED, curve_of
+from scaling_law.forecasting.live import curve_of
 from tests.hub.samples import make_record
 
 pytestmark = pytest.mark.light
@@ -14,14 +15,46 @@ LAW = ChinchillaLaw(m=400.0, mu=-0.34, n=1000.0, nu=-0.30, c=1.7)
 SIZES = (1e8, 2e8, 4e8)
 
 
-def curve(n=2e8, tokens=4e9, miss=0.0, gap=0.04, noise=0.0, seed=0, lines=200, final=True, **fields):
-    """A warmup-stable-decay run whose losses lie by exp(`miss`) above the law, and by exp(`gap`) before the decay."""
+def multi_power(shares, rates, slope, gap):
+    """ln L along a run, by the multi-power law of Luo et al. (2025), over that at its end."""
+    grid = np.linspace(0, 1, len(rates))
+    fall, drop = terms(tuple(rates))
+    log_loss = slope * fall - gap * drop
+    return np.interp(shares, grid, log_loss) - np.interp(0.995, grid, log_loss)
+
+
+@lru_cache
+def terms(rates):
+    """The power of the progress and the drop from falls of the rate, per unit of slope and gap."""
+    rates = np.array(rates)
+    middle = (rates[1:] + rates[:-1]) / 2
+    progress = np.concatenate([[0.01], 0.01 + np.cumsum(middle) / len(middle)])
+    falls = rates[:-1] - rates[1:]
+    since = np.maximum(progress[:, None] - progress[None, 1:], 0.0) * (falls != 0)
+    drop = (1 - (1 + 100.0 * since * np.maximum(rates[1:], 0.01) ** -0.5) ** -0.7) @ falls
+    return (progress / progress[-1]) ** -0.45 / 0.45, drop
+
+
+CONSTANT, COSINE = np.ones(401), 0.55 + 0.45 * np.cos(np.pi * np.linspace(0, 1, 401))
+LINEAR = np.minimum(1.0, (1 - np.linspace(0, 1, 401)) / 0.2)
+TWO_STAGES = np.where(np.linspace(0, 1, 401) < 0.55, 1.0, 0.3)
+
+
+def curve(n=2e8, tokens=4e9, miss=0.0, gap=0.05, noise=0.0, seed=0, lines=200, final=True, rates=None, **fields):
+    """A run that ends exp(`miss`) above the law, or above what it ends at with `LINEAR` under other `rates`."""
     rng = np.random.default_rng(seed)
-    at = np.linspace(tokens / lines, tokens, lines)
-    left = np.minimum(1.0, (1 - at / tokens) / 0.2)
-    log_loss = np.log(LAW.loss(n, at)) + miss + gap * left + noise * rng.normal(size=lines)
-    last = float(LAW.loss(n, tokens) * np.exp(miss)) if final else None
-    return TrainingCurve(at, np.exp(log_loss), tokens, {"n_active": n}, final=last, trunk=f"{seed}", **fields)
+    shares = np.linspace(1 / lines, 1, lines)
+    slope = float(np.log(LAW.loss(n, tokens / 1.1) / LAW.loss(n, tokens)) / np.log(1.1))
+    planned = LINEAR if rates is None else rates
+    end = float(np.log(LAW.loss(n, tokens))) + miss
+    if rates is not None:
+        early = np.array([0.02])
+        end += float((multi_power(early, LINEAR, slope, gap) - multi_power(early, planned, slope, gap))[0])
+    log_loss = end + multi_power(shares, planned, slope, gap) + noise * rng.normal(size=lines)
+    last = float(np.exp(end)) if final else None
+    return TrainingCurve(
+        shares * tokens, np.exp(log_loss), tokens, {"n_active": n}, final=last, trunk=f"{seed}", rates=rates, **fields
+    )
 
 
 def test_a_curve_like_those_of_its_peers_ends_as_they_do():
@@ -29,7 +62,7 @@ def test_a_curve_like_those_of_its_peers_ends_as_they_do():
     run = curve(miss=0.02)
     for share in (0.1, 0.5, 0.85, 0.95):
         estimate = LiveForecast(peers, LAW).of(run.until(share))
-        assert estimate.loss == pytest.approx(run.final, rel=0.002)
+        assert estimate.loss == pytest.approx(run.final, rel=0.003)
         assert not estimate.off_track()
         low, high = estimate.interval(0.9)
         assert low < run.final < high
@@ -51,9 +84,9 @@ def test_its_own_curve_moves_a_forecast_as_far_as_it_told_of_the_end_before():
 
 
 def test_intervals_hold_what_they_say():
-    """400 families of runs whose law misses, gaps and noise scatter: 50, 90 and 99 % of the ends are inside."""
+    """100 families of runs whose law misses, gaps and noise scatter: 50, 90 and 99 % of the ends are inside."""
     inside = []
-    for family in range(400):
+    for family in range(100):
         rng = np.random.default_rng(family)
         runs = [
             curve(
@@ -79,7 +112,7 @@ def test_branches_of_one_trunk_tell_no_more_than_one_run():
     copies = [replace(peer, horizon=peer.horizon * (1 + k / 1e9)) for peer in peers for k in range(10)]
     one, ten = (LiveForecast(runs, LAW).of(curve(seed=9).until(0.5)) for runs in (peers, copies))
     assert ten.freedom == pytest.approx(one.freedom)
-    assert ten[:7] == pytest.approx(one[:7])
+    assert ten[:7] == pytest.approx(one[:7], rel=1e-3)
 
 
 def test_without_a_law_runs_as_long_carry_the_forecast_and_nothing_else_does():
@@ -95,11 +128,17 @@ def test_without_a_law_runs_as_long_carry_the_forecast_and_nothing_else_does():
     assert LiveForecast(others).of(run.until(0.6)) is None, "of another number of experts"
 
 
-def test_a_law_alone_is_trusted_as_far_as_laws_that_no_run_has_checked():
-    estimate = LiveForecast(law=LAW).of(curve(miss=0.2).until(0.5))
-    assert estimate.law == pytest.approx(float(LAW.loss(2e8, 4e9)))
-    assert (estimate.law_spread, estimate.freedom) == (UNCHECKED, FREEDOM)
-    assert estimate.law < estimate.loss < estimate.law * np.exp(0.2)
+@pytest.mark.parametrize("miss", [0.0, 0.12, -0.15])
+def test_a_law_alone_is_trusted_until_the_run_shows_that_it_is_of_another_corpus(miss):
+    run = curve(miss=miss, noise=0.001)
+    forecast = LiveForecast(law=LAW)
+    estimate = forecast.of(run.until(0.5))
+    assert estimate.law == pytest.approx(float(LAW.loss(2e8, 4e9)), rel=0.005)
+    assert estimate.is_law_foreign() == (miss != 0)
+    assert any("another corpus" in warning for warning in forecast.warnings(run.until(0.5))) == (miss != 0)
+    assert estimate.loss == pytest.approx(run.final, rel=0.02)
+    low, high = estimate.interval()
+    assert low < run.final < high
 
 
 def test_nothing_is_said_before_the_first_tenth_or_during_the_warm_up():
@@ -150,10 +189,6 @@ def test_what_is_no_curve_is_refused(wrong, message):
 
 
 def test_runs_that_cannot_be_compared_are_refused_or_said():
-    with pytest.raises(ValueError, match=r"decay=0\.5: finished runs decay over 0\.2"):
-        LiveForecast([curve(), curve(decay=0.5)], LAW)
-    with pytest.raises(ValueError, match=r"decay=0\.5: finished runs decay over 0\.2"):
-        LiveForecast([curve()], LAW).of(curve(decay=0.5).until(0.5))
     with pytest.raises(ValueError, match="has no final loss yet"):
         LiveForecast([curve(final=False)])
     assert not [w for w in LiveForecast([curve(miss=0.1)], LAW).warnings(curve()) if "nats" in w]

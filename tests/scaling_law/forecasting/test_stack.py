@@ -8,7 +8,7 @@ import pytest
 from scaling_law import Backtest, HeldOut, Runs
 from scaling_law.forecasting.forecasters import BASE, Prediction
 from scaling_law.forecasting.stack import (
-    DIRECTIONS,
+    COMPONENTS,
     Defaults,
     Evidence,
     moments_of,
@@ -17,7 +17,10 @@ from scaling_law.forecasting.stack import (
     stack,
 )
 
-EQUAL = Defaults({direction: np.eye(4) + 0.2 for direction in DIRECTIONS}, growth=0.01, width=1.0)
+SIZE = len(BASE)
+EQUAL = Defaults(
+    np.tile(np.eye(SIZE) + 0.2, (3, 1, 1)), np.array([1, 1, 1, 1e-4, 1e-4, 1e-4, 1]), np.ones(3), cuts=4.0
+)
 
 
 def evidence(errors=None, names=BASE, ahead=(0.0, 1.0, 3.0), left_out=None) -> Evidence:
@@ -60,15 +63,18 @@ def test_a_stack_of_one_law_is_that_law():
 
 
 def test_without_a_cut_the_usual_errors_decide():
-    moments = {direction: np.diag([1.0, 4.0, 1.0, 4.0]) for direction in DIRECTIONS}
-    laws = stack(evidence(), dataclasses.replace(EQUAL, moments=moments)).laws
-    assert [laws[name][1, 0] for name in BASE] == pytest.approx([0.4, 0.1, 0.4, 0.1])
+    squares = np.array([1.0, 4.0, 1.0, 4.0, 2.0, 1.0])
+    unsure = evidence()
+    said = {name: dataclasses.replace(law, error=law.error + 1.0) for name, law in unsure.predictions.items()}
+    moments = np.tile(np.diag(squares), (3, 1, 1))
+    laws = stack(dataclasses.replace(unsure, predictions=said), dataclasses.replace(EQUAL, moments=moments)).laws
+    assert [laws[name][1, 0] for name in BASE] == pytest.approx(1 / squares / np.sum(1 / squares))
     assert np.isnan(laws[BASE[0]][2]).all()
 
 
 def test_the_law_that_forecasts_within_the_runs_has_the_weight():
     rng = np.random.default_rng(1)
-    errors = rng.standard_normal((4, 12)) * np.array([0.1, 0.1, 0.001, 0.1])[:, None]
+    errors = rng.standard_normal((SIZE, 12)) * np.array([0.1, 0.1, 0.001, 0.1, 0.1, 0.1])[:, None]
     laws = stack(evidence(errors), dataclasses.replace(EQUAL, cuts=1e-3)).laws
     assert laws[BASE[2]][1].min() > 0.95
     assert laws[BASE[2]][2].max() < 0.01
@@ -79,12 +85,12 @@ def test_the_interval_grows_with_distance_with_disagreement_and_with_errors_at_t
     assert spread[0] < spread[1] < spread[2]
     alone = stack(evidence(names=BASE[:1]), EQUAL).spread
     assert (spread > alone).all()
-    good, bad = (stack(evidence(np.full((4, 3), size)), EQUAL).spread for size in (0.001, 0.1))
+    good, bad = (stack(evidence(np.full((SIZE, 3), size)), EQUAL).spread for size in (0.001, 0.1))
     assert (bad > good).all()
 
 
 def test_a_law_that_few_cuts_determine_is_not_weighed():
-    errors = np.full((4, 3), 0.01)
+    errors = np.full((SIZE, 3), 0.01)
     errors[0] = np.nan
     laws = stack(evidence(errors), EQUAL).laws
     assert laws[BASE[0]][1].tolist() == [0, 0, 0]
@@ -94,7 +100,7 @@ def test_a_law_that_few_cuts_determine_is_not_weighed():
 def test_a_law_far_off_at_the_cuts_widens_nothing():
     """A published law whose losses have another unit: a weight of 1 % of ±10 in ln L would be an interval of ±1."""
     rng = np.random.default_rng(2)
-    errors = rng.standard_normal((4, 12)) * np.array([0.02, 0.8, 0.02, 0.02])[:, None]
+    errors = rng.standard_normal((SIZE, 12)) * np.array([0.02, 0.8, 0.02, 0.02, 0.02, 0.02])[:, None]
     wild = evidence(errors)
     far = {**wild.predictions, BASE[1]: Prediction(np.full(3, -5.0), np.full(3, 10.0), np.full(3, 10.0))}
     stacked = stack(dataclasses.replace(wild, predictions=far), dataclasses.replace(EQUAL, cuts=1.0))
@@ -108,11 +114,61 @@ def test_nothing_to_weigh_says_why():
         stack(evidence(names=(), left_out={"joint": "one run"}), EQUAL)
 
 
+def test_cuts_like_the_point_count_most():
+    """One law is right where runs are larger, the other where they see more tokens."""
+    n_active, tokens = np.array([1e9, 1.1e9, 1e8, 1e8]), np.array([1e9, 1e9, 1e10, 1.1e10])
+    train = Runs.from_columns(1e8, 1e9, 1, 3.0)
+    test = Runs.from_columns(n_active, tokens, 1, 2.5)
+    right = [0.001, -0.001, 0.1, -0.1]
+    laws = {BASE[0]: HeldOut(np.array(right)), BASE[1]: HeldOut(np.array(right[::-1]))}
+    backtests = (Backtest(train, test, laws, {}),)
+    beyond = np.log([[10.0, 10.0], [10.0, 1.0], [1.0, 10.0]])
+    asked = dataclasses.replace(evidence(names=BASE[:2], ahead=(0.0, 0.0)), beyond=beyond, backtests=backtests)
+    weights = stack(asked, dataclasses.replace(EQUAL, cuts=0.01)).laws[BASE[0]][1]
+    assert weights[0] > 0.6
+    assert weights[1] < 0.4
+
+
+def test_no_prior_pulls_a_fresh_fit_out_of_its_interval():
+    """A prior that errs least at the cuts says 0.5 more than a fresh fit of a standard error of 0.03."""
+    rng = np.random.default_rng(3)
+    errors = rng.standard_normal((2, 12)) * np.array([[0.015], [0.005]])
+    pair = evidence(errors, names=(BASE[0], "prior"), ahead=(0.5,))
+    fresh = Prediction(np.zeros(1), np.full(1, 0.03), np.full(1, 0.04))
+    prior = Prediction(fresh.log_loss + 0.5, np.zeros(1), np.zeros(1))
+    pulled = dataclasses.replace(pair, predictions={BASE[0]: fresh, "prior": prior})
+    stacked = stack(pulled, EQUAL)
+    np.testing.assert_allclose(stacked.log_loss, 1.6449 * 0.05)
+    weights = [law[1, 0] for law in stacked.laws.values()]
+    assert sum(weights) == pytest.approx(1)
+    assert weights[1] == pytest.approx(1.6449 * 0.05 / 0.5)
+    # A fit that says nothing of its error holds nothing.
+    silent = {**pulled.predictions, BASE[0]: dataclasses.replace(fresh, error=np.zeros(1))}
+    assert stack(dataclasses.replace(pulled, predictions=silent), EQUAL).log_loss[0] > 0.4
+
+
+def test_the_interval_is_as_wide_as_its_direction_and_its_parts_say():
+    along = np.log([[10.0, 10.0], [10.0, 1.0], [1.0, 10.0]])
+    asked = dataclasses.replace(evidence(ahead=(0.0, 0.0)), beyond=along)
+    widths = np.array([1.0, 2.0, 3.0])
+    stacked = stack(asked, dataclasses.replace(EQUAL, widths=widths))
+    # Both lie as far in C as in one other direction; the first of equals counts.
+    variance = EQUAL.variances @ stacked.components + 1e-8
+    np.testing.assert_allclose(stacked.spread, np.sqrt(variance))
+    assert stacked.components.shape == (len(COMPONENTS), 2)
+    further = dataclasses.replace(asked, beyond=along + np.array([[0.0], [0.1], [0.1]]))
+    np.testing.assert_allclose(
+        stack(further, dataclasses.replace(EQUAL, widths=widths)).spread[1] / stack(further, EQUAL).spread[1], 3.0
+    )
+
+
 def test_the_defaults_shipped_are_products_of_errors():
     shipped = read_defaults()
-    assert {*shipped.moments} == {*DIRECTIONS}
-    for matrix in shipped.moments.values():
+    assert shipped.moments.shape == (3, SIZE, SIZE)
+    for matrix in shipped.moments:
         np.testing.assert_allclose(matrix, matrix.T)
         assert np.linalg.eigvalsh(matrix).min() > 0
-    assert 0 < shipped.growth < 0.1
-    assert 0.3 < shipped.width < 2
+    assert shipped.variances.shape == (len(COMPONENTS),)
+    assert shipped.variances.min() >= 0
+    assert (shipped.widths > 0.3).all()
+    assert (shipped.widths < 3).all()

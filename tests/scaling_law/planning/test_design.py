@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas
 import pytest
 
+from hub.base.errors import InputError
 from scaling_law import ExtrapolationError, JointLaw, Runs, fit
 from scaling_law.planning import advantage, candidate_grid, log_optimal_parameters, predicted_loss
-from scaling_law.planning.design import next_runs
+from scaling_law.planning.design import Candidates, next_runs
 
 NOISE = 0.002
 HELD = {"e_start": 2.083, "e_max": 290.45}
@@ -93,3 +95,72 @@ def test_each_answer_beyond_the_guard_is_refused(law):
     for far in (log_optimal_parameters(1e32), predicted_loss(1e15, 2e16, 8), advantage(1e32, 8, 1)):
         with pytest.raises(ExtrapolationError, match="beyond the guard"):
             law.next_runs(far, 1e20, noise=NOISE)
+
+
+TABLE = {
+    "n_active": [1e8, 2e8, 4e8, 8e8, 1.6e9],
+    "tokens": [4e9, 4e9, 1.6e10, 1.6e10, 3.2e10],
+    "experts": [1, 4, 4, 8, 8],
+}
+
+
+def test_a_table_of_candidates_in_each_shape(law):
+    """Columns, rows, a DataFrame and Runs choose the same; rows name where each run stands in the table."""
+    frame = pandas.DataFrame(TABLE)
+    runs = Runs.from_columns(**TABLE, loss=np.full(5, 3.0), trunk="run")
+    designs = [
+        law.next_runs(LOSS, 2e20, table, noise=NOISE) for table in (TABLE, frame, frame.to_dict("records"), runs)
+    ]
+    assert len({design.chosen for design in designs}) == 1
+    for row in designs[0].rows:
+        assert row["n_active"] == TABLE["n_active"][row["row"]]
+        assert row["training_flops"] == 6 * row["n_active"] * row["tokens"]
+    assert designs[3].rows[0]["run_id"] == f"row-{designs[3].rows[0]['row']}"
+    # The place is that of the whole table, of which the first two runs end before their warm-up.
+    longer = law.next_runs(LOSS, 2e20, TABLE, noise=NOISE, warmup_tokens=4e9)
+    assert {row["row"] for row in longer.rows} <= {2, 3, 4}
+    with pytest.raises(InputError, match="no architectures"):
+        designs[0].runs()
+
+
+def test_costs_of_a_table_are_what_it_says(law):
+    costs = np.array([1.0, 1.0, 9e20, 1.0, 1.0])
+    design = law.next_runs(LOSS, 100.0, {**TABLE, "flops": costs}, noise=NOISE)
+    assert 2 not in design.chosen
+    assert design.flops == len(design.chosen)
+
+
+def test_the_chosen_pair_is_the_best_of_all_pairs(law):
+    """Brute force over the variances of two answers together, with a noise for each run."""
+    answer = predicted_loss([1e9, 4e9], [2e10, 8e10], [8, 4])
+    noises = np.array([0.02, 0.002, 0.004, 0.001, 0.008])
+    design = law.next_runs(answer, 1e30, TABLE, noise=noises, max_runs=2)
+    losses = law.loss_draws(**{name: np.array(values, float) for name, values in TABLE.items()})
+    answers = law.loss_draws([1e9, 4e9], [2e10, 8e10], [8, 4])
+    centred = answers - np.median(answers, axis=0)
+    is_usable = (np.abs(centred) <= 5 * 1.4826 * np.median(np.abs(centred), axis=0)).all(axis=1)
+    draws = np.column_stack([np.log(losses), answers])[is_usable]
+    covariance = np.cov(draws.T, bias=True)
+
+    def variance_after(pair):
+        gain = covariance[np.ix_(pair, pair)] + np.diag(noises[list(pair)] ** 2)
+        after = covariance[5:, 5:] - covariance[5:, pair] @ np.linalg.solve(gain, covariance[pair, 5:])
+        return np.trace(after)
+
+    pairs = [[i, j] for i in range(5) for j in range(i)]
+    best = min(variance_after(pair) for pair in pairs)
+    assert variance_after(sorted(design.chosen)) == pytest.approx(best)
+    assert design.deviation_after == pytest.approx(np.sqrt(best / 2))
+    assert design.deviation_before == pytest.approx(np.sqrt(np.trace(covariance[5:, 5:]) / 2))
+
+
+def test_a_table_that_cannot_be_chosen_from(law):
+    for table, message in (
+        ({"n_active": [1e8]}, "candidates: tokens is needed"),
+        ([], "candidates: n_active is needed"),
+        ({"n_active": [1e8], "tokens": [-1.0]}, "candidates: tokens=-1 must be positive"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Candidates.of(table)
+    with pytest.raises(InputError, match="one for each of the 5 candidates, not 2"):
+        law.next_runs(LOSS, 1e20, TABLE, noise=[0.1, 0.2])

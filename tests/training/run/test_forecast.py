@@ -102,17 +102,17 @@ def test_a_run_off_its_track_is_told_once(forecasts, finished, caplog):
     assert sum("off_track" in one for one in told) == 1
     (warning,) = [record.message for record in caplog.records if "off the track" in record.message]
     share = re.search(r"(\d+)\.\d% above what runs like it had here; look at the learning rate", warning)
-    assert 180 < int(share[1]) < 220  # three times their loss
+    assert 140 < int(share[1]) < 260, "about three times their loss"
     before = [line | one for line, one in zip(lines, told, strict=True)]
     assert "off_track" not in forecasts(before[:-1])(lines[-1]), "a resumed run does not say it again"
 
 
-def test_runs_of_another_text_or_schedule_tell_nothing(forecasts, tmp_path):
+def test_runs_of_another_schedule_tell_and_those_of_another_text_do_not(forecasts, tmp_path):
     assert len(forecasts().live.finished) == 6
     data = tmp_path / "seed1" / "data.json"
     identity = json.loads(data.read_text())
     (tmp_path / "seed3" / "trunk" / forecast.NAME).unlink()
-    assert not forecasts(schedule__decay_fraction=0.5).live.finished
+    assert len(forecasts(schedule__decay_fraction=0.5).live.finished) == 6
     (tmp_path / "seed3" / "trunk" / forecast.NAME).unlink()
     identity["dataset"]["fingerprint"] = "sha256:other"
     data.write_text(json.dumps(identity))

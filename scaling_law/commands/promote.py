@@ -1,0 +1,66 @@
+"""The command of `scaling-law` that says whether a variant's win survives scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from hub.base.errors import InputError
+from hub.base.tables import print_table, show
+from scaling_law.commands.options import command, option
+from scaling_law.commands.run_options import RUNS, OfRuns, load
+from scaling_law.figures import drawing
+from scaling_law.forecasting import promote as promoting
+
+COST = "What is equal: training FLOPs, hours by the runs' tokens_per_second, or FLOPs per generated token."
+
+
+@command(
+    "baseline variant baseline_where variant_where cost beyond level figure where loss best_of columns status format "
+    "final trunks skip_invalid",
+    OfRuns,
+)
+def promote(
+    as_json: bool,
+    where: str,
+    baseline: Annotated[str, typer.Argument(help=f"Runs of the baseline. {RUNS}")],
+    variant: Annotated[str | None, typer.Argument(help="Runs of the variant. [default: --variant-where]")] = None,
+    baseline_where: Annotated[str, option('Which runs are the baseline: "optimizer = adamw".')] = "",
+    variant_where: Annotated[str, option('Which runs are the variant: "optimizer = muon".')] = "",
+    cost: Annotated[Literal["flops", "hours", "inference"], option(COST)] = "flops",
+    beyond: Annotated[list[float], option("Times the compute of the largest size run (repeatable).")] = [10.0, 100.0],  # noqa: B006
+    level: Annotated[float, option("Level of the intervals.")] = 0.9,
+    figure: Annotated[Path | None, option("Write the gap against compute: .png, .svg or .pdf.")] = None,
+    **options: Any,
+) -> None:
+    """Say whether a small win survives scale: promote, drop, or two more runs decide.
+
+        scaling-law promote baseline.csv variant.csv
+
+    Runs of equal size and tokens are compared, repeated ones averaged; where sizes differ, the best runs of equal
+    budgets. The verdict is by the probability that the variant is ahead at ten times the compute.
+
+    More examples:
+
+        scaling-law promote runs.jsonl --baseline-where "experts = 1" --variant-where "experts = 8"
+
+        scaling-law promote baseline.csv variant.csv --cost hours --figure gap.png
+
+        scaling-law promote wandb:us/base wandb:us/variant --loss val/loss --final smoothed
+    """
+    if variant is None and baseline_where == variant_where:
+        raise InputError(
+            "the runs of the variant are needed: a table VARIANT, or --baseline-where and --variant-where"
+        )
+    sides: list[Any] = []
+    for source, side_where in ((baseline, baseline_where), (variant or baseline, variant_where)):
+        conditions = ", ".join(filter(None, (where, side_where)))
+        sides.append(load(runs=source, where=conditions, **options))
+    answer = promoting.promote(sides[0], sides[1], cost=cost, beyond=beyond, level=level)
+    show(answer.to_dict() if as_json else None, as_json, answer)
+    if figure is not None:
+        written = drawing.save(answer.figure(), figure)
+        if not as_json:
+            print_table(f"wrote {written}")

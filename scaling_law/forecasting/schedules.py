@@ -1,0 +1,93 @@
+"""How the loss falls along a run under any learning-rate schedule.
+
+Two things move it. The run makes progress, S = ∫ u^(2/3) dt, where u is the rate over its peak, and the loss falls
+with S as a power law. And a lower rate leaves less noise in the weights: each fall of u by du lowers the loss by
+
+    gap · du · x / (1 + x),    x = LAG · (S / S_then − 1)
+
+so it follows the rate within about 1/LAG of the progress so far. This is the multi-power law of Luo et al. (2025,
+arXiv 2503.12811) with two changes found on their curves: lags are in proportion to the progress, so that no unit of
+steps is needed, and progress goes with a power of the rate below one. docs/studies/live.md shows how near it comes.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scaling_law.size.arrays import FloatArray
+
+# Progress goes with this power of the rate.
+PROGRESS_POWER = 2.0 / 3.0
+# The loss has followed half of a fall of the rate after 1/LAG of the progress so far.
+LAG = 120.0
+# Lags that differ by this factor either way span those that occur.
+LAG_FACTOR = 3.0
+# Exponents of the fall with progress, and two whose difference bends it.
+FALL_POWER = 0.4
+BENDING_POWERS = (0.2, 1.0)
+# The part of the gap that is left at the end of the runs that laws are fitted to.
+USUAL_HEAT = 0.2
+# Steps of a schedule that is planned by its decay alone, and most steps of any.
+PLANNED_STEPS = 400
+MOST_STEPS = 1000
+# Least progress at which the loss is said to fall as a power.
+LEAST_PROGRESS = 1e-6
+
+
+class RateSchedule:
+    """Learning rates at equal steps from the beginning of a run to its end; their unit does not matter."""
+
+    def __init__(self, rates: FloatArray):
+        self.shares = np.linspace(0.0, 1.0, min(len(rates), MOST_STEPS + 1))
+        self.rates = np.interp(self.shares, np.linspace(0.0, 1.0, len(rates)), rates / rates.max())
+
+    @classmethod
+    def planned(cls, decay: float, warmup: float = 0.0) -> RateSchedule:
+        """Plan a linear warm-up over a share of the tokens, and a linear decay to 0 over the last share."""
+        shares = np.linspace(0.0, 1.0, PLANNED_STEPS + 1)
+        rates = np.minimum(1.0, (1.0 - shares) / decay)
+        if warmup > 0:
+            rates = np.minimum(rates, shares / warmup)
+        return cls(rates)
+
+    def basis(self, shares: ArrayLike) -> FloatArray:
+        """Return what ln L is a sum of after `shares` [k] of the tokens, [k, 5].
+
+        Columns: the level, the fall with progress, its bend, the gap above a usual end, and what a slower lag adds.
+        """
+        progress = self.progress(shares)
+        low, high = BENDING_POWERS
+        columns = (
+            np.ones(len(progress)),
+            _fall(progress, FALL_POWER),
+            _fall(progress, high) - _fall(progress, low),
+            self._heat(progress, LAG) - USUAL_HEAT,
+            self._heat(progress, LAG / LAG_FACTOR) - self._heat(progress, LAG * LAG_FACTOR),
+        )
+        return np.column_stack(columns)
+
+    def progress(self, shares: ArrayLike) -> FloatArray:
+        """Return the progress after `shares` [k] of the tokens, as shares of the whole run's."""
+        return np.maximum(np.interp(np.atleast_1d(shares), self.shares, self._progress), LEAST_PROGRESS)
+
+    @cached_property
+    def _progress(self) -> FloatArray:
+        middle = (self.rates[1:] + self.rates[:-1]) / 2
+        progress = np.concatenate([[0.0], np.cumsum(middle**PROGRESS_POWER)])
+        return np.asarray(progress / progress[-1])
+
+    def _heat(self, progress: FloatArray, lag: float) -> FloatArray:
+        """Return the share of the gap that is there: the rate over its peak, which the loss follows with a lag."""
+        falls = self.rates[:-1] - self.rates[1:]
+        is_change = falls != 0
+        then = (self._progress[:-1] + self._progress[1:])[is_change] / 2
+        x = lag * np.maximum(progress[:, None] / then - 1.0, 0.0)
+        return np.asarray(self.rates[0] - (x / (1.0 + x)) @ falls[is_change])
+
+
+def _fall(progress: FloatArray, power: float) -> FloatArray:
+    """Return how far ln L, a power of the progress, lies above its end per unit of its slope there."""
+    return np.asarray((progress**-power - 1.0) / power)

@@ -1,0 +1,222 @@
+"""The gap between a baseline and a variant beyond the sizes at which both were run.
+
+A gap is ln(L_baseline / L_variant), above 0 where the variant is ahead. With x = ln N and y = ln D from the largest
+cell on, it is a level, a steady trend in x and y, a transient that dies out with compute, a drift, and noise:
+
+    gap = a (1 − f (x + y)) + t_x x + t_y y + e (1 − exp(−r (x + y))) / r + drift(x + y) + noise
+
+a, t, e and the drift are normal around 0, but that t starts from what a higher learning rate and a larger batch are
+known to do; how large each is, and how a gap fades (f), is learnt from pairs of public runs (`trends.json`, written by
+studies/promote). Pairs differ: the size of all these and of the noise are unknown factors, averaged over with the
+weights that the cells give them. Everything then is a mixture of normal distributions in closed form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.polynomial.hermite_e import hermegauss
+from scipy.special import log_softmax, ndtr
+
+from hub.base import strict_json
+from scaling_law.size.arrays import FloatArray
+
+DEFAULTS = Path(__file__).with_name("trends.json")
+FORMAT = "joint-moe-scaling-laws/trends"
+VERSION = 1
+# Standard deviations of ln of a pair's scale and noise.
+SCATTER = (1.0, 1.0)
+NODES = 3
+# ln of the best learning rate by ln batch: a square root.
+RATE_BY_BATCH = 0.5
+# The slope of a ln L falls with N and D by this power: 0.3 of the terms of a law, less the fall of L itself.
+POWER = 0.2
+# Standard deviation of ln L about a baseline's surface.
+SURFACE_SCATTER = 0.005
+
+
+@dataclass(frozen=True)
+class TrendPrior:
+    """Standard deviations of each part of a gap, in ln loss per unit of ln N or ln D, and what is known of settings.
+
+    level: of a gap at the largest cell.
+    trend: of its change with ln N and with ln D, each.
+    transient: of what dies out with compute, per unit of ln C at the largest cell.
+    drift: of its random walk over one unit of ln C.
+    noise: of the gap of two single runs.
+    fade: f, the part of a gap that is lost with each unit of ln C.
+    decay: r, the exponent of C by which a transient dies out.
+    rate_n, rate_d: mean change with ln N and ln D for e times the learning rate, beyond what the batch makes best.
+    batch_d: mean change with ln D for e times the batch.
+    slope: fall of a baseline's ln L with ln N and with ln D, on average over baselines.
+    slope_scatter: of that between baselines.
+    """
+
+    level: float
+    trend: float
+    transient: float
+    drift: float
+    noise: float
+    fade: float
+    decay: float
+    rate_n: float
+    rate_d: float
+    batch_d: float
+    slope: float
+    slope_scatter: float
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the numbers as they ship."""
+        return asdict(self)
+
+
+@cache
+def read_trend_prior(path: Path = DEFAULTS) -> TrendPrior:
+    """Read the prior that the package ships."""
+    data = strict_json.read(path, FORMAT, VERSION)
+    return TrendPrior(**data["prior"])
+
+
+class Cells(NamedTuple):
+    """Cells at which both were run: `sizes` [..., n, 2] are ln N and ln D from the largest on, `gaps` [..., n].
+
+    `runs` [..., n] divides the variance of the noise: 1 for one run of each. `rate` and `batch` [...]
+    are ln of the variant's learning rate and batch over the baseline's. `seed_variance` is that of a gap of single
+    runs, as repeated cells show it, with `seed_freedom` degrees of freedom. Leading axes are further pairs.
+    """
+
+    sizes: FloatArray
+    gaps: FloatArray
+    runs: FloatArray
+    rate: Any = 0.0
+    batch: Any = 0.0
+    seed_variance: float = 0.0
+    seed_freedom: int = 0
+
+
+class Gaps(NamedTuple):
+    """Gaps at m points as a mixture: `weights` [..., k], `means` [..., k, m], `covariances` [..., k, m, m].
+
+    `noises` [k] are the variances of the gap of two single runs.
+    """
+
+    weights: FloatArray
+    means: FloatArray
+    covariances: FloatArray
+    noises: FloatArray
+
+    @property
+    def deviations(self) -> FloatArray:
+        """Standard deviations [..., k, m]."""
+        variances = np.diagonal(self.covariances, axis1=-2, axis2=-1)
+        return np.asarray(np.sqrt(np.maximum(variances, 1e-18)))
+
+    @property
+    def mean(self) -> FloatArray:
+        """Mean gaps [..., m]."""
+        return np.asarray((self.weights[..., None] * self.means).sum(axis=-2))
+
+    def probability(self) -> FloatArray:
+        """Return the probability that the variant is ahead, [..., m]."""
+        chances = ndtr(self.means / self.deviations)
+        return np.asarray((self.weights[..., None] * chances).sum(axis=-2))
+
+    def draw(self, count: int, seed: int = 0) -> FloatArray:
+        """Draw gaps of one pair, [count, m], each point by itself."""
+        generator = np.random.default_rng(seed)
+        components = generator.choice(len(self.weights), count, p=self.weights)
+        normal = generator.standard_normal((count, self.means.shape[-1]))
+        return np.asarray(self.means[components] + self.deviations[components] * normal)
+
+
+def expected_gaps(
+    prior: TrendPrior,
+    sizes: FloatArray,
+    rate: Any,
+    batch: Any,
+) -> FloatArray:
+    """Return what learning rates and batches make of a gap at sizes [..., n, 2]."""
+    excess = rate - RATE_BY_BATCH * batch
+    trend_n = prior.rate_n * excess
+    trend_d = prior.rate_d * excess + prior.batch_d * batch
+    trend = np.stack([trend_n, trend_d], axis=-1)
+    return np.asarray((sizes * trend[..., None, :]).sum(axis=-1))
+
+
+def covariance(
+    prior: TrendPrior,
+    sizes: FloatArray,
+) -> FloatArray:
+    """Return the covariance [..., n, n] of gaps at sizes [..., n, 2] without noise, at the usual scale."""
+    compute = sizes.sum(axis=-1)
+    across = compute[..., None, :]
+    down = compute[..., :, None]
+    level = prior.level * (1.0 - prior.fade * compute)
+    transient = prior.transient * -np.expm1(-prior.decay * compute) / prior.decay
+    steady = prior.trend**2 * (sizes @ np.swapaxes(sizes, -1, -2))
+    # The drift sets out from the largest cell to either side, independently.
+    drift = prior.drift**2 * np.minimum(np.abs(down), np.abs(across)) * (down * across > 0)
+    return np.asarray(_outer(level) + steady + _outer(transient) + drift)
+
+
+def _outer(values: FloatArray) -> FloatArray:
+    """Return the outer product [..., n, n] of values [..., n] with themselves."""
+    return values[..., :, None] * values[..., None, :]
+
+
+def _scales() -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return factors [k] of the variances of a gap and of its noise, and ln of their weights."""
+    nodes, weights = hermegauss(NODES)
+    log_weights = np.log(weights / weights.sum())
+    scale, noise = np.meshgrid(nodes, nodes)
+    both_weights = log_weights[:, None] + log_weights
+    return np.exp(2 * SCATTER[0] * scale).ravel(), np.exp(2 * SCATTER[1] * noise).ravel(), both_weights.ravel()
+
+
+def predict_gaps(
+    prior: TrendPrior,
+    cells: Cells,
+    points: FloatArray,
+) -> Gaps:
+    """Predict gaps at points [..., m, 2], ln N and ln D from the largest cell on, from cells; without their noise."""
+    n = cells.gaps.shape[-1]
+    sizes = np.concatenate([cells.sizes, points], axis=-2)
+    expected = expected_gaps(prior, sizes, cells.rate, cells.batch)
+    residuals = cells.gaps - expected[..., :n]
+    scales, noise_factors, log_prior = _scales()
+    noises = prior.noise**2 * noise_factors
+    joint = scales[:, None, None] * covariance(prior, sizes)[..., None, :, :]
+    single = np.eye(n) / cells.runs[..., None, None, :]
+    root = np.linalg.cholesky(joint[..., :n, :n] + noises[:, None, None] * single)
+    # Both are whitened by the root: residuals [..., k, n, 1], covariances with the points [..., k, n, m].
+    white = np.linalg.solve(root, residuals[..., None, :, None])
+    white_points = np.linalg.solve(root, joint[..., :n, n:])
+    log_determinant = 2 * np.log(np.diagonal(root, axis1=-2, axis2=-1)).sum(axis=-1)
+    seeds = cells.seed_freedom * (np.log(noises) + cells.seed_variance / noises)
+    log_likelihood = -0.5 * (log_determinant + (white**2).sum(axis=(-2, -1)) + seeds)
+    weights = np.exp(log_softmax(log_prior + log_likelihood, axis=-1))
+    gains = np.swapaxes(white_points, -1, -2)
+    means = expected[..., None, n:] + (gains @ white)[..., 0]
+    return Gaps(weights, means, joint[..., n:, n:] - gains @ white_points, noises)
+
+
+def fit_slopes(
+    prior: TrendPrior,
+    sizes: FloatArray,
+    log_losses: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Fit how a baseline's ln L falls with ln N and ln D at the largest cell: the two slopes and their covariance.
+
+    `sizes` [n, 2] are ln N and ln D from the largest cell on. Where its runs say little, it falls as other baselines.
+    """
+    design = np.column_stack([np.ones(len(sizes)), np.expm1(-POWER * sizes) / POWER])
+    mean = np.array([log_losses[np.argmax(sizes.sum(axis=1))], prior.slope, prior.slope])
+    precision = np.diag([1e-4, prior.slope_scatter**-2, prior.slope_scatter**-2])
+    weight = SURFACE_SCATTER**-2
+    covariance_matrix = np.linalg.inv(precision + weight * design.T @ design)
+    slopes = mean + covariance_matrix @ design.T @ (log_losses - design @ mean) * weight
+    return np.asarray(slopes[1:]), np.asarray(covariance_matrix[1:, 1:])
