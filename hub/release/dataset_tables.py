@@ -7,13 +7,13 @@ Without configs in the card, tables of one folder are one config of its name, an
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import Any
 
-from hub.base.errors import FilesError, given
+from hub.base.errors import FilesError, given, message
 from hub.base.markdown import read_card
 from hub.record.table import LoadedRows, require_readable, split_rows
 from hub.store.base import Store
@@ -67,13 +67,17 @@ def _card_configs(
     except FilesError:
         return {}
     configs: dict[str, tuple[str, ...]] = {}
-    for entry in metadata.get("configs") or []:
+    entries = metadata.get("configs", [])
+    if not isinstance(entries, list):
+        return {}
+    for entry in entries:
         if isinstance(entry, dict):
             patterns = _patterns_of(entry.get("data_files"))
             # `data_dir` is the folder whose files these are.
-            if not patterns and entry.get("data_dir"):
+            if not patterns and "data_dir" in entry:
                 patterns = [f"{entry['data_dir']}/*"]
-            configs[str(entry.get("config_name", DEFAULT))] = tuple(patterns)
+            name = str(entry.get("config_name", DEFAULT))
+            configs[name] = tuple(patterns)
     return configs
 
 
@@ -84,8 +88,9 @@ def _patterns_of(data_files: Any) -> list[str]:
     if isinstance(data_files, dict):
         return _patterns_of(data_files.get("path"))
     patterns = []
-    for entry in data_files or []:
-        patterns += _patterns_of(entry)
+    if isinstance(data_files, list):
+        for entry in data_files:
+            patterns += _patterns_of(entry)
     return patterns
 
 
@@ -100,26 +105,30 @@ def choose_files(
         return [str(config)]
     configs: dict[str, list[str]] = {}
     for name, patterns in card_configs.items():
-        matches = [table for table in tables if any(fnmatch(table, pattern) for pattern in patterns)]
+        matches: set[str] = set()
+        for pattern in patterns:
+            matches.update(fnmatch.filter(tables, pattern))
         if matches:
-            configs[name] = matches
+            configs[name] = sorted(matches)
     if not configs:
         for table in tables:
             configs.setdefault(_guess_config(table), []).append(table)
     if config is None and len(configs) == 1:
         return next(iter(configs.values()))
-    wanted = DEFAULT if config is None else config
-    if wanted not in configs:
-        present = ", ".join(sorted(configs)[:_MAX_NAMES])
-        problem = "has several configs: name one by " if config is None else "has no "
-        raise FilesError(f"{dataset} {problem}", given("config", config or ...), f"; there are {present}")
-    return configs[wanted]
+    name = config or DEFAULT
+    if name in configs:
+        return configs[name]
+    problem = message(f"{dataset} has several configs: name one by ", given("config"))
+    if config is not None:
+        problem = message(f"{dataset} has no ", given("config", config))
+    choices = ", ".join(sorted(configs)[:_MAX_NAMES])
+    raise FilesError(problem, f"; there are {choices}")
 
 
 def _is_table(name: str) -> bool:
     """Return whether a file is a table; hidden files and a dataset's own descriptions are none."""
     path = PurePosixPath(name)
-    is_hidden = any(part.startswith((".", "_")) for part in path.parts)
+    is_hidden = any(segment.startswith((".", "_")) for segment in path.parts)
     return name.endswith(SUFFIXES) and not is_hidden and path.name != "dataset_infos.json"
 
 
