@@ -125,6 +125,18 @@ def test_a_higher_rate_is_expected_to_lose_and_a_larger_batch_to_win():
     assert higher < plain < larger
 
 
+def test_rates_tuned_at_each_size_say_nothing_of_the_trend():
+    base = runs_of(learning_rate=1e-3)
+    tuned = runs_of(learning_rate=np.array([1e-3, 2e-3, 4e-3]))
+    assert promote(base, tuned).best["ahead"] == pytest.approx(promote(base, base).best["ahead"])
+
+
+def test_runs_of_one_size_at_several_rates_are_pointed_out():
+    several = runs_of(seeds=2, learning_rate=np.array([1e-3, 4e-3] * 3))
+    warnings = promote(several, several).warnings
+    assert any("learning_rate" in warning for warning in warnings)
+
+
 def test_the_mixture_is_the_conditional_normal(monkeypatch):
     """Brute force: one node, one cell, conditional moments of a bivariate normal."""
     prior = read_trend_prior()
