@@ -42,6 +42,8 @@ SAME_SIZE = 0.25
 SAME_BUDGET = 0.05
 # Repeated runs of one side.
 REPEATED = 0.01
+# Settings are the same, and so are their ratios at all sizes, within this much of the logarithm.
+SAME_SETTING = 0.1
 # Compute of another cell over that of the largest.
 NEXT = (1.0, 3.0, 10.0, 30.0)
 DRAWS = 4000
@@ -189,6 +191,7 @@ class _Side(NamedTuple):
     n_runs: NDArray[np.int64]
     squares: float
     columns: dict[str, FloatArray]
+    mixed: tuple[str, ...]
 
 
 def _summarise_side(
@@ -205,10 +208,16 @@ def _summarise_side(
         return np.asarray(np.bincount(group, values) / count)
 
     loss_means = mean(log_loss)
-    columns = {name: mean(np.log(runs.positive(name))) for name in names}
+    columns = {}
+    mixed = []
+    for name in names:
+        values = np.log(runs.positive(name))
+        columns[name] = mean(values)
+        if name not in SPEED_COLUMNS and np.any(np.abs(values - columns[name][group]) > SAME_SETTING):
+            mixed.append(name)
     squares = float(np.sum((log_loss - loss_means[group]) ** 2))
     size_means = np.column_stack([mean(sizes[:, 0]), mean(sizes[:, 1])])
-    return _Side(size_means, loss_means, count, squares, columns)
+    return _Side(size_means, loss_means, count, squares, columns, tuple(mixed))
 
 
 def _match(
@@ -280,6 +289,7 @@ class _Pair(NamedTuple):
     slopes: FloatArray
     slope_covariance: FloatArray
     cells: Cells
+    mixed: tuple[str, ...]
 
 
 def _pair(
@@ -313,7 +323,10 @@ def _pair(
     for name in ("rate", "batch"):
         log_ratios[name] = 0.0
         for column in settings[name]:
-            log_ratios[name] = float(np.mean(challenger.columns[column] - base.columns[column]))
+            ratio_of_setting = challenger.columns[column] - base.columns[column]
+            # A ratio that changes with size was tuned at each size.
+            if np.ptp(ratio_of_setting) < SAME_SETTING:
+                log_ratios[name] = float(ratio_of_setting.mean())
     cells = Cells(
         sizes=base.sizes - largest,
         gaps=gaps,
@@ -324,7 +337,8 @@ def _pair(
         seed_freedom=freedom,
     )
     counts = base.n_runs + challenger.n_runs
-    return _Pair(base.sizes, gaps, counts, ratio, slopes, slope_covariance, cells)
+    mixed = tuple(dict.fromkeys((*sides[0].mixed, *sides[1].mixed)))
+    return _Pair(base.sizes, gaps, counts, ratio, slopes, slope_covariance, cells, mixed)
 
 
 def _take(
@@ -333,7 +347,7 @@ def _take(
 ) -> _Side:
     """Return the models of a side at these places."""
     columns = {name: values[places] for name, values in side.columns.items()}
-    return _Side(side.sizes[places], side.log_loss[places], side.n_runs[places], side.squares, columns)
+    return _Side(side.sizes[places], side.log_loss[places], side.n_runs[places], side.squares, columns, side.mixed)
 
 
 def _cost_ratio(
@@ -379,7 +393,8 @@ def promote(
 
     The variant is promoted where it is ahead at ten times the compute with a probability of at least 0.75, and
     dropped where that is at most 0.25. Repeated runs of a size are averaged, and their scatter says how much noise
-    there is. Where both tables have a learning rate or a batch, what is known of their optima moves the trend.
+    there is. Where both tables have a learning rate or a batch, and one side's is a fixed multiple of the other's at
+    all sizes, what is known of their optima moves the trend.
 
         >>> promote("base.csv", "variant.csv", cost="hours").decision  # doctest: +SKIP
         'promote'
@@ -567,6 +582,10 @@ def _notes(pair: _Pair) -> tuple[str, ...]:
     for name, span in zip(("N", "D"), spans, strict=True):
         if span < SAME_TOKENS:
             notes.append(f"all runs have one {name}: the trend with {name} is that of public pairs")
+    for name in pair.mixed:
+        notes.append(
+            f"runs of one size differ in {name} and were averaged: keep the best ones (best_of) or one setting"
+        )
     if not pair.cells.seed_freedom:
         notes.append("no size was run twice: the noise of seeds is that of public pairs")
     return tuple(notes)

@@ -5,8 +5,8 @@ cell on, it is a level, a steady trend in x and y, a transient that dies out wit
 
     gap = a (1 − f (x + y)) + t_x x + t_y y + e (1 − exp(−r (x + y))) / r + drift(x + y) + noise
 
-a, t, e and the drift are normal around 0, but that t starts from what a higher learning rate and a larger batch are
-known to do; how large each is, and how a gap fades (f), is learnt from pairs of public runs (`trends.json`, written by
+a, t, e and the drift are normal around 0, but that t starts from what a higher learning rate does in the public
+pairs; how large each is, and how a gap fades (f), is learnt from pairs of public runs (`trends.json`, written by
 studies/promote). Pairs differ: the size of all these and of the noise are unknown factors, averaged over with the
 weights that the cells give them. Everything then is a mixture of normal distributions in closed form.
 """
@@ -31,7 +31,7 @@ VERSION = 1
 # Standard deviations of ln of a pair's scale and noise.
 SCATTER = (1.0, 1.0)
 NODES = 3
-# ln of the best learning rate by ln batch: a square root.
+# ln of the best learning rate by ln batch: Adam's square-root rule (Malladi et al. 2022, arXiv 2205.10287).
 RATE_BY_BATCH = 0.5
 # The slope of a ln L falls with N and D by this power: 0.3 of the terms of a law, less the fall of L itself.
 POWER = 0.2
@@ -51,7 +51,6 @@ class TrendPrior:
     fade: f, the part of a gap that is lost with each unit of ln C.
     decay: r, the exponent of C by which a transient dies out.
     rate_n, rate_d: mean change with ln N and ln D for e times the learning rate, beyond what the batch makes best.
-    batch_d: mean change with ln D for e times the batch.
     slope: fall of a baseline's ln L with ln N and with ln D, on average over baselines.
     slope_scatter: of that between baselines.
     """
@@ -65,7 +64,6 @@ class TrendPrior:
     decay: float
     rate_n: float
     rate_d: float
-    batch_d: float
     slope: float
     slope_scatter: float
 
@@ -142,7 +140,7 @@ def expected_gaps(
     """Return what learning rates and batches make of a gap at sizes [..., n, 2]."""
     excess = rate - RATE_BY_BATCH * batch
     trend_n = prior.rate_n * excess
-    trend_d = prior.rate_d * excess + prior.batch_d * batch
+    trend_d = prior.rate_d * excess
     trend = np.stack([trend_n, trend_d], axis=-1)
     return np.asarray((sizes * trend[..., None, :]).sum(axis=-1))
 

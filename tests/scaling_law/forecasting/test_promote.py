@@ -117,12 +117,25 @@ def test_isoflop_runs_of_other_sizes_match_by_budget():
     assert [cell["gap"] for cell in answer.cells] == pytest.approx([-np.log(0.99)] * 2, rel=1e-3)
 
 
-def test_a_higher_rate_is_expected_to_lose_and_a_larger_batch_to_win():
+def test_a_higher_rate_is_expected_to_lose_unless_its_batch_is_larger():
     base = runs_of(learning_rate=1e-3, batch=256)
     plain = promote(base, runs_of(learning_rate=1e-3, batch=256)).best["ahead"]
     higher = promote(base, runs_of(learning_rate=4e-3, batch=256)).best["ahead"]
     larger = promote(base, runs_of(learning_rate=2e-3, batch=1024)).best["ahead"]
-    assert higher < plain < larger
+    assert higher < plain
+    assert larger == pytest.approx(plain)
+
+
+def test_rates_tuned_at_each_size_say_nothing_of_the_trend():
+    base = runs_of(learning_rate=1e-3)
+    tuned = runs_of(learning_rate=np.array([1e-3, 2e-3, 4e-3]))
+    assert promote(base, tuned).best["ahead"] == pytest.approx(promote(base, base).best["ahead"])
+
+
+def test_runs_of_one_size_at_several_rates_are_pointed_out():
+    several = runs_of(seeds=2, learning_rate=np.array([1e-3, 4e-3] * 3))
+    warnings = promote(several, several).warnings
+    assert any("learning_rate" in warning for warning in warnings)
 
 
 def test_the_mixture_is_the_conditional_normal(monkeypatch):
