@@ -65,6 +65,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "data_interval": ("95 %", _interval(_TIMES)),
     "time_interval": ("95 %", _interval(_TIMES)),
     "loss_interval": ("95 %", _interval(_LOSS)),
+    "hours_interval": ("95 % of hours", _interval(_TIMES)),
     "epochs": ("epochs", _TIMES),
     "unique_tokens": ("unique tokens", format_count),
     "weight_bytes": ("weights", format_bytes),

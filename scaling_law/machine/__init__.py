@@ -4,7 +4,7 @@ Everything here is about one model on given devices; which model to train on the
 """
 
 from scaling_law.machine.efficiency import Efficiency, published_runs
-from scaling_law.machine.gpus import GPUS
+from scaling_law.machine.gpus import GPUS, Gpu
 from scaling_law.machine.memory import TrainingMemory, training_memory
 from scaling_law.machine.serving import decode_seconds
 from scaling_law.machine.throughput import ModelWork
@@ -12,6 +12,7 @@ from scaling_law.machine.throughput import ModelWork
 __all__ = [
     "GPUS",
     "Efficiency",
+    "Gpu",
     "ModelWork",
     "TrainingMemory",
     "decode_seconds",

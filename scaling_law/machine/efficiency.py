@@ -1,13 +1,16 @@
-"""Step times on a GPU that nobody has timed: its data sheet, and rates fitted to public training runs.
+"""Step times on a GPU that nobody has timed: its data sheet, and rates of an engine.
 
     seconds = (n / node)^growth Σ_k a_k work_k / rate_k
 
 for n GPUs. FLOPs, and once more those of models with experts, go by the peak (FP8 and FP4 shorten them); activations
-and what is sent to experts by the bandwidth of the memory. `studies/hours` fits the rates to runs that it lists.
+and what is sent to experts by the bandwidth of the memory. The rates of "megatron" are fitted to public training runs;
+those of "train.py" to its own steps on an H100 and to torchtitan's, PyTorch's FSDP2 on many GPUs, with four more
+terms: weights and updates by the bandwidth, passes through blocks and steps by the host. `studies/hours` has the runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,19 +23,24 @@ from scaling_law.machine.gpus import Gpu
 from scaling_law.size.arrays import FloatArray
 
 FORMAT = "efficiency"
-VERSION = 1
+VERSION = 2
 FILE = Path(__file__).with_name("efficiency.json")
+# Engines that have rates; "megatron" stands for those of public runs.
+TRAIN_PY = "train.py"
+MEGATRON = "megatron"
 # Some of `throughput.TERMS`.
 TERMS = ("flops", "routed_flops", "activations", "routing")
-# All but the last two are logarithms.
-PARAMETERS = (*TERMS, "fp8", "fp4", "forced", "growth", "overhead")
+# Terms of an engine that was timed by itself, besides.
+OWN_TERMS = ("weights", "update", "blocks", "steps")
+# Logarithms of what takes longer under FSDP2: all of a step, and as `train.py` does not compile blocks there, what
+# memory bounds and passes through blocks.
+SHARDED = ("sharded", "eager", "eager_blocks")
+# All but the last two are logarithms. An engine with terms of its own has these and `SHARDED` besides.
+PARAMETERS = (*TERMS, "fp8", "fp4", "balanced", "growth", "overhead")
 # Parameters that a token is multiplied with, below which labs differ the more, the fewer there are.
 SMALL = 0.5e9
 DRAWS = 200
 SEED = 0
-# Factor on the variance between labs of all terms together: the rates are of other code than train.py, which may lie
-# as far off once more.
-OTHER_CODE = 2.0
 
 
 def rates(
@@ -41,17 +49,18 @@ def rates(
     bandwidth: Any,
     fp8: Any = 0.0,
     fp4: Any = 0.0,
-    forced: Any = 0.0,
+    balanced: Any = 0.0,
 ) -> tuple[Any, ...]:
     """Compute the seconds per unit of each of `TERMS` on one GPU.
 
     Broadcasts over GPUs, or over draws [9, ...] of the parameters.
 
-    `fp8`, `fp4` and `forced` (experts balanced by force, in benchmarks) are 1 where that holds, else 0.
+    `fp8`, `fp4` and `balanced` are 1 where that holds, else 0: experts are balanced by force, as in benchmarks, or by
+    the training of a whole run, and not in short tests of a router.
     """
-    flops, routed_flops, activations, routing, fp8_gain, fp4_gain, forced_gain, *_ = parameters
+    flops, routed_flops, activations, routing, fp8_gain, fp4_gain, balanced_gain, *_ = parameters
     precision = np.exp(fp8_gain * fp8 + fp4_gain * fp4)
-    balance = np.exp(forced_gain * forced)
+    balance = np.exp(balanced_gain * balanced)
     return (
         np.exp(flops) * precision / peak_flops,
         np.exp(routed_flops) * precision * balance / peak_flops,
@@ -62,11 +71,11 @@ def rates(
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The fit: parameters [9] in the order of `PARAMETERS`, their covariance [9, 9], and the spread between labs.
+    """The fit: parameters in the order of `PARAMETERS`, their covariance, and the spread between labs.
 
-    `spread` [5] are standard deviations of ln seconds between labs: of all terms together, and besides of activations,
-    of the work that experts add, of models below `SMALL` by each factor of e, and of whole runs. `runs` and `labs`
-    are counts.
+    Those of an engine with rates of its own go on with `OWN_TERMS` and `SHARDED`. `spread` [5] are standard
+    deviations of ln seconds between labs: of all terms together, and besides of activations, of the work that experts
+    add, of models below `SMALL` by each factor of e, and of whole runs. `runs` and `labs` are counts.
     """
 
     parameters: FloatArray
@@ -75,17 +84,51 @@ class Efficiency:
     runs: int
     labs: int
 
+    @property
+    def has_own_terms(self) -> bool:
+        return len(self.parameters) > len(PARAMETERS)
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The work that takes time, of `throughput.TERMS`."""
+        return (*TERMS, *OWN_TERMS) if self.has_own_terms else TERMS
+
+    @property
+    def sharded(self) -> dict[str, float]:
+        """The factor on the seconds of each of `terms` under FSDP2; empty where no rate says."""
+        if not self.has_own_terms:
+            return {}
+        return dict(zip(self.terms, map(float, self._sharded(self.parameters)), strict=True))
+
+    @property
+    def sharded_draws(self) -> FloatArray | None:
+        """Draws of these factors, [200, terms], with those of `draws`."""
+        if not self.has_own_terms:
+            return None
+        return np.stack(self._sharded(self._sample()[0]), axis=1)
+
+    def _sharded(self, parameters: FloatArray) -> tuple[Any, ...]:
+        """Compute the factors by the parameters, numbers or draws.
+
+        They are of each of `terms`, in this order.
+        """
+        sharded, memory, blocks = np.exp(parameters[-len(SHARDED) :])
+        bound_by_memory = sharded * memory
+        return (sharded, sharded, bound_by_memory, bound_by_memory, sharded, sharded, sharded * blocks, sharded)
+
     def seconds(self, gpu: Gpu, precision: str = "bf16") -> dict[str, float]:
-        """Compute the seconds per unit of `TERMS`."""
+        """Compute the seconds per unit of `terms`."""
         seconds = self._rates(self.parameters, gpu, precision)
-        return dict(zip(TERMS, map(float, seconds), strict=True))
+        return dict(zip(self.terms, map(float, seconds), strict=True))
 
     def draws(self, gpu: Gpu, precision: str = "bf16") -> FloatArray:
         """Draw `seconds`, [200, terms]: of the parameters, and of a whole run of a lab that is not among these."""
         parameters, (all_terms, activations, routed, _, whole_runs) = self._sample()
         lab = all_terms + whole_runs
-        log_factors = np.stack([lab, lab + routed, lab + activations, lab + routed], axis=1)
-        return np.stack(self._rates(parameters, gpu, precision), axis=1) * np.exp(log_factors)
+        log_factors = [lab, lab + routed, lab + activations, lab + routed]
+        log_factors += [lab] * (len(self.terms) - len(TERMS))
+        rates_of_draws = np.stack(self._rates(parameters, gpu, precision), axis=1)
+        return rates_of_draws * np.exp(np.stack(log_factors, axis=1))
 
     @property
     def small_draws(self) -> FloatArray:
@@ -93,11 +136,10 @@ class Efficiency:
         return np.asarray(self._sample()[1][3])
 
     def _sample(self) -> tuple[FloatArray, FloatArray]:
-        """Sample the parameters [9, 200], and the deviations of a lab [5, 200]."""
+        """Sample the parameters [k, 200], and the deviations of a lab [5, 200]."""
         generator = np.random.default_rng(SEED)
         parameters = generator.multivariate_normal(self.parameters, self.covariance, DRAWS).T
-        spread = self.spread * np.array([OTHER_CODE**0.5, 1.0, 1.0, 1.0, 1.0])
-        deviations = generator.normal(0.0, spread[:, None], (len(spread), DRAWS))
+        deviations = generator.normal(0.0, self.spread[:, None], (len(self.spread), DRAWS))
         return parameters, deviations
 
     @property
@@ -113,18 +155,29 @@ class Efficiency:
     def _rates(self, parameters: FloatArray, gpu: Gpu, precision: str) -> tuple[Any, ...]:
         is_fp8 = float(precision == "fp8")
         is_fp4 = float(precision == "fp4")
-        return rates(parameters, gpu.peak_flops, gpu.bandwidth, is_fp8, is_fp4)
+        units = rates(parameters, gpu.peak_flops, gpu.bandwidth, is_fp8, is_fp4, balanced=1.0)
+        if not self.has_own_terms:
+            return units
+        weights, update, blocks, steps, *_ = np.exp(parameters[len(PARAMETERS) :])
+        return (*units, weights / gpu.bandwidth, update / gpu.bandwidth, blocks, steps)
 
 
 @cache
+def rates_of_engine(engine: str) -> Efficiency:
+    """Read the fit of an engine that is shipped: "train.py" or "megatron"."""
+    values = strict_json.read(FILE, FORMAT, VERSION)["engines"][engine]
+    arrays = {name: np.array(values[name]) for name in ("parameters", "covariance", "spread")}
+    return Efficiency(**arrays, runs=values["runs"], labs=values["labs"])
+
+
 def published_runs() -> Efficiency:
-    """Read the fit to public runs that is shipped."""
-    data = strict_json.read(FILE, FORMAT, VERSION)
-    arrays = {name: np.array(data[name]) for name in ("parameters", "covariance", "spread")}
-    return Efficiency(**arrays, runs=data["runs"], labs=data["labs"])
+    """Read the fit to public runs that is shipped, mostly of engines like Megatron."""
+    return rates_of_engine(MEGATRON)
 
 
-def write(efficiency: Efficiency, path: Path = FILE) -> Path:
-    """Write the file that `published_runs` reads."""
-    fields = {name: np.asarray(value).round(5).tolist() for name, value in vars(efficiency).items()}
-    return strict_json.write(path, FORMAT, VERSION, fields)
+def write(engines: Mapping[str, Efficiency], path: Path = FILE) -> Path:
+    """Write the file that `rates_of_engine` reads."""
+    values = {}
+    for engine, efficiency in engines.items():
+        values[engine] = {name: np.asarray(value).round(5).tolist() for name, value in vars(efficiency).items()}
+    return strict_json.write(path, FORMAT, VERSION, {"engines": values})

@@ -24,6 +24,7 @@ import numpy as np
 from hub.base.errors import InputError
 from hub.base.units import format_bytes, format_count
 from scaling_law.machine.communication import Degrees, bubble, communication
+from scaling_law.machine.efficiency import MEGATRON, TRAIN_PY
 from scaling_law.machine.gpus import find_gpu
 from scaling_law.machine.memory import Sharding, TrainingMemory, training_memory
 from scaling_law.machine.throughput import Model, Throughput
@@ -36,8 +37,6 @@ from scaling_law.size.widths import Widths
 RESERVED = 2e9
 # A step that computes the forward pass twice takes this many times its FLOPs.
 RECOMPUTED = 4 / 3
-TRAIN_PY = "train.py"
-MEGATRON = "megatron"
 # Features of each engine, of `Option.uses`; "megatron" stands for engines with all of them.
 ENGINES: Mapping[str, frozenset[str]] = {
     TRAIN_PY: frozenset({"ddp", "fsdp", "hsdp", "ep"}),
@@ -182,15 +181,27 @@ class Placement(Option):
         return f"{format_bytes(self.memory.total)} of each GPU, {super().__str__()}"
 
 
+class GpuShare(NamedTuple):
+    """One GPU's work in a step, numbers or arrays: tokens of its passes, and the GPUs that share the parameters.
+
+    `is_sharded`: by FSDP2.
+    """
+
+    micro_batch_tokens: Any
+    shards: Any
+    is_sharded: Any
+
+
 @dataclass(frozen=True)
 class Steps:
     """Seconds of a step in each stage of the batch ramp, [stages, ...], of the fastest option that fits, [...].
 
     `slowdown` multiplies the compute for recomputed and idle work; it is infinite where no option `fits`. `least`:
-    bytes of each GPU that the smallest option takes.
+    bytes of each GPU that the smallest option takes. `gpu_share` is what a GPU does of a step in the option.
     """
 
     option: Any
+    gpu_share: GpuShare
     slowdown: Any
     communication: FloatArray
     fits: Any
@@ -272,22 +283,35 @@ class Layouts:
         )
         return {name: operation.seconds(sheet) for name, operation in traffic.items()}
 
-    def compute(self, model: Model, batch: int, with_draws: bool = False) -> Any:
-        """Compute the seconds of work in a step of `batch` sequences; `with_draws`: one value for each draw."""
+    def compute(self, model: Model, batch: int, gpu_share: GpuShare | None = None, with_draws: bool = False) -> Any:
+        """Compute the seconds of work in a step of `batch` sequences; `with_draws`: one value for each draw.
+
+        `gpu_share` is what a GPU does; None for one pass of all parameters, or as was measured.
+        """
         step = self.throughput.step_seconds_draws if with_draws else self.throughput.step_seconds
         length = self.ramp.sequence_length
-        return step(model, batch * length, sequence_length=length, devices=self.gpus)
+        shared: dict[str, Any] = {}
+        if gpu_share is not None and self.throughput.is_assumed:
+            shared = gpu_share._asdict()
+        return step(model, batch * length, sequence_length=length, devices=self.gpus, **shared)
+
+    def gpu_share(self, option: Option) -> GpuShare:
+        """Return what a GPU does of a step in this option."""
+        within = option.tp * option.pp
+        shards = option.fsdp if option.sharding == "fsdp2" else 1
+        tokens = option.micro_batch_sequences * self.ramp.sequence_length
+        return GpuShare(tokens / (within * option.cp), within * option.cp * shards, option.sharding == "fsdp2")
 
     def steps(self, model: Architecture | Widths) -> Steps:
         """Find the fastest steps of these models in the largest batch, of options that fit."""
         options = self.options()
         largest = max(self.batches)
-        compute = np.asarray(self.compute(model, largest))
-        costs = self._costs(model, options, compute.shape)
+        shape = np.shape(model.n_total)
+        costs = self._costs(model, options, shape)
         passes = np.array([self._passes(option, largest) for option in options])
         pp = np.array([option.pp for option in options])
-        idle = 1 + bubble(pp, passes).reshape(-1, *[1] * compute.ndim)
-        seconds = np.maximum(costs.slowdown * idle * compute, costs.once + costs.repeated)
+        idle = 1 + bubble(pp, passes).reshape(-1, *[1] * len(shape))
+        seconds = np.maximum(costs.slowdown * idle * costs.compute, costs.once + costs.repeated)
         best = np.argmin(seconds, axis=0)
         slowdown = _choose(costs.slowdown, best)
         once = _choose(costs.once, best)
@@ -298,7 +322,10 @@ class Layouts:
             share = batch / largest
             slowdowns.append(slowdown * (1 + bubble(pp[best], passes[best] * share)))
             exchanges.append(once + share * repeated)
-        return Steps(best, np.stack(slowdowns), np.stack(exchanges), np.isfinite(slowdown), costs.memory_bytes.min(0))
+        gpu_shares = [self.gpu_share(option) for option in options]
+        gpu_share = GpuShare(*(np.array(values)[best] for values in zip(*gpu_shares, strict=True)))
+        fits = np.isfinite(slowdown)
+        return Steps(best, gpu_share, np.stack(slowdowns), np.stack(exchanges), fits, costs.memory_bytes.min(0))
 
     def _costs(self, model: Architecture | Widths, options: list[Option], shape: tuple[int, ...]) -> _Costs:
         """Compute the costs of each option in the largest batch; options of one sharding at a time, as arrays."""
@@ -307,6 +334,7 @@ class Layouts:
             rows = [i for i, option in enumerate(options) if option.sharding == sharding]
             option = Option.stack([options[i] for i in rows], len(shape))
             seconds = self.communication(model, option, max(self.batches))
+            costs.compute[rows] = self.compute(model, max(self.batches), self.gpu_share(option))
             costs.once[rows] = sum(value for name, value in seconds.items() if name in ONCE[sharding])
             costs.repeated[rows] = sum(value for name, value in seconds.items() if name not in ONCE[sharding])
             memory_bytes = np.where(_is_divisible(model, option), self.memory(model, option).total, np.inf)
@@ -343,7 +371,7 @@ class Layouts:
     def _seconds(self, architecture: Architecture, option: Option) -> dict[str, float]:
         """Split a step in the largest batch into the seconds of each cause."""
         batch = max(self.batches)
-        compute = float(self.compute(architecture, batch))
+        compute = float(self.compute(architecture, batch, self.gpu_share(option)))
         idle = float(bubble(option.pp, self._passes(option, batch)))
         slowdown = float(_slowdown(architecture, option))
         recomputed = RECOMPUTED if option.gradient_checkpointing else 1.0
@@ -361,9 +389,10 @@ class Layouts:
 class _Costs(NamedTuple):
     """Costs of n options for models of a shape, [n, ...]; infinite slowdowns are of options that do not fit.
 
-    `once` and `repeated`: seconds of operations that a step makes once, and for every micro-batch.
+    `compute`: seconds of work; `once` and `repeated`: of operations that a step makes once, and for every micro-batch.
     """
 
+    compute: FloatArray
     slowdown: FloatArray
     once: FloatArray
     repeated: FloatArray

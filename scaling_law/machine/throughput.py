@@ -22,7 +22,7 @@ from hub.base.errors import InputError
 from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads
 from hub.base.notices import Notice
 from hub.base.tables import Listed, literal
-from scaling_law.machine.efficiency import SMALL, published_runs
+from scaling_law.machine.efficiency import SMALL, TRAIN_PY, rates_of_engine
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture, Span
 from scaling_law.size.arrays import FloatArray
@@ -33,7 +33,7 @@ from scaling_law.size.widths import Widths
 FORMAT = "throughput"
 VERSION = 1
 # Fields that are arrays.
-ARRAYS = ("draws", "small_draws")
+ARRAYS = ("draws", "small_draws", "sharded_draws")
 # A warning names a vocabulary or a batch that lies this factor beyond those that were timed; likewise other shapes.
 OUTSIDE = 2.0
 SHAPES = {"vocab_size": ("a vocabulary", OUTSIDE), "d_model": ("a d_model", 1.0), "experts": ("E", 1.0)}
@@ -120,8 +120,12 @@ class ModelWork:
         micro_batch_tokens: ArrayLike | None,
         sequence_length: int,
         devices: int,
+        shards: ArrayLike = 1,
     ) -> dict[str, Any]:
-        """Compute the work of one device in a step, by the names of `TERMS`. Without micro-batches all is one pass."""
+        """Compute the work of one device in a step, by the names of `TERMS`. Without micro-batches all is one pass.
+
+        `shards` devices share the parameters that each casts and updates.
+        """
         tokens = np.asarray(tokens_per_step, float) / devices
         micro_batches: Any = 1.0
         if micro_batch_tokens is not None:
@@ -136,8 +140,8 @@ class ModelWork:
             "routed_flops": np.where(np.asarray(self.routed) > 0, flops, 0.0),
             "activations": tokens * self.activations,
             "routing": tokens * self.routed,
-            "weights": self.n_total * micro_batches,
-            "update": self.n_total,
+            "weights": self.n_total * micro_batches / np.asarray(shards),
+            "update": self.n_total / np.asarray(shards),
         }
 
 
@@ -182,6 +186,8 @@ class Throughput(Listed):
         is_assumed: true if from a data sheet and public runs or a given MFU, and not measured.
         node, growth, overhead: with more than `node` devices, seconds of a step grow with the number of nodes to the
             power of `growth`, and a whole run takes that number to the power of `overhead` times its steps.
+        sharded: how many times as long the work of each term takes under FSDP2; 1 where it says nothing.
+        sharded_draws: draws of these factors with those of `seconds`, in its order, or None.
     """
 
     device: str
@@ -201,6 +207,8 @@ class Throughput(Listed):
     node: int = 8
     growth: float = 0.0
     overhead: float = 0.0
+    sharded: Mapping[str, float] = field(default_factory=dict)
+    sharded_draws: FloatArray | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.device, str) and self.device):
@@ -229,19 +237,27 @@ class Throughput(Listed):
         micro_batch_tokens: ArrayLike | None = None,
         sequence_length: int | None = None,
         devices: int | None = None,
+        shards: ArrayLike = 1,
+        is_sharded: ArrayLike = False,
     ) -> Any:
         """Compute the seconds of a step of `tokens_per_step` tokens, shared by `devices` (default: as measured).
 
-        It broadcasts. `micro_batch_tokens` are tokens of one device and pass. A number of devices that was not
+        It broadcasts. `micro_batch_tokens` are tokens of one device and pass; `shards` devices share the parameters
+        that each casts and updates; `is_sharded`: by FSDP2. A number of devices that was not
         measured is taken to share the tokens evenly at no cost: gradients travel as in the measurements. ValueError
         unless all numbers are positive.
         """
-        work = self._work(model, tokens_per_step, micro_batch_tokens, sequence_length, devices)
-        on_one_node = sum(value * work[name] for name, value in self.seconds.items())
+        work = self._work(model, tokens_per_step, micro_batch_tokens, sequence_length, devices, shards)
+        on_one_node: Any = 0.0
+        for name, value in self.seconds.items():
+            factor = np.where(is_sharded, self.sharded.get(name, 1.0), 1.0)
+            on_one_node = on_one_node + value * factor * work[name]
         seconds = on_one_node * self._nodes(devices) ** self.growth
         return float(seconds) if np.ndim(seconds) == 0 else seconds
 
-    def step_seconds_draws(self, model: Model, tokens_per_step: ArrayLike, **batch: Any) -> FloatArray:
+    def step_seconds_draws(
+        self, model: Model, tokens_per_step: ArrayLike, *, is_sharded: ArrayLike = False, **batch: Any
+    ) -> FloatArray:
         """Compute `step_seconds` under each of the draws, [n_draws, ...]. ValueError if there are none."""
         if self.draws is None:
             raise InputError(
@@ -250,7 +266,10 @@ class Throughput(Listed):
         work = self._work(model, tokens_per_step, **batch)
         amounts = [np.asarray(work[name], float) for name in self.seconds]
         terms = np.stack(np.broadcast_arrays(*amounts))
-        seconds = np.tensordot(self.draws, terms, axes=1) * self._nodes(batch.get("devices")) ** self.growth
+        seconds = np.tensordot(self.draws, terms, axes=1)
+        if self.sharded_draws is not None and np.any(is_sharded):
+            seconds = np.where(is_sharded, np.tensordot(self.draws * self.sharded_draws, terms, axes=1), seconds)
+        seconds = seconds * self._nodes(batch.get("devices")) ** self.growth
         if self.small_draws is None:
             return np.asarray(seconds)
         weights = np.broadcast_to(_work_of(model).weights, terms.shape[1:])
@@ -266,8 +285,6 @@ class Throughput(Listed):
         """Say how far models, the number of devices and a step's tokens on each lie outside of what was measured."""
         if self.is_assumed:
             text = f"step times on {self.device} are assumed, not measured: {self.source}"
-            if self.draws is not None:
-                text += "; they are of other code than train.py, and intervals are wider for it"
             if self.precision != "bf16":
                 text += f"; train.py has no {self.precision}: other engines take them"
             return (Notice(text, "step times assumed"),)
@@ -312,6 +329,7 @@ class Throughput(Listed):
         micro_batch_tokens: ArrayLike | None = None,
         sequence_length: int | None = None,
         devices: int | None = None,
+        shards: ArrayLike = 1,
     ) -> dict[str, Any]:
         """Compute the work of one device in one step. ValueError names what is not positive."""
         if micro_batch_tokens is None:
@@ -332,7 +350,7 @@ class Throughput(Listed):
             numbers = np.asarray(value)
             if not np.all((numbers >= 1 / LARGEST) & (numbers <= LARGEST)):
                 raise InputError(f"{name}={literal(value)} must be positive and finite")
-        return _work_of(model).in_step(tokens_per_step, micro_batch_tokens, sequence_length, devices)
+        return _work_of(model).in_step(tokens_per_step, micro_batch_tokens, sequence_length, devices, shards)
 
     # -- origins
 
@@ -344,11 +362,13 @@ class Throughput(Listed):
         devices: int = 1,
         mfu: float | tuple[float, float] | None = None,
         precision: str = "bf16",
+        engine: str = TRAIN_PY,
     ) -> Throughput:
-        """Estimate step times from a data sheet and rates of public runs (`efficiency`), or from an MFU that is given.
+        """Estimate step times from a data sheet and the rates of an engine, or from an MFU that is given.
 
-        `mfu` is one number, or (dense, MoE). ValueError for a GPU that is not listed, a precision that it does not
-        have, and an MFU outside (0, 1], or higher with experts than without.
+        The rates of "train.py" are of its own steps on an H100 and of PyTorch's FSDP2, those of "megatron" of public
+        runs (`efficiency`). `mfu` is one number, or (dense, MoE). ValueError for a GPU that is not listed, a precision
+        that it does not have, and an MFU outside (0, 1], or higher with experts than without.
         """
         sheet = named_gpu(gpu)
         if precision not in sheet.precisions:
@@ -362,7 +382,10 @@ class Throughput(Listed):
             "precision": precision,
         }
         if mfu is None:
-            fit = published_runs()
+            fit = rates_of_engine(engine)
+            timings = f"{fit.runs} public runs and benchmarks of {fit.labs} labs, by {sheet.basis}"
+            if fit.has_own_terms:
+                timings = f"{fit.runs} steps of train.py on an H100 and of torchtitan, by {sheet.basis}"
             return cls(
                 **device,
                 seconds=fit.seconds(sheet, precision),
@@ -370,7 +393,9 @@ class Throughput(Listed):
                 small_draws=fit.small_draws,
                 growth=fit.growth,
                 overhead=fit.overhead,
-                source=f"rates of {fit.runs} public runs and benchmarks of {fit.labs} labs, by {sheet.basis}",
+                sharded=fit.sharded,
+                sharded_draws=fit.sharded_draws,
+                source=f"rates of {timings}",
             )
         utilizations = tuple(mfu) if isinstance(mfu, (tuple, list)) else (mfu, mfu)
         are_shares = all(isinstance(value, (int, float)) and 0 < value <= 1 for value in utilizations)
@@ -397,6 +422,7 @@ class Throughput(Listed):
             if values[name] is not None:
                 values[name] = values[name].tolist()
         values["seconds"] = dict(self.seconds)
+        values["sharded"] = dict(self.sharded)
         values["settings"] = dict(self.settings)
         values["measurements"] = []
         for measurement in self.measurements:

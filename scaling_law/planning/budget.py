@@ -70,15 +70,15 @@ class Cluster(Layouts):
     @classmethod
     def of(cls, run: RunFields | None = None, **fields: Unpack[ClusterFields]) -> Cluster:
         """Read GPUs with assumed or measured step times, and the batches of a `run` that they share."""
-        throughput = _read_throughput(fields)
+        engine = fields.get("engine") or TRAIN_PY
+        if engine not in ENGINES:
+            raise InputError(unknown("engine=", engine, ENGINES))
+        throughput = _read_throughput(fields, engine)
         gpus = fields.get("gpus")
         price = fields.get("price")
         if gpus is None:
             reason = () if price is None else (given("price", price), " is per GPU-hour: ")
             raise InputError(*reason, given("gpus", None), " must be given, the number of GPUs that train")
-        engine = fields.get("engine") or TRAIN_PY
-        if engine not in ENGINES:
-            raise InputError(unknown("engine=", engine, ENGINES))
         if engine != TRAIN_PY and not throughput.is_assumed:
             raise InputError(given("engine", engine), ": measured step times are of their own engine; give a gpu")
         ramp = read_ramp(gpus, needs_sequence=engine == TRAIN_PY, **(run or {}))
@@ -163,7 +163,8 @@ class Cluster(Layouts):
         steps = self.steps(model) if self.throughput.is_assumed else None
         overhead = self.throughput.overhead_of(self.gpus)
         for k, (sequences, (start, end)) in enumerate(zip(self.batches, pairwise(boundaries), strict=True)):
-            seconds = np.asarray(self.compute(work, sequences, drawn))
+            gpu_share = None if steps is None else steps.gpu_share
+            seconds = np.asarray(self.compute(work, sequences, gpu_share, drawn))
             if steps is not None:
                 seconds = np.maximum(steps.slowdown[k] * seconds, steps.communication[k])
                 seconds = np.where(steps.fits, seconds, np.inf)
@@ -186,7 +187,7 @@ class Cluster(Layouts):
         }
 
 
-def _read_throughput(fields: ClusterFields) -> Throughput:
+def _read_throughput(fields: ClusterFields, engine: str) -> Throughput:
     """Read the step times of the GPUs that a question names: measured ones, or those assumed for their model."""
     gpu = fields.get("gpu")
     mfu = fields.get("mfu")
@@ -197,7 +198,7 @@ def _read_throughput(fields: ClusterFields) -> Throughput:
         reason = () if mfu is None else (given("mfu", mfu), " is that of a GPU: ")
         needed = ' must be given, such as "h100", or throughput, measured step times'
         raise InputError(*reason, given("gpu", None), needed)
-    return Throughput.assumed(gpu, mfu=mfu, precision=fields.get("precision") or "bf16")
+    return Throughput.assumed(gpu, mfu=mfu, precision=fields.get("precision") or "bf16", engine=engine)
 
 
 def _read_measured(measured: Throughput | str | Path, fields: ClusterFields) -> Throughput:

@@ -21,7 +21,7 @@ from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import has_optimum
+from scaling_law.formulas.law import has_optimum, percentile_interval
 from scaling_law.formulas.repeated import Repetition, tokens_worth
 from scaling_law.formulas.roots import find_root
 from scaling_law.planning.budget import (
@@ -37,6 +37,7 @@ from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
     compute_optimal,
+    drawn_losses,
     explain_left_out,
     explain_no_optimum,
     explain_undiscounted,
@@ -70,7 +71,8 @@ class Reached(ArrayAnswer):
 
     `flops` are of training and inference, `memory_bytes` of weights and KV cache: infinite where no model reaches the
     loss, and its sizes NaN. `least` is what was minimised. `hours` and `money` are those of training, None without
-    step times or a price.
+    step times or a price. Intervals (low, high) hold 95 %, NaN where no model reaches the loss, None without draws:
+    that of a run's loss, by the law and, within a budget of hours, step times; that of its hours, by the step times.
     """
 
     _question: ClassVar[tuple[str, ...]] = ("loss", "experts")
@@ -86,6 +88,8 @@ class Reached(ArrayAnswer):
     least: Literal["flops", "hours", "memory_bytes"]
     hours: FloatArray | None = None
     money: FloatArray | None = None
+    loss_interval: tuple[FloatArray, FloatArray] | None = None
+    hours_interval: tuple[FloatArray, FloatArray] | None = None
 
     @cached_property
     def bests(self) -> tuple[int, ...]:
@@ -143,7 +147,10 @@ class Reached(ArrayAnswer):
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
         size = name_size(best["experts"], best["n_active"], best["n_total"])
         tokens = format_count(best["tokens"])
-        text = f"loss {best['loss']:.3f} takes {self._cost(best)} at least: {size}, {tokens} tokens"
+        loss = f"loss {best['loss']:.3f}"
+        if best["loss_interval"] is not None:
+            loss += " ({:.3f} to {:.3f})".format(*best["loss_interval"])
+        text = f"{loss} takes {self._cost(best)} at least: {size}, {tokens} tokens"
         if not best["trusted"]:
             return f"{text}; not trusted"
         rows = [row for row in self.rows if row["loss"] == best["loss"]]
@@ -158,11 +165,29 @@ class Reached(ArrayAnswer):
         if self.least == "flops":
             return f"{format_flops(cost)} FLOPs"
         if self.least == "hours":
-            return f"{cost:.3g} hours"
+            interval = row["hours_interval"]
+            return (
+                f"{cost:.3g} hours" if interval is None else "{:.3g} hours ({:.3g} to {:.3g})".format(cost, *interval)
+            )
         return f"{format_bytes(cost)} of memory"
 
     def _columns(self) -> dict[str, Any]:
         return {**super()._columns(), "trusted": cast(RangeCheck, self.check).trusted}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the rows, with the interval of the loss and, in hours, of these; None where there is none."""
+        rows = super().to_rows()
+        intervals = {"loss_interval": self.loss_interval}
+        if self.hours is not None:
+            intervals["hours_interval"] = self.hours_interval
+        for name, interval in intervals.items():
+            for i, row in enumerate(rows):
+                row[name] = None
+                if interval is not None and np.isfinite(interval[0].flat[i]):
+                    row[name] = (float(interval[0].flat[i]), float(interval[1].flat[i]))
+                # The remark stands at the end.
+                row["trusted"] = row.pop("trusted")
+        return rows
 
 
 @lists_keywords
@@ -200,7 +225,9 @@ def reach(
     tokens = variables["tokens"]
     n_total = total_parameters(models.d_model, e, vocab_size=limits.vocab_size)
     notes = _explain(law, e, limits, check, is_reached)
-    hours = money = None
+    of_reached = {name: values[is_reached] for name, values in variables.items()}
+    drawn_loss = drawn_losses(law, models.budget, of_reached, models.d_model[is_reached], limits)
+    hours = money = drawn_hours = None
     if models.cluster is not None:
         widths = limits.widths(models.d_model[is_reached], variables["experts"][is_reached])
         notes += models.cluster.warnings(widths)
@@ -208,6 +235,8 @@ def reach(
         seconds = np.where(is_reached, trained, np.inf)
         hours = seconds / 3600.0
         money = models.cluster.cost(seconds)
+        if models.cluster.throughput.draws is not None:
+            drawn_hours = models.cluster.seconds(widths, tokens[is_reached], drawn=True) / 3600.0
     return Reached(
         loss=target,
         experts=e,
@@ -220,9 +249,21 @@ def reach(
         least=models.least,
         hours=hours,
         money=money,
+        loss_interval=_interval(drawn_loss, is_reached),
+        hours_interval=_interval(drawn_hours, is_reached),
         check=check,
         notes=tuple(notes),
     )
+
+
+def _interval(draws: FloatArray | None, is_reached: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray] | None:
+    """Return the ends of the 95 % intervals of draws [n_draws, runs] at the models that are reached, NaN elsewhere."""
+    if draws is None:
+        return None
+    low = np.full(is_reached.shape, np.nan)
+    high = np.full(is_reached.shape, np.nan)
+    low[is_reached], high[is_reached] = percentile_interval(draws)
+    return low, high
 
 
 @dataclass(frozen=True)
@@ -235,6 +276,8 @@ class _ReachingModels:
     least: Literal["flops", "hours", "memory_bytes"]
     limits: Limits
     cluster: Cluster | None
+    # What the models spend: the budget that is given, or the FLOPs that they take.
+    budget: Budget
 
 
 def _recommend_ramp(models: _ReachingModels, losses: int, run: RunFields) -> BatchRamp | None:
@@ -267,13 +310,15 @@ def _find_cheapest(law: Formula, loss: FloatArray, experts: FloatArray, question
     n_active, tokens, cost = models(np.full(losses.shape, HEAD_DIM))
     is_smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
     tokens = np.where(is_smallest, tokens, optimum.tokens)
+    flops = flops_of(np.where(is_smallest, n_active, optimum.n_active), tokens, limits)
     return _ReachingModels(
         d_model=np.where(optimum.fits, optimum.d_model, np.where(is_smallest, HEAD_DIM, np.nan)),
         tokens=tokens,
-        flops=flops_of(np.where(is_smallest, n_active, optimum.n_active), tokens, limits),
+        flops=flops,
         least="hours" if cluster else "flops",
         limits=limits,
         cluster=cluster,
+        budget=Budget.each(flops),
     )
 
 
@@ -305,6 +350,7 @@ def _find_smallest(
         least="memory_bytes",
         limits=limits,
         cluster=budget.cluster,
+        budget=budget,
     )
 
 

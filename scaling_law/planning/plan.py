@@ -6,7 +6,7 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
+from scaling_law.planning.optimum import drawn_losses
 from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import (
@@ -39,6 +40,7 @@ from scaling_law.size.architecture import (
     name_size,
     total_parameters,
 )
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
@@ -64,8 +66,10 @@ class Plan(Answer):
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of the GPUs named, and `placement` how the run is laid out on them; without any, `gpu_hours` are
-    those of as many H100s as hold it. Intervals hold 95 %. `batch_source`: "given", "paper", or the published law of
-    the batch. `learning_rate` is None where the run is too far from those of its law: then there is no configuration.
+    those of as many H100s as hold it. Intervals hold 95 %: that of the loss is `optimal`'s, of law and step times
+    where the budget is one of hours or money; that of GPU-hours is of the step times. `batch_source`: "given",
+    "paper", or the published law of the batch. `learning_rate` is None where the run is too far from those of its
+    law: then there is no configuration.
     """
 
     architecture: Architecture
@@ -91,6 +95,7 @@ class Plan(Answer):
     gradient_bytes: float
     kv_cache_bytes: float
     gpu_hours: float
+    gpu_hours_interval: tuple[float, float] | None
     gpus: int
     gpu: str
     time: Budget | None = None
@@ -124,7 +129,7 @@ class Plan(Answer):
     @property
     def verdict(self) -> str:
         a = self.architecture
-        cost = f"{format_count(self.tokens)} tokens in {_format_hours(self.gpu_hours)} GPU-hours"
+        cost = f"{format_count(self.tokens)} tokens in {self._describe_hours()}"
         text = f"{name_size(a.experts_equivalent, a.n_active, a.n_total)}, {cost}: loss {self.loss:.3f}"
         if self.loss_interval is not None:
             text += " ({:.3f} to {:.3f})".format(*self.loss_interval)
@@ -231,8 +236,14 @@ class Plan(Answer):
             return longest
         return f"{format_flops(self.total_flops)} FLOPs with all branches, {longest} of the longest run"
 
+    def _describe_hours(self) -> str:
+        text = f"{_format_hours(self.gpu_hours)} GPU-hours"
+        if self.gpu_hours_interval is not None:
+            text += " ({} to {})".format(*map(_format_hours, self.gpu_hours_interval))
+        return text
+
     def _describe_time(self) -> str:
-        hours = f"{_format_hours(self.gpu_hours)} GPU-hours"
+        hours = self._describe_hours()
         if self.time is None:
             return f"{hours} of {self.gpus} × {self.gpu} (assumed; --gpu and --gpus name others)"
         return f"{hours}: {self.time}"
@@ -294,6 +305,10 @@ def plan(
     loss = partial(table.limits.loss, law, variables=variables)
     gpus = cluster or _usual_cluster(architecture, ramp)
     seconds = float(gpus.seconds(architecture, float(schedule.total_tokens)))
+    drawn_hours = None
+    if gpus.throughput.draws is not None:
+        drawn_hours = gpus.gpus * gpus.seconds(architecture, float(schedule.total_tokens), drawn=True) / 3600.0
+    drawn_loss = _draw_losses(law, table, row, variables)
     warnings = [*passed_over, *schedule.warnings, *table.loss_warnings]
     if given_rate is None:
         warnings += row.learning_rate_warnings
@@ -311,7 +326,7 @@ def plan(
         decay_tokens=_decay_tokens(ramp, schedule.tokens),
         **_read_rate(row, given_rate),
         loss=float(loss(tuple(law.coefficients.values()))),
-        loss_interval=None if law.draws is None else percentile_interval(loss(law.columns_of_draws(0))),
+        loss_interval=None if drawn_loss is None else percentile_interval(drawn_loss),
         training_flops=architecture.training_flops(schedule.tokens),
         total_tokens=schedule.total_tokens,
         total_flops=architecture.training_flops(schedule.total_tokens),
@@ -320,6 +335,7 @@ def plan(
         gradient_bytes=GRADIENT_BYTES * architecture.n_total,
         kv_cache_bytes=row.kv_cache_bytes,
         gpu_hours=gpus.gpus * seconds / 3600.0,
+        gpu_hours_interval=None if drawn_hours is None else percentile_interval(drawn_hours),
         gpus=gpus.gpus,
         gpu=gpus.throughput.device,
         notes=(*warnings, *_explain_differences(table.limits, architecture)),
@@ -327,6 +343,18 @@ def plan(
         placement=None if cluster is None else cluster.place(architecture),
         check=law.check(**variables, unique_tokens=table.limits.unique_tokens),
     )
+
+
+def _draw_losses(
+    law: Formula, table: OptimalTable, row: OptimalRow, variables: Mapping[str, Any]
+) -> FloatArray | None:
+    """Draw the losses [n_draws] of the planned model, as `optimal` does; None without draws.
+
+    Within hours they are of the tokens that the drawn step times allow.
+    """
+    model = {name: np.atleast_1d(values) for name, values in variables.items()}
+    losses = drawn_losses(law, table.budget, model, np.array([row.d_model]), table.limits)
+    return None if losses is None else losses[:, 0]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,10 @@ class Table:
             work_of_rows.append([float(work[term]) for term in TERMS])
         self.work = np.array(work_of_rows).T
         self.gpu = np.array([[sheet.peak_flops, sheet.bandwidth] for sheet in sheets]).T
-        flags = [(row.precision == "fp8", row.precision == "fp4", row.routing == "forced") for row in rows]
+        flags = []
+        for row in rows:
+            is_balanced = row.routing == "forced" or (row.kind == "run" and row.routed_blocks > 0)
+            flags.append((row.precision == "fp8", row.precision == "fp4", is_balanced))
         self.flags = np.array(flags, float).T
         nodes = [max(row.gpus / sheet.node, 1.0) for row, sheet in zip(rows, sheets, strict=True)]
         self.ln_nodes = np.log(nodes)

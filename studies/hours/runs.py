@@ -124,7 +124,12 @@ class Timed:
     @property
     def work(self) -> dict[str, Any]:
         """The work of one token on one device, by the names of `TERMS`."""
-        model = ModelWork(
+        return self.model_work.in_step(1.0, None, self.sequence_length, 1)
+
+    @property
+    def model_work(self) -> ModelWork:
+        """Properties of the model that decide its step time."""
+        return ModelWork(
             weights=self.n_multiplied,
             attention=2.0 * self.n_blocks * self.attention_width,
             activations=float(self.n_blocks * self.d_model),
@@ -133,7 +138,6 @@ class Timed:
             n_active=self.n_multiplied,
             n_blocks=float(self.n_blocks),
         )
-        return model.in_step(1.0, None, self.sequence_length, 1)
 
     @property
     def group(self) -> str:
@@ -160,12 +164,12 @@ def derive(table: Path, path: Path) -> Path:
     The rows of Marin's ladder, which the table lacks, stay: transcribed, small models on one node of H100s.
     """
     with table.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in map(_parse_row, csv.DictReader(file)) if row is not None]
+        rows = [row for row in map(parse_row, csv.DictReader(file)) if row is not None]
     ladder = [row for row in read(path) if row.source == MARIN] if path.exists() else []
     return write_csv(path, rows_of([*_newest(rows), *ladder], Timed))
 
 
-def _parse_row(row: dict[str, str]) -> Timed | None:
+def parse_row(row: dict[str, str]) -> Timed | None:
     """Read a row of the public table; None where it does not count."""
 
     def integer(column: str, default: int = 0) -> int:

@@ -55,7 +55,9 @@ def test_what_step_times_rest_on_is_said():
         (warning,) = Throughput.assumed(name, mfu=0.4).warnings(Architecture(512))
         assert "(train.py does not run on it)" in warning
     (known,) = Throughput.assumed("h100").warnings(Architecture(512))
-    assert "by its data sheet; they are of other code than train.py" in known
+    assert known.endswith("steps of train.py on an H100 and of torchtitan, by its data sheet")
+    (public,) = Throughput.assumed("h100", engine="megatron").warnings(Architecture(512))
+    assert public.endswith("public runs and benchmarks of 18 labs, by its data sheet")
 
 
 def test_a_device_is_described_by_its_peak_and_memory():
