@@ -44,13 +44,13 @@ SHARPNESS = 6.0
 STEP = 1.01
 # Misfit of a curve's form in lines within a factor of e^0.08, as a number and as a share of the scatter of lines; both
 # grow with the distance to the run's end in ln t, by this much per unit.
-MISFIT = 0.0004
+MISFIT = 0.0005
 MISFIT_OF_SCATTER = 0.2
 MISFIT_SPAN = 0.08
 MISFIT_GROWTH = 2.0
 # The final loss is the mean of this last share of the lines; it scatters by this around a run's curve.
 LAST_SHARE = 0.01
-END_SCATTER = 0.0002
+END_SCATTER = 0.0004
 END_OF_SCATTER = 0.1
 # The coefficients: level, slope, bend, gap, lag, shift.
 GAP = 0.045

@@ -16,11 +16,9 @@ SIZES = (1e8, 2e8, 4e8)
 
 
 def multi_power(shares, rates, slope, gap):
-    """ln L along a run, by the multi-power law of Luo et al. (2025), over that at its end."""
-    grid = np.linspace(0, 1, len(rates))
+    """ln L along a run, by the multi-power law of Luo et al. (2025); runs are equal until their rates differ."""
     fall, drop = terms(tuple(rates))
-    log_loss = slope * fall - gap * drop
-    return np.interp(shares, grid, log_loss) - np.interp(0.995, grid, log_loss)
+    return np.interp(shares, np.linspace(0, 1, len(rates)), slope * fall - gap * drop)
 
 
 @lru_cache
@@ -28,11 +26,11 @@ def terms(rates):
     """The power of the progress and the drop from falls of the rate, per unit of slope and gap."""
     rates = np.array(rates)
     middle = (rates[1:] + rates[:-1]) / 2
-    progress = np.concatenate([[0.01], 0.01 + np.cumsum(middle) / len(middle)])
+    progress = np.concatenate([[0.01], 0.01 + np.cumsum(middle ** (2 / 3)) / len(middle)])
     falls = rates[:-1] - rates[1:]
     since = np.maximum(progress[:, None] - progress[None, 1:], 0.0) * (falls != 0)
     drop = (1 - (1 + 100.0 * since * np.maximum(rates[1:], 0.01) ** -0.5) ** -0.7) @ falls
-    return (progress / progress[-1]) ** -0.45 / 0.45, drop
+    return progress**-0.45 / 0.45, drop
 
 
 CONSTANT, COSINE = np.ones(401), 0.55 + 0.45 * np.cos(np.pi * np.linspace(0, 1, 401))
@@ -46,12 +44,9 @@ def curve(n=2e8, tokens=4e9, miss=0.0, gap=0.05, noise=0.0, seed=0, lines=200, f
     shares = np.linspace(1 / lines, 1, lines)
     slope = float(np.log(LAW.loss(n, tokens / 1.1) / LAW.loss(n, tokens)) / np.log(1.1))
     planned = LINEAR if rates is None else rates
-    end = float(np.log(LAW.loss(n, tokens))) + miss
-    if rates is not None:
-        early = np.array([0.02])
-        end += float((multi_power(early, LINEAR, slope, gap) - multi_power(early, planned, slope, gap))[0])
+    end = float(np.log(LAW.loss(n, tokens))) + miss - multi_power(0.995, LINEAR, slope, gap)
     log_loss = end + multi_power(shares, planned, slope, gap) + noise * rng.normal(size=lines)
-    last = float(np.exp(end)) if final else None
+    last = float(np.exp(end + multi_power(0.995, planned, slope, gap))) if final else None
     return TrainingCurve(
         shares * tokens, np.exp(log_loss), tokens, {"n_active": n}, final=last, trunk=f"{seed}", rates=rates, **fields
     )
@@ -178,6 +173,8 @@ def test_a_record_and_its_log_make_a_curve_without_spikes_and_skipped_steps():
         ({"model": {"d_model": 64.0}}, "must have a positive n_active"),
         ({"final": -1.0}, "final=-1 must be positive and finite"),
         ({"losses": [1.0, np.nan]}, "losses=nan must be positive and finite"),
+        ({"rates": [0.0, 0.0]}, "rates=.* must be two or more learning rates"),
+        ({"rates": [1.0, -1.0]}, "rates=.* must be two or more learning rates"),
         ({"losses": [1.0]}, "one loss each is needed"),
         ({"tokens": [2.0, 2.0]}, "tokens must be positive and increase"),
     ],
@@ -186,6 +183,28 @@ def test_what_is_no_curve_is_refused(wrong, message):
     fields = {"tokens": [1.0, 2.0], "losses": [3.0, 2.0], "horizon": 4.0, "model": {"n_active": 10.0}}
     with pytest.raises(ValueError, match=message):
         TrainingCurve(**fields | wrong)
+
+
+@pytest.mark.parametrize("planned", [CONSTANT, COSINE, LINEAR, TWO_STAGES])
+@pytest.mark.parametrize("taught", [COSINE, LINEAR])
+def test_a_run_of_another_schedule_tells_what_the_fall_of_the_rate_will_gain(planned, taught):
+    """Truths are of a multi-power law whose lags and powers, but for that of the progress, are not the forecast's."""
+    peer = curve(gap=0.06, noise=0.001, seed=1, rates=taught)
+    run = curve(gap=0.06, noise=0.001, seed=2, rates=planned)
+    for share, error in ((0.5, 0.01), (0.9, 0.007)):
+        estimate = LiveForecast([peer], LAW).of(run.until(share))
+        assert estimate.loss == pytest.approx(run.final, rel=error)
+        low, high = estimate.interval(0.99)
+        assert low < run.final < high
+
+
+def test_a_schedule_is_its_rates_in_any_unit_and_the_decay_is_one():
+    whole = curve(noise=0.01)
+    at_rates = replace(whole, rates=3e-4 * LINEAR, decay=1.0)
+    forecast = LiveForecast(law=LAW)
+    assert forecast.of(at_rates.until(0.6)).loss == pytest.approx(forecast.of(whole.until(0.6)).loss, rel=1e-6)
+    flat = replace(whole, rates=CONSTANT)
+    assert forecast.of(flat.until(0.6)).loss > 1.02 * forecast.of(whole.until(0.6)).loss, "no decay is to come"
 
 
 def test_runs_that_cannot_be_compared_are_refused_or_said():
