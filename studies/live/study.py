@@ -6,16 +6,17 @@ Errors are of held-out losses, in nats per byte.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hub.base.units import UNKNOWN
-from scaling_law import JointLaw, Law, LiveEstimate, LiveForecast, Runs, TrainingCurve, fit
+from scaling_law import JointLaw, Law, LiveEstimate, LiveForecast, Runs, TrainingCurve, fit, published
 from scaling_law.figures import drawing
 from studies.common import Page, Part, rms
+from studies.live import schedules as under_schedules
 from studies.live import trunks
 from studies.live.trunks import SHORTEST, Logged, Sweep
 from studies.live.trunks import take as take
@@ -30,6 +31,9 @@ WAYS = (TRUNK, SIZE, FIRST, LAWLESS)
 SHOWN_SHARES = (0.1, 0.5, 0.9)
 # The threshold of the crossing.
 HUBER = 0.05
+# Losses are raised from this share of the tokens on, and a trunk is looked at 14 times.
+RAISED_FROM = 0.4
+LOOKS = np.linspace(0.1, 0.75, 14)
 SHOWN = "crossing-d48-b3-h3-E4-seed1"
 
 
@@ -59,6 +63,11 @@ class Results:
     def at(self, left_out: str, share: float) -> list[Judged]:
         """Return the forecasts at a share with this left out."""
         return [row for row in self.judged if row.left_out == left_out and row.share == share]
+
+    @cached_property
+    def under_schedules(self) -> list[under_schedules.Judged]:
+        """The forecasts of the models under nine schedules."""
+        return [*under_schedules.judge(under_schedules.read())]
 
     @cached_property
     def logged(self) -> list[Logged]:
@@ -164,6 +173,40 @@ def errors(r: Results) -> Iterator[Part]:
             )
 
 
+def schedules(r: Results) -> Iterator[Part]:
+    """List errors and coverage under nine schedules by the runs that had finished."""
+    yield from under_schedules.summarize(r.under_schedules)
+
+
+def each_schedule(r: Results) -> Iterator[Part]:
+    """List errors under each schedule."""
+    yield from under_schedules.by_schedule(r.under_schedules)
+
+
+def _off_track_rate(r: Results, raised: float) -> float:
+    """Return the share of trunks said to be off the track when their losses are raised from 40 % of the tokens on."""
+    verdicts = []
+    for sweep in r.sweeps:
+        for trunk in sorted({run.trunk for run in sweep.logged}):
+            curves = [run.curve for run in sweep.logged if run.trunk == trunk]
+            peers = [run.curve for run in sweep.logged if run.trunk != trunk]
+            forecast = LiveForecast(peers)
+            longest = max(curves, key=lambda curve: curve.horizon)
+            is_late = longest.tokens > RAISED_FROM * longest.horizon
+            factors = np.where(is_late, 1.0 + raised, 1.0)
+            curve = replace(longest, losses=longest.losses * factors)
+            estimates = [forecast.of(curve.until(share)) for share in LOOKS]
+            verdicts.append(any(estimate is not None and estimate.off_track() for estimate in estimates))
+    return float(np.mean(verdicts))
+
+
+def off_track(r: Results) -> Iterator[Part]:
+    """List how many trunks are said to be off the track when their losses are raised."""
+    yield "raised by", "said to be off the track"
+    for raised in (0.0, 0.05, 0.1, 0.2):
+        yield f"{raised:.0%}", f"{_off_track_rate(r, raised):.0%}"
+
+
 def last_error(rows: Sequence[Judged]) -> float:
     """Return the RMS difference of the last logged loss and the final one."""
     return rms(np.array([row.last - row.final for row in rows]))
@@ -202,8 +245,34 @@ def values(r: Results) -> dict[str, str]:
         "half": f"{forecast_error(half):.3f}",
         "end": f"{forecast_error(end):.3f}",
         "last": f"{last_error(end):.3f}",
+        "foreign": f"{_foreign_rate(r):.0%}",
+        **_under_schedules(r),
         "held": f"{coverage(_without_trunk(r), 0.9):.0%}",
     }
+
+
+def _under_schedules(r: Results) -> dict[str, str]:
+    """Return the errors under nine schedules at half and at 90 % of the tokens."""
+    numbers = {}
+    for name, way in (("alone", under_schedules.ALONE), ("one", under_schedules.ONE)):
+        for share, word in ((0.5, "half"), (0.9, "end")):
+            rows = [row for row in r.under_schedules if row.finished == way and row.share == share]
+            numbers[f"{name}-{word}"] = f"{under_schedules.rms_percent([row.error for row in rows]):.2f}%"
+    return numbers
+
+
+def _foreign_rate(r: Results) -> float:
+    """Return the share of runs at half of their tokens for which a law 15 % above is said to be of another corpus."""
+    law = published("chinchilla")
+    verdicts = []
+    for run in under_schedules.read():
+        inputs = {"n_active": run.curve.model["n_active"], "tokens": run.curve.horizon}
+        law_loss = float(law.loss(**inputs))
+        factor = law_loss / (run.curve.final or np.nan) / 1.15
+        curve = replace(run.curve, losses=run.curve.losses * factor)
+        estimate = LiveForecast(law=law).of(curve.until(0.5))
+        verdicts.append(estimate is not None and estimate.is_law_foreign())
+    return float(np.mean(verdicts))
 
 
 def live_errors(r: Results) -> Any:
@@ -274,6 +343,9 @@ def is_nearer_than_last_loss(r: Results) -> bool:
 
 
 CLAIMS = {
+    "under every schedule the forecast is nearer than the smoothed last loss": lambda r: (
+        under_schedules.is_always_nearer(r.under_schedules)
+    ),
     "the forecast is far nearer than the last loss": is_nearer_than_last_loss,
     "against a law of the sweep it gains only late": lambda r: (
         0.9 < _relative_error(r, TRUNK, 0.5) < 1.25 and _relative_error(r, TRUNK, 0.9) < 0.9
@@ -290,7 +362,7 @@ CLAIMS = {
 
 PAGE = Page(
     read=lambda: Results(trunks.read()),
-    blocks=(errors,),
+    blocks=(schedules, each_schedule, errors, off_track),
     tables=(live,),
     figures=(live_errors,),
     values=values,
