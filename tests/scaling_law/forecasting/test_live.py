@@ -33,12 +33,24 @@ def terms(rates):
     return progress**-0.45 / 0.45, drop
 
 
-CONSTANT, COSINE = np.ones(401), 0.55 + 0.45 * np.cos(np.pi * np.linspace(0, 1, 401))
+CONSTANT = np.ones(401)
+COSINE = 0.55 + 0.45 * np.cos(np.pi * np.linspace(0, 1, 401))
 LINEAR = np.minimum(1.0, (1 - np.linspace(0, 1, 401)) / 0.2)
 TWO_STAGES = np.where(np.linspace(0, 1, 401) < 0.55, 1.0, 0.3)
 
 
-def curve(n=2e8, tokens=4e9, miss=0.0, gap=0.05, noise=0.0, seed=0, lines=200, final=True, rates=None, **fields):
+def curve(
+    n=2e8,
+    tokens=4e9,
+    miss=0.0,
+    gap=0.05,
+    noise=0.0,
+    seed=0,
+    lines=200,
+    final=True,
+    rates=None,
+    **fields,
+):
     """A run that ends exp(`miss`) above the law, or above what it ends at with `LINEAR` under other `rates`."""
     rng = np.random.default_rng(seed)
     shares = np.linspace(1 / lines, 1, lines)
@@ -48,7 +60,14 @@ def curve(n=2e8, tokens=4e9, miss=0.0, gap=0.05, noise=0.0, seed=0, lines=200, f
     log_loss = end + multi_power(shares, planned, slope, gap) + noise * rng.normal(size=lines)
     last = float(np.exp(end + multi_power(0.995, planned, slope, gap))) if final else None
     return TrainingCurve(
-        shares * tokens, np.exp(log_loss), tokens, {"n_active": n}, final=last, trunk=f"{seed}", rates=rates, **fields
+        shares * tokens,
+        np.exp(log_loss),
+        tokens,
+        {"n_active": n},
+        final=last,
+        trunk=f"{seed}",
+        rates=rates,
+        **fields,
     )
 
 
