@@ -238,6 +238,8 @@ def _without_trunk(r: Results) -> list[Judged]:
 def values(r: Results) -> dict[str, str]:
     """Return the numbers in the page's sentences."""
     tenth, half, end = (r.at(TRUNK, share) for share in SHOWN_SHARES)
+    lawless_half = r.at(LAWLESS, 0.5)
+    lawless_end = r.at(LAWLESS, 0.9)
     return {
         "trunks": str(len({run.trunk for run in r.logged})),
         "tenth": str(len({row.run.trunk for row in tenth})),
@@ -245,6 +247,8 @@ def values(r: Results) -> dict[str, str]:
         "half": f"{forecast_error(half):.3f}",
         "end": f"{forecast_error(end):.3f}",
         "last": f"{last_error(end):.3f}",
+        "lawless-half": f"{forecast_error(lawless_half):.3f}",
+        "lawless-end": f"{forecast_error(lawless_end):.3f}",
         "foreign": f"{_foreign_rate(r):.0%}",
         **_under_schedules(r),
         "held": f"{coverage(_without_trunk(r), 0.9):.0%}",
@@ -350,8 +354,8 @@ CLAIMS = {
     "against a law of the sweep it gains only late": lambda r: (
         0.9 < _relative_error(r, TRUNK, 0.5) < 1.25 and _relative_error(r, TRUNK, 0.9) < 0.9
     ),
-    "it does without a law": lambda r: all(
-        forecast_error(r.at(LAWLESS, share)) < 1.5 * law_error(r.at(TRUNK, share)) for share in SHARES[1:]
+    "from half of the tokens on it does without a law": lambda r: all(
+        forecast_error(r.at(LAWLESS, share)) < 1.5 * law_error(r.at(TRUNK, share)) for share in SHARES if share >= 0.5
     ),
     "its intervals hold": lambda r: coverage(_without_trunk(r), 0.9) > 0.87,
     "a young run moves an unchecked law too far": lambda r: (
