@@ -55,7 +55,8 @@ def compare(runs: list[dict[str, float]]) -> Table:
 
 def main() -> None:
     """Print the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("--data", type=Path, required=True, help="folder with public_runs.csv")
     print(compare(read_runs(parser.parse_args().data / "public_runs.csv")).markdown())
 

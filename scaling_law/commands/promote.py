@@ -18,8 +18,8 @@ COST = "What is equal: training FLOPs, hours by the runs' tokens_per_second, or 
 
 
 @command(
-    "baseline variant baseline_where variant_where cost beyond level figure where loss best_of columns status format "
-    "final trunks skip_invalid",
+    "baseline variant baseline_where variant_where at_equal beyond level figure where loss best_of columns status "
+    "format final trunks skip_invalid",
     OfRuns,
 )
 def promote(
@@ -29,7 +29,7 @@ def promote(
     variant: Annotated[str | None, typer.Argument(help="Runs of the variant. [default: --variant-where]")] = None,
     baseline_where: Annotated[str, option('Which runs are the baseline: "optimizer = adamw".')] = "",
     variant_where: Annotated[str, option('Which runs are the variant: "optimizer = muon".')] = "",
-    cost: Annotated[Literal["flops", "hours", "inference"], option(COST)] = "flops",
+    at_equal: Annotated[Literal["flops", "hours", "inference"], option(COST)] = "flops",
     beyond: Annotated[list[float], option("Times the compute of the largest size run (repeatable).")] = [10.0, 100.0],  # noqa: B006
     level: Annotated[float, option("Level of the intervals.")] = 0.9,
     figure: Annotated[Path | None, option("Write the gap against compute: .png, .svg or .pdf.")] = None,
@@ -46,7 +46,7 @@ def promote(
 
         scaling-law promote runs.jsonl --baseline-where "experts = 1" --variant-where "experts = 8"
 
-        scaling-law promote baseline.csv variant.csv --cost hours --figure gap.png
+        scaling-law promote baseline.csv variant.csv --at-equal hours --figure gap.png
 
         scaling-law promote wandb:us/base wandb:us/variant --loss val/loss --final smoothed
     """
@@ -58,7 +58,7 @@ def promote(
     for source, side_where in ((baseline, baseline_where), (variant or baseline, variant_where)):
         conditions = ", ".join(filter(None, (where, side_where)))
         sides.append(load(runs=source, where=conditions, **options))
-    answer = promoting.promote(sides[0], sides[1], cost=cost, beyond=beyond, level=level)
+    answer = promoting.promote(sides[0], sides[1], at_equal=at_equal, beyond=beyond, level=level)
     show(answer.to_dict() if as_json else None, as_json, answer)
     if figure is not None:
         written = drawing.save(answer.figure(), figure)

@@ -61,7 +61,11 @@ class Belief(NamedTuple):
     log_evidence_after: float
 
 
-def measure(basis: FloatArray, values: FloatArray, variances: FloatArray) -> Evidence:
+def measure(
+    basis: FloatArray,
+    values: FloatArray,
+    variances: FloatArray,
+) -> Evidence:
     """Return the evidence of values [n] that are sums of coefficients times a basis [n, k]."""
     weighted = basis.T / variances
     return Evidence(weighted @ basis, weighted @ values)
@@ -144,7 +148,11 @@ def normalize(odds: FloatArray, log_evidence: Sequence[float]) -> FloatArray:
     return np.asarray(products / products.sum())
 
 
-def mix(probabilities: FloatArray, coefficients: Sequence[Normal], basis: FloatArray) -> tuple[float, float]:
+def mix(
+    probabilities: FloatArray,
+    coefficients: Sequence[Normal],
+    basis: FloatArray,
+) -> tuple[float, float]:
     """Return mean and variance of coefficients times a basis [k], over hypotheses about the coefficients."""
     means = np.array([normal.mean @ basis for normal in coefficients])
     variances = np.array([basis @ normal.covariance @ basis for normal in coefficients])

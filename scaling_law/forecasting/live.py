@@ -346,7 +346,12 @@ class LiveForecast:
         means[3] = GAP
         return Prior(means, np.concatenate([spreads, drifts, drifts, drifts]))
 
-    def _pool(self, curve: TrainingCurve, law_slope: float, scatter: float) -> Family:
+    def _pool(
+        self,
+        curve: TrainingCurve,
+        law_slope: float,
+        scatter: float,
+    ) -> Family:
         """Learn from finished runs the coefficients of runs at this N, D and E."""
         if self.finished:
             scatter = self._scatter

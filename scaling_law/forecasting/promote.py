@@ -14,12 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group
 from scipy.special import ndtr, ndtri
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
-from hub.base.tables import Table
+from hub.base.tables import Table, Tables
 from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.forecasting.trends import POWER, Cells, Gaps, TrendPrior, fit_slopes, predict_gaps, read_trend_prior
@@ -104,7 +103,7 @@ class Promotion(Answer):
     cells: tuple[dict[str, Any], ...]
     decision: Decision
     next_runs: dict[str, float] | None
-    cost: Cost
+    at_equal: Cost
     level: float
     fan: Fan
 
@@ -128,13 +127,13 @@ class Promotion(Answer):
     def facts(self) -> dict[str, Any]:
         return {
             "decision": self.decision,
-            "cost": self.cost,
+            "at_equal": self.at_equal,
             "level": self.level,
             "cells": list(self.cells),
             "next_runs": self.next_runs,
         }
 
-    def summary(self) -> Group:  # type: ignore[override]
+    def summary(self) -> Tables:  # type: ignore[override]
         columns = ("at", "n_active", "tokens", "gap", "interval", "speed-up", "interval ", "ahead")
         rows = []
         for row in self.rows:
@@ -147,7 +146,7 @@ class Promotion(Answer):
             tokens = format_count(row["tokens"])
             rows.append((row["at"], n_active, tokens, gap, gap_interval, speedup, speedup_interval, ahead))
         notes = [
-            f"gap: ln(L_baseline / L_variant) at {COSTS[self.cost]}; intervals of {self.level:.0%}",
+            f"gap: ln(L_baseline / L_variant) at {COSTS[self.at_equal]}; intervals of {self.level:.0%}",
             "speed-up: times the compute that the baseline needs for the variant's loss; ahead: probability",
         ]
         if self.next_runs:
@@ -155,7 +154,7 @@ class Promotion(Answer):
             notes.append(text.format(**self.next_runs))
         points = Table(columns, rows, title=self.verdict, notes=notes)
         cells = Table.of(self.cells, title="Sizes at which both were run", warnings=self.warnings)
-        return Group(points, cells)
+        return Tables([points, cells])
 
     def figure(self, ax: Any = None) -> Any:
         """Draw the gap of each cell, and how it goes on with compute."""
@@ -168,7 +167,7 @@ class Promotion(Answer):
         cell_gaps = [cell["gap"] for cell in self.cells]
         ax.plot(cell_flops, cell_gaps, "ko", label="both run")
         drawing.log_axis(ax, drawing.FLOPS)
-        ax.set_ylabel(f"ln(L baseline / L variant) at {COSTS[self.cost]}")
+        ax.set_ylabel(f"ln(L baseline / L variant) at {COSTS[self.at_equal]}")
         drawing.legend(ax)
         return ax
 
@@ -295,13 +294,13 @@ class _Pair(NamedTuple):
 def _pair(
     baseline: Runs,
     variant: Runs,
-    cost: Cost,
+    at_equal: Cost,
     prior: TrendPrior,
 ) -> _Pair:
     """Match the runs of both sides, and correct the gaps for costs."""
     settings = {name: _common_column(baseline, variant, columns) for name, columns in SETTINGS.items()}
-    if cost == "hours" and not settings["speed"]:
-        raise InputError(f"cost='hours' needs a column of measured speed in both tables: {SPEED_COLUMNS[0]}")
+    if at_equal == "hours" and not settings["speed"]:
+        raise InputError(f"at_equal='hours' needs a column of measured speed in both tables: {SPEED_COLUMNS[0]}")
     names = [name for columns in settings.values() for name in columns]
     sides = [_summarise_side(runs, names) for runs in (baseline, variant)]
     matches = _match(*sides)
@@ -313,9 +312,9 @@ def _pair(
     largest = base.sizes[-1]
     slope, slope_covariance = fit_slopes(prior, sides[0].sizes - largest, sides[0].log_loss)
     slopes = slope * np.exp(-POWER * (base.sizes - largest))
-    ratio = _cost_ratio(cost, base, challenger, settings["speed"])
+    ratio = _cost_ratio(at_equal, base, challenger, settings["speed"])
     # At equal inference cost the baseline would be as much larger, on the same tokens.
-    per_cost = slopes[:, 0] if cost == "inference" else slopes.mean(axis=1)
+    per_cost = slopes[:, 0] if at_equal == "inference" else slopes.mean(axis=1)
     gaps = base.log_loss - challenger.log_loss - per_cost * ratio
     freedom = int(sum(side.n_runs.sum() - len(side.n_runs) for side in sides))
     squares = sum(side.squares for side in sides)
@@ -351,15 +350,15 @@ def _take(
 
 
 def _cost_ratio(
-    cost: Cost,
+    at_equal: Cost,
     base: _Side,
     challenger: _Side,
     speed: Sequence[str],
 ) -> FloatArray:
     """Return ln of the variant's cost over the baseline's in each cell."""
-    if cost == "inference":
+    if at_equal == "inference":
         return np.asarray(challenger.sizes[:, 0] - base.sizes[:, 0])
-    if cost == "flops":
+    if at_equal == "flops":
         return np.asarray((challenger.sizes - base.sizes).sum(axis=1))
     slower = base.columns[speed[0]] - challenger.columns[speed[0]]
     return np.asarray(challenger.sizes[:, 1] - base.sizes[:, 1] + slower)
@@ -374,7 +373,7 @@ def promote(
     variant: Any,
     loss: str | None = None,
     *,
-    cost: Cost = "flops",
+    at_equal: Cost = "flops",
     beyond: Any = (10.0, 100.0),
     level: float = 0.9,
     prior: TrendPrior | None = None,
@@ -385,7 +384,7 @@ def promote(
         baseline: runs at one or more sizes N and token counts D, with seeds; a Runs, or what `load_runs` reads.
         variant: runs of the variant at the same sizes; else of the same budgets, where the best of each is compared.
         loss: the column of both, in nats per token or per byte.
-        cost: what is equal: training FLOPs (6 N D), "hours", from the columns `tokens_per_second`, or "inference",
+        at_equal: what is equal: training FLOPs (6 N D), "hours", from the columns `tokens_per_second`, or "inference",
             FLOPs per generated token (2 N).
         beyond: times the compute of the largest cell, at its tokens per parameter.
         level: of the intervals.
@@ -396,15 +395,15 @@ def promote(
     there is. Where both tables have a learning rate or a batch, and one side's is a fixed multiple of the other's at
     all sizes, what is known of their optima moves the trend.
 
-        >>> promote("base.csv", "variant.csv", cost="hours").decision  # doctest: +SKIP
+        >>> promote("base.csv", "variant.csv", at_equal="hours").decision  # doctest: +SKIP
         'promote'
 
     InputError where no runs match, for columns that are not there, and for `beyond` not above 1. Source: the model of
     trends and its errors are in docs/studies/promote.md.
     """
     check_level(level)
-    if cost not in COSTS:
-        raise InputError(given("cost", cost), f" must be one of {', '.join(COSTS)}")
+    if at_equal not in COSTS:
+        raise InputError(given("at_equal", at_equal), f" must be one of {', '.join(COSTS)}")
     factors = np.unique(np.append(np.atleast_1d(numbers("beyond", beyond)), DECIDED_AT))
     if not np.all((factors > 1.0) & (factors <= FURTHEST)):
         raise InputError(given("beyond", beyond), f" must be above 1 and at most {FURTHEST:g}")
@@ -414,7 +413,7 @@ def promote(
     if loss is not None:
         baseline = replace(baseline, loss=baseline.positive(loss))
         variant = replace(variant, loss=variant.positive(loss))
-    pair = _pair(baseline, variant, cost, prior)
+    pair = _pair(baseline, variant, at_equal, prior)
     labels, points = _points(factors)
     gaps = predict_gaps(prior, pair.cells, points)
     rows = _rows(pair, labels, points, gaps, level)
@@ -424,7 +423,7 @@ def promote(
         cells=_cell_rows(pair),
         decision=decision,
         next_runs=next_runs,
-        cost=cost,
+        at_equal=at_equal,
         level=level,
         fan=_fan(prior, pair, float(factors[-1]), level),
         check=None,

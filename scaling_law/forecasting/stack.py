@@ -214,7 +214,11 @@ def _fresh(evidence: Evidence, rows: Any) -> list[int]:
     return [place for place, row in enumerate(rows) if evidence.like[names[row]] in FRESH]
 
 
-def _hold_to_fresh(weights: FloatArray, predictions: FloatArray, fresh: int) -> FloatArray:
+def _hold_to_fresh(
+    weights: FloatArray,
+    predictions: FloatArray,
+    fresh: int,
+) -> FloatArray:
     """Give a fresh law so much weight that all together stay in its 90 % interval, if it has one.
 
     Args:

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base import strict_json
-from hub.base.errors import InputError
+from hub.base.errors import InputError, unknown
 from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads
 from hub.base.notices import Notice
 from hub.base.tables import Listed, literal
-from scaling_law.machine.efficiency import SMALL, TRAIN_PY, rates_of_engine
+from scaling_law.machine.efficiency import MEGATRON, SMALL, TRAIN_PY, rates_of_engine
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture, Span
 from scaling_law.size.arrays import FloatArray
@@ -228,7 +228,7 @@ class Throughput(Listed):
 
     # -- questions
 
-    @reads(tokens_per_step=numbers_of, micro_batch_tokens=optional(numbers_of))
+    @reads(tokens_per_step=numbers_of, micro_batch_tokens=optional(numbers_of), shards=numbers_of)
     def step_seconds(
         self,
         model: Model,
@@ -247,6 +247,10 @@ class Throughput(Listed):
         measured is taken to share the tokens evenly at no cost: gradients travel as in the measurements. ValueError
         unless all numbers are positive.
         """
+        try:
+            is_sharded = np.asarray(is_sharded, bool)
+        except (TypeError, ValueError):
+            raise InputError(f"is_sharded={literal(is_sharded)} must be true or false, one or several") from None
         work = self._work(model, tokens_per_step, micro_batch_tokens, sequence_length, devices, shards)
         on_one_node: Any = 0.0
         for name, value in self.seconds.items():
@@ -344,6 +348,7 @@ class Throughput(Listed):
             "sequence_length": sequence_length,
             "devices": devices,
         }
+        step["shards"] = shards
         for name, value in step.items():
             if value is None:
                 continue
@@ -381,6 +386,8 @@ class Throughput(Listed):
             "node": sheet.node,
             "precision": precision,
         }
+        if not isinstance(engine, str) or engine not in (TRAIN_PY, MEGATRON):
+            raise InputError(unknown("engine=", engine, (TRAIN_PY, MEGATRON)))
         if mfu is None:
             fit = rates_of_engine(engine)
             timings = f"{fit.runs} public runs and benchmarks of {fit.labs} labs, by {sheet.basis}"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Tokens of a sequence in runs larger than the paper's.
 LONG_SEQUENCE = 4096
+# More tokens in a sequence than any model reads.
+LONGEST_SEQUENCE = 10**9
 # Sources of a batch: the question, the paper, or the name of a published law.
 GIVEN = "given"
 OF_PAPER = "paper"
@@ -54,6 +56,8 @@ def read_ramp(gpus: Any = 1, needs_sequence: bool = True, **fields: Unpack[RunFi
         return BatchRamp(paper_stages(length, sharers), length)
     value = parse_field("batch", batch) if isinstance(batch, str) else batch
     if isinstance(value, Sequence):
+        if not all(isinstance(stage, RampStage) for stage in value):
+            raise InputError(given("batch", batch), " must be tokens, such as 4M, or stages such as 0:128,0.5B:256")
         return BatchRamp(tuple(value), length)
     sequences = _round_batch(one_positive("batch", value), length, sharers, needs_sequence)
     return BatchRamp((RampStage(0, sequences),), length)
@@ -104,12 +108,18 @@ def _read_length(value: Any) -> int | None:
         return None
     length = parse_context(value, "sequence_length") if isinstance(value, str) else value
     is_number = isinstance(length, (int, float)) and not isinstance(length, bool)
-    if not is_number or length < 1 or not float(length).is_integer():
-        raise InputError(f"sequence_length={value!r} must be a whole number of at least 1, or text such as 4k")
+    if not is_number or not 1 <= length <= LONGEST_SEQUENCE or not float(length).is_integer():
+        allowed = f"must be a whole number from 1 to {LONGEST_SEQUENCE:,}, or text such as 4k"
+        raise InputError(given("sequence_length", value), f" {allowed}")
     return int(length)
 
 
-def _round_batch(tokens: float, length: int, gpus: int, needs_sequence: bool) -> int:
+def _round_batch(
+    tokens: float,
+    length: int,
+    gpus: int,
+    needs_sequence: bool,
+) -> int:
     """Return the sequences of a batch of about so many tokens, a multiple of the GPUs."""
     least = length * gpus if needs_sequence else length
     if tokens < least:

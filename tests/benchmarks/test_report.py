@@ -15,7 +15,8 @@ from benchmarks.gpu.cases import PARTS
 from benchmarks.report import ROOT, Report
 
 SHARED = ("__init__", "report")
-PAGES = {"render": {"--results"}, "every_class": set()}  # no rows of their own
+# These have no rows of their own.
+PAGES = {"render": {"--results"}, "every_class": set(), "batches": {"--data"}}
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 

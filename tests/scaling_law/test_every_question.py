@@ -146,6 +146,7 @@ NOT_QUESTIONS = {  # why → what
         LearningRateLaw.counted_parameters scale_out""",
     "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split errors_of
         measured_speedup promote fit_throughput fit_learning_rate published_design""",
+    "describes a question": "question_schema",
     "serves; what its page and tools answer is asked below": "explore",
 }
 # Classes that are no laws: what they hold is computed, or measured; the hours of Throughput, by its own warnings.

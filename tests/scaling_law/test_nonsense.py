@@ -80,7 +80,7 @@ CALLS = [
     (LAW.optimal, {**HOURS, "experts": [1]}),
     (LAW.compute_optimal, {"flops": 1e21}),
     (LAW.reach, {"loss": 2.6, "experts": [1]}),
-    (LAW.speedup, {"a": 8, "flops": 1e21}),
+    (LAW.speedup, {"model": 8, "flops": 1e21}),
     (LAW.break_even, {"n_active": 1e9, "experts": 8}),
     (ChinchillaLaw, DENSE.coefficients),
     (Architecture, {"d_model": 512, "experts": 8}),
@@ -121,6 +121,7 @@ ELSEWHERE = {  # tested in rooms of their own, or without arguments
     "register": "takes a class",
     "laws": "takes nothing",
     "published_design": "takes nothing",
+    "question_schema": "takes nothing",
     "memory_optimal": "draws: tests/scaling_law/figures",
 }
 

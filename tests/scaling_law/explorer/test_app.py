@@ -47,7 +47,7 @@ def test_the_page_opens_with_the_first_law_at_the_size_of_its_runs(published):
     ranges = fitted_ranges(runs.n_active / 1e3, runs.tokens / 1e3, runs.experts)
     small = published.replace(conditions=Conditions("small runs", ranges=ranges, vocab_size=64))
     first = Question.first("ours", small)
-    assert first.budget.flops == pytest.approx(10 * max(6e-6 * runs.n_active * runs.tokens), rel=1e-2)
+    assert float(first.flops) == pytest.approx(10 * max(6e-6 * runs.n_active * runs.tokens), rel=1e-2)
     for law in (small, published.replace(beta=0.3)):  # the loss of the second rises: it has no optimum to open with
         texts = [c["props"].get("value") for c in app.page({"ours": law}).get_config_file()["components"]]
         assert ("no compute optimum" in str(texts)) == (law is not small)

@@ -6,6 +6,7 @@ import pytest
 from scaling_law import Budget
 from scaling_law import published as shelf
 from scaling_law.figures import curves, drawing
+from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.limits import Limits
 
 LIMITS = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
@@ -45,7 +46,7 @@ def test_isoflop_curves_are_lowest_at_the_optimum(law, served):
 def test_curves_along_a_budget_have_the_models_within_the_memory_limit(law, budget):
     limits = {"memory": 12e9, "kv_tokens": 8192}
     for curve in curves.budget_curves(law, Budget.of(**budget), [1, 8], **limits):
-        row = law.optimal(**budget, experts=curve.experts, **limits).best
+        row = law.optimal(**budget, experts=curve.experts, batch=PAPER_RAMP, **limits).best
         assert (curve.loss[curve.mark], curve.tokens[curve.mark]) == pytest.approx((row.loss, row.tokens), rel=1e-3)
         assert curve.mark == np.argmin(curve.loss)
         sizes = Limits.of(law, **limits).memory_bytes(curve.d_model, curve.experts)
@@ -133,7 +134,7 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
 
 
 def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):
-    asked = {"hours": 100, "gpus": 8, "gpu": "h100"}
+    asked = {"hours": 100, "gpus": 8, "gpu": "h100", "batch": PAPER_RAMP}
     time = Budget.of(hours=100, gpus=8, gpu="h100")
     found = curves.memory_curves(law, time, [1, 8], **LIMITS)
     limit = float(found.memory[150])
@@ -144,10 +145,10 @@ def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):
     best = min(np.searchsorted(found.memory, limit), len(found.memory) - 1)
     width = np.ptp([end[best] for end in found.interval])
     assert width == pytest.approx(np.ptp(table.best.loss_interval), rel=0.2)  # the step times are drawn, too
-    tiny = Budget.of(hours=0.01, gpus=1, gpu="l4")  # whose best width is below 64
+    tiny = Budget.of(hours=0.001, gpus=1, gpu="l4", mfu=0.4)  # whose best width is below 64
     assert np.isfinite(curves.memory_curves(law, tiny, [1]).loss).all()
-    with pytest.raises(ValueError, match=r"hours=0\.01 are too few"):
-        law.optimal(hours=0.01, gpus=1, gpu="l4", experts=[1])
+    with pytest.raises(ValueError, match=r"hours=0\.001 are too few"):
+        law.optimal(hours=0.001, gpus=1, gpu="l4", mfu=0.4, experts=[1])
     for curve in curves.budget_curves(law, time, [1, 8]):
         free = law.optimal(**asked, experts=curve.experts).best
         assert abs(curve.mark - np.argmin(curve.loss)) <= 1

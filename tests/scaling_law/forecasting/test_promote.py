@@ -92,13 +92,13 @@ def test_equal_hours_count_the_measured_speed():
     base = runs_of(tokens_per_second=1e5)
     slower = runs_of(1.5, tokens_per_second=1e5 / 1.5)
     assert promote(base, slower).rows[0]["speedup"] == pytest.approx(1.5, rel=0.15)
-    assert promote(base, slower, cost="hours").rows[0]["speedup"] == pytest.approx(1.0, abs=0.05)
+    assert promote(base, slower, at_equal="hours").rows[0]["speedup"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_equal_inference_cost_counts_the_larger_model():
     base = runs_of()
     larger = replace(base, n_active=base.n_active * 1.2)
-    answer = promote(base, larger, cost="inference")
+    answer = promote(base, larger, at_equal="inference")
     assert [cell["cost ratio"] for cell in answer.cells] == pytest.approx([1.2] * 3)
     assert answer.rows[0]["gap"] < 0
     # The training FLOPs differ by as much.
@@ -200,8 +200,8 @@ def test_other_losses_are_read_by_name():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"cost": "money"}, "cost"),
-        ({"cost": "hours"}, "tokens_per_second"),
+        ({"at_equal": "money"}, "at_equal"),
+        ({"at_equal": "hours"}, "tokens_per_second"),
         ({"beyond": 1.0}, "beyond"),
         ({"level": 1.0}, "level"),
         ({"variant": runs_of(sizes=[7e9])}, "equal N and D"),

@@ -29,17 +29,18 @@ if os.environ.get("ACCELERATE_USE_FSDP") == "true":
     PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
 sys.exit(main())
 """
-TINY = {"batch_ramp": [RampStage(0, 4)], "sequence_length": 32, "force": True}
+TINY = {"batch": [RampStage(0, 4)], "sequence_length": 32, "force": True}
 # Devices with too little memory, or too slow links, for simpler layouts of a tiny model.
 LAYOUTS = {
     "DDP": "peak=1T,memory=2.1GB,link=100GB",
-    "FSDP2, EP 2": "peak=1T,memory=2.1GB,link=1GB",
+    "FSDP2, EP 2": "peak=1T,memory=2.1GB,link=10GB",
     "FSDP2, weights not resharded": "peak=1T,memory=2.005GB,link=100GB",
 }
 
 
 def planned(gpu, gpus=2, vocab_size=300):
-    return JointLaw.published().plan(3e10, [8], gpu=gpu, gpus=gpus, vocab_size=vocab_size, learning_rate=1e-3, **TINY)
+    cluster = {"gpu": gpu, "gpus": gpus, "mfu": 0.4}
+    return JointLaw.published().plan(3e10, [8], vocab_size=vocab_size, learning_rate=1e-3, **cluster, **TINY)
 
 
 def launcher_of(made):
@@ -170,5 +171,5 @@ def test_replicas_of_shards_and_weights_that_stay_are_the_launchers():
 )
 def test_machines_have_equally_many_gpus(gpu, gpus, machines):
     """A rack of 72 is of machines with four each."""
-    cluster = Cluster.of([RampStage(0, gpus)], gpu=gpu, gpus=gpus)
+    cluster = Cluster.of({"batch": [RampStage(0, gpus)]}, gpu=gpu, gpus=gpus)
     assert count_machines(cluster) == machines

@@ -224,7 +224,10 @@ def test_costs_are_those_of_the_architecture(tmp_path):
     steps = [scale_out(arch, (8,), "h100", batch=512 * n).rows[0].step_seconds for n in (128, 256, 512)]
     trunk = [7629, 3815, (points[-1] - 7629 * small - 3815 * 2 * small) / large]
     decays = [(end - point) / size for end, point, size in zip(ends, points, (small, 2 * small, large), strict=True)]
-    assert run.seconds == pytest.approx(sum((k + n) * step for k, n, step in zip(trunk, decays, steps, strict=True)))
+    fastest = sum((k + n) * step for k, n, step in zip(trunk, decays, steps, strict=True))
+    # A run has one layout, and each batch alone may have a faster one.
+    assert fastest <= run.seconds * (1 + 1e-9)
+    assert run.seconds < 1.1 * fastest
     assert run.memory_bytes == run.placement.memory.total > 16 * arch.n_total / 8  # the peak, with activations
     assert (run.placement.micro_batch_sequences, run.placement.dp) == (16, 8)  # of 128
     alone = plan_sweep(paper_sweep(tmp_path, where="d = 512, E = 8"), shards=2).runs[0]
