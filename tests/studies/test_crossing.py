@@ -313,6 +313,7 @@ def elsewhere(tmp_path, monkeypatch):
     return written(swept((32, 64, 128), (1, 8), scatter=0.5), laws.RECORDS)
 
 
+@pytest.mark.slow
 def test_predictions_are_made_once_and_judged_by_later_runs(elsewhere, monkeypatch):
     _, *forecasts = study.predict(["80:8"])
     assert len(forecasts) == 2 * len(laws.FORECAST_AT)

@@ -72,6 +72,7 @@ def samples(paper_runs):
         yield Runs.from_columns(n, d, e, losses[change])
 
 
+@pytest.mark.slow
 def test_starts_that_share_a_basin_are_left_out_without_losing_the_optimum(paper_runs, monkeypatch):
     """Against a fit from all of a coarse grid of 1,152; where the ends disagree, all are solved."""
     coarse = {name: PAPER_GRID[name][::2] for name in ("size", "slope", "interaction", "constant")}
