@@ -164,7 +164,7 @@ $(AXE):
 	-cd build/axe && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz
 
 test-browser: setup $(AXE)
-	AXE=$(AXE) BURSTS=$(if $(FAST),10,50) $(BIN)/python -m pytest -m browser tests/scaling_law/explorer tests/test_site.py
+	AXE=$(AXE) BURSTS=$(if $(FAST),4,50) $(BIN)/python -m pytest -m browser tests/scaling_law/explorer tests/test_site.py
 
 test-slurm: setup
 	$(BIN)/python -m pytest -m 'slurm$(if $(FAST), and not slow)' tests/slurm
