@@ -99,7 +99,7 @@ CSS = """
     h1 { font-size: 1.4em !important; }
     .question .form { display: grid; grid-template-columns: 1fr 1fr; align-items: end; }
     .question .form { background: var(--block-background-fill); }
-    .question .form > .block { min-width: 0 !important; padding: 0.4em 0.8em; }
+    .question .form > .block { min-width: 0 !important; padding: 0.25em 0.8em; }
     .question .form > .broad { grid-column: 1 / -1; }
     .question .info-text { display: none; }
 }
