@@ -90,8 +90,11 @@ def optimal(law: Law, **question: Any) -> dict[str, Any]:
 def plan(law: Law, branches: float = 1, **question: Any) -> dict[str, Any]:
     """Plan a run to launch for a training budget: architecture, schedule, learning rate, cost, and its YAML."""
     run = law.plan(branches=_whole(branches), **question)
-    yaml = None if run.learning_rate is None else run.to_yaml()
-    return {**run.to_dict(), "yaml": yaml}
+    answer = run.to_dict()
+    answer["yaml"] = None
+    if run.learning_rate is not None:
+        answer["yaml"] = run.to_yaml()
+    return answer
 
 
 def loss(law: Law, **variables: float) -> dict[str, Any]:
@@ -123,12 +126,20 @@ def describe(law: Law, **question: Any) -> dict[str, Any]:
     return describe_model(question.pop("model"), law=law, **question).to_dict()
 
 
-def fit(law: Law, runs: str, kind: str = "joint", prior: Any = None, where: str = "") -> dict[str, Any]:
+def fit(
+    law: Law,
+    runs: str,
+    kind: str = "joint",
+    prior: Any = None,
+    where: str = "",
+) -> dict[str, Any]:
     """Fit a law to a table of runs, and say how far it misses them and what they determine."""
-    return fit_runs(load_runs(runs, where=where), kind, prior=prior).to_dict()
+    table = load_runs(runs, where=where)
+    result = fit_runs(table, kind, prior=prior)
+    return result.to_dict()
 
 
-# Each tool with the fields that it takes; the first are needed where it has no answer without them.
+# Each tool with the fields that it takes; the first are required where it has no answer without them.
 TOOLS: Mapping[Callable[..., dict[str, Any]], str] = {
     optimal: f"{BUDGET} accuracy decode_batch",
     plan: f"{BUDGET} branches",
@@ -157,13 +168,17 @@ def pick_law(laws: Mapping[str, Law], name: str) -> Law:
 
 def tools(laws: Mapping[str, Law], reads_files: bool = True) -> list[Tool]:
     """Make the tools on these laws; those that read files and the Hub only if asked for."""
-    return [_make(laws, answer) for answer in TOOLS if reads_files or answer not in LOCAL]
+    offered = []
+    for answer in TOOLS:
+        if reads_files or answer not in LOCAL:
+            offered.append(_make(laws, answer))
+    return offered
 
 
 def _make(laws: Mapping[str, Law], answer: Callable[..., dict[str, Any]]) -> Tool:
     """Make a tool of a function: it takes texts, and the name of a law."""
     fields = fields_of(answer)
-    needed = NEEDED.get(answer, ())
+    required = NEEDED.get(answer, ())
 
     def tool(*arguments: Any, **named: Any) -> dict[str, Any]:
         texts = {}
@@ -177,7 +192,7 @@ def _make(laws: Mapping[str, Law], answer: Callable[..., dict[str, Any]]) -> Too
         question = {}
         for name, text in texts.items():
             question[name] = _read(name, fields[name], text)
-        for name in needed:
+        for name in required:
             if name not in question:
                 raise InputError(given(name), " is needed")
         if question.get("prior", "public") != "public":
@@ -192,7 +207,7 @@ def _make(laws: Mapping[str, Law], answer: Callable[..., dict[str, Any]]) -> Too
         parameter = inspect.Parameter(
             name,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=inspect.Parameter.empty if name in needed else "",
+            default=inspect.Parameter.empty if name in required else "",
             annotation=str,
         )
         parameters.append(parameter)
@@ -206,11 +221,11 @@ def _make(laws: Mapping[str, Law], answer: Callable[..., dict[str, Any]]) -> Too
 
 
 def fields_of(answer: Callable[..., dict[str, Any]]) -> dict[str, Field]:
-    """List the fields that a tool takes, those that are needed first, and the law."""
-    own = ARGUMENTS.get(answer.__name__, {})
+    """List the fields that a tool takes, those that are required first, and the law."""
+    arguments = ARGUMENTS.get(answer.__name__, {})
     fields = {}
     for name in TOOLS[answer].split():
-        fields[name] = own[name] if name in own else FIELDS[name]
+        fields[name] = arguments[name] if name in arguments else FIELDS[name]
     fields["law"] = LAW
     return fields
 

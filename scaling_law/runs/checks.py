@@ -56,7 +56,12 @@ def row_problems(
     return problems
 
 
-def repeated_runs(rows: Sequence[Row], places: Iterable[int], loss: str, settings: Sequence[str]) -> dict[int, str]:
+def repeated_runs(
+    rows: Sequence[Row],
+    places: Iterable[int],
+    loss: str,
+    settings: Sequence[str],
+) -> dict[int, str]:
     """Describe the run records that repeat a run of another sweep, by their place.
 
     The same run trained in two sweeps gives the same loss to the last bit, and counts once.
