@@ -361,6 +361,10 @@ class Summarised(Printable):
     def summary(self) -> RenderableType:
         raise NotImplementedError
 
+    def _headline(self) -> str:
+        summary = self.summary()
+        return summary._headline() if isinstance(summary, Table) else ""
+
     def __rich__(self) -> RenderableType:
         return self.summary()
 
@@ -380,6 +384,9 @@ class Listed(Summarised):
             if field.repr and not (is_empty or is_nested):
                 rows.append((_label(field.name) or field.name, _line(field.name, value)))
         return Table((), rows, title=self._headline() or None)
+
+    def _headline(self) -> str:
+        return ""
 
 
 def _line(name: str, value: object) -> str:

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
+from hub.base.commands import status_of
+from hub.base.errors import redact
 from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import pick_law, tools
@@ -35,6 +37,8 @@ from scaling_law.planning.question import parse_field
 if TYPE_CHECKING:
     from gradio import Blocks
 
+# Names under which only this machine is reached.
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 TITLE = "Joint MoE scaling laws"
 INTRODUCTION = """# How many experts, how big, how many tokens?
 
@@ -123,8 +127,11 @@ def offer_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
     return laws
 
 
-def page(own: Mapping[str, Law] | None = None) -> Blocks:
-    """Make the app, not yet served; it opens with the first of `own` laws, or the paper's."""
+def page(own: Mapping[str, Law] | None = None, reads_files: bool = True) -> Blocks:
+    """Make the app, not yet served; it opens with the first of `own` laws, or the paper's.
+
+    Only if it `reads_files` has it the tools that read files of this machine and repositories of the Hub.
+    """
     import gradio as gr
 
     laws = offer_laws(own)
@@ -162,7 +169,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
 
         saved = save.click(partial(_law_text, laws), [inputs["law"]], law_text, **quiet)
         saved.success(None, law_text, None, js=SAVE)
-        for tool in tools(laws):
+        for tool in tools(laws, reads_files):
             gr.api(_with_messages(tool), api_name=tool.__name__)
     return app
 
@@ -327,15 +334,17 @@ def _law_text(laws: Mapping[str, Law], name: str) -> str:
 
 
 def _with_messages(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `tool` so that callers see what is wrong with their question, and nothing of other errors."""
+    """Wrap `tool` so that callers see what is wrong with their question, and nothing of bugs."""
     import gradio as gr
 
     @wraps(tool)
     def checked(*arguments: Any, **named: Any) -> Any:
         try:
             return tool(*arguments, **named)
-        except ValueError as error:
-            raise gr.Error(str(error), print_exception=False) from None
+        except Exception as error:
+            if status_of(error) is None and not isinstance(error, ValueError):
+                raise
+            raise gr.Error(redact(str(error)), print_exception=False) from None
 
     return checked
 
@@ -373,7 +382,7 @@ def explore(
     check_packages()
     from mcp.types import TextContent
 
-    app = page(own)
+    app = page(own, reads_files=host in LOCAL_HOSTS)
     _, address, _ = app.launch(**settings(), server_name=host, server_port=port, inbrowser=browser, quiet=True)
     # Gradio writes what tools return as Python, not as JSON.
     app.mcp_server_obj.postprocess_output_data = lambda data, _: [

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm
 
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.tables import Table, Tables
 from hub.base.units import format_count
@@ -339,7 +339,7 @@ def _points(at: Any, runs: Runs) -> Runs:
     median_experts = float(np.exp(np.median(np.log(runs.experts))))
     if "experts" not in at and not match_experts(runs, median_experts).all():
         choices = ", ".join(f"{e:g}" for e in np.unique(runs.experts))
-        raise InputError(f"experts must be given: the runs have {choices}")
+        raise InputError(given("experts"), f" must be given: the runs have {choices}")
     values = {"experts": median_experts, **at}
     missing = [name for name in MODEL if name not in values]
     if missing:
