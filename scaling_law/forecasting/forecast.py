@@ -41,6 +41,8 @@ FREE_UNIT = 1.0
 EXPERTS_ERROR = 0.015
 # Laws are fitted to at most this many runs, at many cuts and on a hundred resamples.
 MOST = 2000
+# From this share of the variance on, an interval is said to be the constant's.
+MOSTLY = 0.5
 # Steps of a fan, from the largest run to a point.
 STEPS = np.linspace(0.0, 1.0, 9)
 
@@ -49,9 +51,11 @@ STEPS = np.linspace(0.0, 1.0, 9)
 class Forecast(Answer):
     """The loss at each point, with the interval that holds a new run with probability `level`.
 
-    `laws` has a row for each law, with a value for each point: its forecasts, weights, and RMSE at the cuts within
-    the runs (NaN without one). `left_out` says why others say nothing. `fans` [points, steps] are FLOPs, ln L and its
-    spread on the way from the largest run. `blended`: the runs differ too much in other settings for one forecast.
+    A row's `share_of_constant` is the part of the variance of ln L that would go if the constant c, the loss at
+    infinite N and D, were known. `laws` has a row for each law, with a value for each point: its forecasts, weights,
+    and RMSE at the cuts within the runs (NaN without one). `left_out` says why others say nothing. `fans` [points,
+    steps] are FLOPs, ln L and its spread on the way from the largest run. `blended`: the runs differ too much in other
+    settings for one forecast.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -91,7 +95,10 @@ class Forecast(Answer):
             cells = {name: value for name, value in row.items() if name != "accuracy"}
             cells.update(accuracy_cells(row.get("accuracy")))
             rows.append(cells)
-        notes = [f"intervals of {self.level:.0%}; × largest run: how far a model lies beyond the runs"]
+        notes = [
+            f"intervals of {self.level:.0%}; × largest run: how far a model lies beyond the runs",
+            "share of c: the part of the variance that would go if the constant c were known",
+        ]
         return Table.of(rows, title=self.verdict, keys=("N_act", "tokens", "E"), notes=notes)
 
     def _laws_table(self) -> Table:
@@ -200,6 +207,7 @@ def forecast(
     columns["loss"] = np.exp(log_loss[:, -1])
     columns["low"], columns["high"] = interval(log_loss[:, -1], spread[:, -1], level)
     columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
+    columns["share_of_constant"] = prediction.share_of_constant.reshape(fan_shape)[:, -1]
     rows = _make_rows(columns)
     if tasks:
         for row in rows:
@@ -222,6 +230,7 @@ def forecast(
             *notes,
             *describe_accuracies(tasks, columns["loss"]),
             *_blind_spots(table, points, was_tested),
+            *_say_constant(rows),
         ),
     )
 
@@ -251,10 +260,14 @@ def read_table(runs: Any) -> Runs:
 
 @dataclass(frozen=True)
 class _StackPrediction:
-    """ln L of the stack and its spread at points [n], what laws say there [3, n], and why others say nothing."""
+    """ln L of the stack, its spread and the constant's share of that at points [n], and what laws say there [3, n].
+
+    `left_out` says why others say nothing.
+    """
 
     log_loss: FloatArray
     spread: FloatArray
+    share_of_constant: FloatArray
     laws: dict[str, FloatArray]
     left_out: dict[str, str]
 
@@ -271,7 +284,7 @@ def _predict_stack(
     plain_runs = runs.without_settings(VARIABLES)
     n_steps = len(steps)
     is_last = np.arange(n_steps) % len(STEPS) == len(STEPS) - 1
-    prediction = _StackPrediction(np.zeros(n_steps), np.zeros(n_steps), {}, {})
+    prediction = _StackPrediction(np.zeros(n_steps), np.zeros(n_steps), np.zeros(n_steps), {}, {})
     for e in np.unique(steps.experts):
         indices = np.flatnonzero(steps.experts == e)
         is_matching = match_experts(runs, float(e))
@@ -286,7 +299,9 @@ def _predict_stack(
         answer = stack(evidence, defaults)
         experts_error = 0.0 if has_matching else EXPERTS_ERROR
         prediction.log_loss[indices] = answer.log_loss
-        prediction.spread[indices] = np.hypot(answer.spread, experts_error)
+        spread = np.hypot(answer.spread, experts_error)
+        prediction.spread[indices] = spread
+        prediction.share_of_constant[indices] = answer.share_of_constant * (answer.spread / spread) ** 2
         prediction.left_out.update(evidence.left_out)
         for name, values in answer.laws.items():
             if np.isnan(values[0, is_last[indices]]).all():
@@ -429,6 +444,15 @@ def update_prior(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[
     ratio = f"×{np.exp(log_ratio):.2g} those of other labs' laws at these sizes"
     note = f"the losses ({runs.loss_name}) are {ratio}: the prior's scale is left free"
     return law_prior.in_units(FREE_UNIT, UNITS[1]), defaults, (note,)
+
+
+def _say_constant(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say that the constant is most of what is not known, where it is."""
+    shares = [row["share_of_constant"] for row in rows]
+    if max(shares) > MOSTLY:
+        part = span([share for share in shares if share > MOSTLY], "{:.0%}".format)
+        unknown_part = f"{part} of the variance of ln L"
+        yield f"{unknown_part} is that of the constant c, the loss at infinite N and D: only larger runs tell it"
 
 
 def _blind_spots(
