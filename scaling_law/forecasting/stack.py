@@ -13,7 +13,7 @@ of the laws, their disagreement, the scatter of runs, and the growth of errors w
 the cuts. The spread is then scaled in each direction so that 90 % intervals hold 90 % of these sets' runs.
 
 The share of the constant c in that variance is what goes of the first two components when all laws are told the same c
-(`asymptote`). Laws that are told c err as much at the cuts as before, so c has no share of the growth with distance.
+(`asymptote`). What c has in the growth with distance is not counted: the share is the least that it can be.
 """
 
 from __future__ import annotations

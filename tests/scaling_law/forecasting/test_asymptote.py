@@ -51,9 +51,11 @@ def test_laws_that_differ_in_nothing_else_agree_when_told_the_constant():
     log_loss = 0.4 + 0.3 * constants
     before = spread_of(weights, log_loss, error)
     assert before.disagreement > 0
-    of_it = spread_at_one_constant(weights, log_loss, error, np.array([constants, error / 0.3, np.ones(3)]))
+    sure = np.array([constants, error / 0.3, np.ones(3)])
+    of_it = spread_at_one_constant(weights, log_loss, error, sure)
     assert of_it == pytest.approx((0.0, 0.0), abs=1e-12)
-    of_the_rest = spread_at_one_constant(weights, log_loss, error, np.array([constants, error / 0.3, np.zeros(3)]))
+    unrelated = np.array([constants, error / 0.3, np.zeros(3)])
+    of_the_rest = spread_at_one_constant(weights, log_loss, error, unrelated)
     assert of_the_rest == pytest.approx(before)
     silent = spread_at_one_constant(weights, log_loss, error, np.zeros((3, 3)))
     assert silent == pytest.approx(before)
@@ -68,7 +70,9 @@ def test_a_constant_that_no_draw_moves_tells_nothing():
 
 
 def test_the_share_grows_on_the_way_to_large_models():
-    answer = forecast(sweep(sizes=(5e7, 2e8, 8e8), ratios=(5, 80)), [{"n_active": 1e9, "tokens": 2e10}, FAR, HUGE])
+    runs = sweep(sizes=(5e7, 2e8, 8e8), ratios=(5, 80))
+    near = {"n_active": 1e9, "tokens": 2e10}
+    answer = forecast(runs, [near, FAR, HUGE])
     shares = [row["share_of_constant"] for row in answer.rows]
     assert 0 <= shares[0] < shares[2] < 1
     is_said = any("the constant c" in warning for warning in answer.warnings)
