@@ -85,6 +85,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "train_loss": ("train_loss", _LOSS),
     "rmse": ("rmse", _LOSS),
     "times_beyond": ("× largest run", _TIMES),
+    "share_of_constant": ("share of c", "{:.0%}".format),
     "trusted": ("", lambda is_trusted: "" if is_trusted else "not trusted"),
     "gain": ("gain", "{:+.4f}".format),
     "token_ratio": ("tokens to match", "{:.3g}".format),

@@ -37,7 +37,7 @@ MARIN = {"d_model": 512, "tok_ratio": 10, "batch": 32, "tokens": 2e9, "variant":
 OLMO = {"experiment": "v1-baseline", "model_size": "1.3b", "chinchilla_multiple": "4xC", "is_finished": "True"}
 OLMO |= {"throughput/total petaflops": 6e5, "eval/lm/c4_en-validation/CE loss": 2.8, "group_name": "a"}
 PORIAN = {"dataset": "rw", "hparams": "base", "warmup": "long", "decay": "kaplan", "loss_is": "val", "tokens": 7e9}
-GADRE = {"dataset": "c4_original", "params": 1e8, GADRE_LOSS: 3}
+GADRE = {"dataset": "c4_original", "params": 1e8, "params_no_embed": 9e7, GADRE_LOSS: 3}
 GRID = [MARIN | {"adam_lr": rate, "c4_en_bpb": x} for rate, x in ((1e-3, 1.2), (2e-3, 1.1), (4e-3, 1.3))]
 GRID.append(MARIN | {"tok_ratio": 22, "batch": 64, "tokens": 4e9, "adam_lr": 2e-3, "c4_en_bpb": 1.05})
 
