@@ -26,6 +26,7 @@ from scaling_law.forecasting.promote import DECIDED
 from scaling_law.forecasting.trends import (
     DEFAULTS,
     FORMAT,
+    RATE_BY_BATCH,
     VERSION,
     Cells,
     TrendPrior,
@@ -156,8 +157,7 @@ def cases_of(pairs: Sequence[Pair]) -> list[Case]:
                 sizes=sizes - sizes[-1],
                 gaps=visible.gap.to_numpy(float),
                 runs=np.ones(len(visible)),
-                rate=float(target.log_rate),
-                batch=float(target.log_batch),
+                excess_rate=float(target.log_rate - RATE_BY_BATCH * target.log_batch),
             )
             point = np.log(target[list(CELL)].to_numpy(float)) - sizes[-1]
             cases.append(Case(pair, cut, cells, point[None], float(target.gap)))
@@ -198,7 +198,7 @@ def _batches(cases: Sequence[Case]) -> list[Batch]:
     batches = []
     for group in groups.values():
         columns: dict[str, Any] = {}
-        for name in ("sizes", "gaps", "runs", "rate", "batch"):
+        for name in ("sizes", "gaps", "runs", "excess_rate"):
             columns[name] = np.array([getattr(case.cells, name) for case in group])
         points = np.array([case.point for case in group])
         targets = np.array([case.target for case in group])
@@ -282,7 +282,7 @@ def _judge(prior: TrendPrior, case: Case) -> Judged:
     """Forecast a case, with what is known of learning rates and batches and without it."""
     pair = case.pair
     ahead = predict_gaps(prior, case.cells, case.point).probability()[0]
-    plain_cells = case.cells._replace(rate=0.0, batch=0.0)
+    plain_cells = case.cells._replace(excess_rate=0.0)
     plain_ahead = predict_gaps(prior, plain_cells, case.point).probability()[0]
     return Judged(
         stratum=pair.stratum,
