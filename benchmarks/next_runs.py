@@ -351,9 +351,7 @@ def hold_out(runs: Runs, seed: int) -> tuple[Runs, Runs]:
 def own_runs() -> Runs:
     """Return the runs of our own sweep at the rates of its law, not those that searched for rates."""
     path = ROOT / "studies" / "crossing" / "runs.jsonl"
-    runs = load_runs(path, on_invalid="skip", trunks="run")
-    is_swept = [name.startswith("crossing-") for name in runs.run_id]
-    return runs.subset(np.array(is_swept))
+    return load_runs(path, where="sweep = crossing", trunks="run")
 
 
 def pools(name: str, folder: Path | None, n_hold_outs: int) -> list[Pool]:

@@ -137,13 +137,13 @@ class Promotion(Answer):
     def summary(self) -> Tables:  # type: ignore[override]
         rows = []
         for row in self.rows:
-            shown = {name: row[name] for name in ("at", "n_active", "tokens")}
-            shown["gap"] = f"{row['gap']:+.4f}"
-            shown["interval"] = f"{row['gap_low']:+.4f} to {row['gap_high']:+.4f}"
-            shown["speed-up"] = f"{row['speedup']:.2f}"
-            shown["interval "] = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
-            shown["ahead"] = f"{row['ahead']:.2f}"
-            rows.append(shown)
+            cells = {name: row[name] for name in ("at", "n_active", "tokens")}
+            cells["gap"] = f"{row['gap']:+.4f}"
+            cells["interval"] = f"{row['gap_low']:+.4f} to {row['gap_high']:+.4f}"
+            cells["speed-up"] = f"{row['speedup']:.2f}"
+            cells["interval "] = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
+            cells["ahead"] = f"{row['ahead']:.2f}"
+            rows.append(cells)
         notes = [
             f"gap: ln(L_baseline / L_variant) at {COSTS[self.at_equal]}; intervals of {self.level:.0%}",
             "speed-up: times the compute that the baseline needs for the variant's loss; ahead: probability",
@@ -155,8 +155,8 @@ class Promotion(Answer):
         title = "Sizes at which both were run"
         if len(self.cells) > SHOWN:
             title = f"The largest {SHOWN} of {len(self.cells)} sizes at which both were run"
-        cells = Table.of(self.cells[-SHOWN:], title=title, warnings=self.warnings)
-        return Tables([points, cells])
+        sizes = Table.of(self.cells[-SHOWN:], title=title, warnings=self.warnings)
+        return Tables([points, sizes])
 
     def figure(self, ax: Any = None) -> Any:
         """Draw the gap of each cell, and how it goes on with compute."""
@@ -285,19 +285,19 @@ def _pair(
     base, challenger = (side.means[place] for side, place in zip(sides, places, strict=True))
     base_runs, variant_runs = (side.n_runs[place] for side, place in zip(sides, places, strict=True))
     sizes = base[:, :LOSS]
-    further = challenger - base
-    settings = dict(zip(columns, further.T[LOSS + 1 :], strict=True))
+    difference = challenger - base
+    settings = dict(zip(columns, difference.T[LOSS + 1 :], strict=True))
     all_sizes = sides[0].means[:, :LOSS] - sizes[-1]
     slope, slope_covariance = fit_slopes(prior, all_sizes, sides[0].means[:, LOSS])
     slopes = slope * np.exp(-POWER * (sizes - sizes[-1]))
     # At equal inference cost the baseline would be as much larger, on the same tokens.
     per_cost = slopes[:, 0] if at_equal == "inference" else slopes.mean(axis=1)
-    cost_ratio = _cost_ratio(at_equal, further, settings)
+    cost_ratio = _cost_ratio(at_equal, difference, settings)
     freedom = sum(len(side.scatter) - len(side.means) for side in sides)
     squares = sum(float(np.sum(side.scatter[:, LOSS] ** 2)) for side in sides)
     cells = Cells(
         sizes=sizes - sizes[-1],
-        gaps=-further[:, LOSS] - per_cost * cost_ratio,
+        gaps=-difference[:, LOSS] - per_cost * cost_ratio,
         runs=2.0 / (1.0 / base_runs + 1.0 / variant_runs),
         excess_rate=_constant(settings.get("rate")) - RATE_BY_BATCH * _constant(settings.get("batch")),
         seed_variance=2.0 * squares / freedom if freedom else 0.0,
@@ -310,7 +310,7 @@ def _pair(
         slopes=slopes,
         slope_deviation=float(np.sqrt(slope_covariance.sum()) / 2),
         cells=cells,
-        notes=tuple(_notes(baseline, variant, sides, columns, further, cells)),
+        notes=tuple(_notes(baseline, variant, sides, columns, difference, cells)),
     )
 
 
@@ -335,15 +335,15 @@ def _constant(log_ratio: FloatArray | None) -> float:
 
 def _cost_ratio(
     at_equal: Cost,
-    further: FloatArray,
+    difference: FloatArray,
     settings: dict[str, FloatArray],
 ) -> FloatArray:
-    """Return ln of the variant's cost over the baseline's in each cell, of ln N and ln D `further` on."""
+    """Return ln of the variant's cost over the baseline's in each cell, from the `difference` of the two sides."""
     if at_equal == "inference":
-        return further[:, 0]
+        return difference[:, 0]
     if at_equal == "flops":
-        return np.asarray(further[:, :LOSS].sum(axis=1))
-    return further[:, 1] - settings["speed"]
+        return np.asarray(difference[:, :LOSS].sum(axis=1))
+    return difference[:, 1] - settings["speed"]
 
 
 def _notes(
@@ -351,7 +351,7 @@ def _notes(
     variant: Runs,
     sides: Sequence[_Side],
     columns: dict[str, str],
-    further: FloatArray,
+    difference: FloatArray,
     cells: Cells,
 ) -> Iterator[str]:
     """Say what the runs cannot show, and what is odd about them."""
@@ -359,7 +359,7 @@ def _notes(
         yield f"the losses are {baseline.loss_name} of the baseline and {variant.loss_name} of the variant"
     if not np.any(cells.gaps):
         yield "all losses of the two sides are equal: are they the same runs?"
-    is_by_budget = bool(np.any(np.abs(further[:, :LOSS]) >= (SAME_SIZE, SAME_TOKENS)))
+    is_by_budget = bool(np.any(np.abs(difference[:, :LOSS]) >= (SAME_SIZE, SAME_TOKENS)))
     if is_by_budget:
         yield "no sizes match: the best runs of equal budgets are compared"
     for name, side in zip(("baseline", "variant"), sides, strict=True):
