@@ -356,7 +356,7 @@ def _notes(
 ) -> Iterator[str]:
     """Say what the runs cannot show, and what is odd about them."""
     if baseline.loss_name != variant.loss_name:
-        yield f"the baseline's loss is {baseline.loss_name}, the variant's {variant.loss_name}: are they of the same text?"
+        yield f"the baseline's loss is {baseline.loss_name}, the variant's {variant.loss_name}: are they one measure?"
     if not np.any(cells.gaps):
         yield "all losses of the two sides are equal: are they the same runs?"
     is_by_budget = bool(np.any(np.abs(difference[:, :LOSS]) >= (SAME_SIZE, SAME_TOKENS)))
