@@ -1,6 +1,7 @@
 """Choosing runs within a budget: `next_runs` beside other designs, by what the chosen runs tell of larger ones.
 
     python -m benchmarks.next_runs --scalebench FOLDER [--seeds 5] [--hold-outs 20]      # or BENCH_SCALEBENCH=FOLDER
+    python -m benchmarks.next_runs --sets "our sweep hold-outs" "our sweep without public prior"
 
 FOLDER holds farseer.csv and data_constrained.csv of ScaleBench (arXiv 2604.22753; github.com/PlanarG/active-sl, MIT,
 data CC-BY-4.0), which are not shipped here; our own sweep is. A design may spend 1, 5 or 10 % of the FLOPs of all
@@ -72,7 +73,8 @@ FARSEER = "Farseer"
 HOLD_OUTS = "Farseer hold-outs"
 REPEATED = "data-constrained"
 OWN = "our sweep hold-outs"
-SETS = (FARSEER, HOLD_OUTS, REPEATED, OWN)
+OWN_ALONE = "our sweep without public prior"
+SETS = (FARSEER, HOLD_OUTS, REPEATED, OWN, OWN_ALONE)
 AUTHORS = {FARSEER: (0.60, 0.88, 0.93), REPEATED: (0.73, 0.85, 0.86)}
 
 
@@ -80,19 +82,14 @@ AUTHORS = {FARSEER: (0.60, 0.88, 0.93), REPEATED: (0.73, 0.85, 0.86)}
 class Pool:
     """Candidates with the losses that they would show, and the runs that are judged.
 
-    `population` is the prior of their dense laws; `kind` that of the law that forecasts; `repeats`: tokens repeat.
+    `population` is the prior of dense laws, `prior` that of the law that forecasts; `repeats`: tokens repeat.
     """
 
     candidates: Runs
     judged: Runs
     population: Prior
-    kind: str
+    prior: Prior
     repeats: bool = False
-
-    @property
-    def prior(self) -> Prior:
-        """The prior of the law that forecasts."""
-        return for_kind(self.population, self.kind)
 
     @property
     def flops(self) -> FloatArray:
@@ -211,8 +208,7 @@ def optimal(of_judged: bool) -> DesignOf:
 
     def choose(pool: Pool, share: float, seed: int) -> Places:
         runs, judged = pool.as_designed()
-        prior = vague_of_experts() if pool.kind == "joint" else for_kind(vague(), pool.kind)
-        prior = prior.in_units(*OTHER_UNIT)
+        prior = vague_prior(pool.prior.kind)
         cost = pool.flops
         budget = share * cost.sum()
         order = np.argsort(cost)
@@ -327,6 +323,12 @@ def population_without(*labs: str) -> Prior:
     return replace(population.in_units(*OTHER_UNIT), experts=experts)
 
 
+def vague_prior(kind: str) -> Prior:
+    """Return a prior of laws of a kind that knows no other runs, for a loss of any unit."""
+    prior = vague_of_experts() if kind == "joint" else for_kind(vague(), kind)
+    return prior.in_units(*OTHER_UNIT)
+
+
 def read_table(path: Path) -> tuple[Runs, NDArray[np.bool_]]:
     """Read a table of ScaleBench without its duplicates; the second marks the rows that are judged."""
     table = pandas.read_csv(path).drop(columns="group").drop_duplicates()
@@ -351,29 +353,29 @@ def hold_out(runs: Runs, seed: int) -> tuple[Runs, Runs]:
 def own_runs() -> Runs:
     """Return the runs of our own sweep at the rates of its law, not those that searched for rates."""
     path = ROOT / "studies" / "crossing" / "runs.jsonl"
-    runs = load_runs(path, on_invalid="skip", trunks="run")
-    is_swept = [name.startswith("crossing-") for name in runs.run_id]
-    return runs.subset(np.array(is_swept))
+    return load_runs(path, where="sweep = crossing", trunks="run")
 
 
 def pools(name: str, folder: Path | None, n_hold_outs: int) -> list[Pool]:
     """Return the pools of a set: one split, or several; none without the tables of ScaleBench that it needs."""
-    if name == OWN:
+    if name in (OWN, OWN_ALONE):
         runs = own_runs()
-        prior = population_without()
+        population = population_without()
+        prior = for_kind(population, "joint") if name == OWN else vague_prior("joint")
         splits = [hold_out(runs, seed) for seed in range(max(1, n_hold_outs // 4))]
-        return [Pool(*split, prior, "joint") for split in splits]
+        return [Pool(*split, population, prior) for split in splits]
     if folder is None:
         return []
     repeats = name == REPEATED
     runs, is_judged = read_table(folder / ("data_constrained.csv" if repeats else "farseer.csv"))
-    prior = population_without("stepfun")
+    population = population_without("stepfun")
+    prior = for_kind(population, "interaction")
     if name == HOLD_OUTS:
         splits = [hold_out(runs, seed) for seed in range(n_hold_outs)]
-        return [Pool(*split, prior, "interaction") for split in splits]
+        return [Pool(*split, population, prior) for split in splits]
     candidates = runs.subset(~is_judged)
     judged = runs.subset(is_judged)
-    return [Pool(candidates, judged, prior, "interaction", repeats)]
+    return [Pool(candidates, judged, population, prior, repeats)]
 
 
 # ------------------------------------------------------------------ scores
@@ -423,7 +425,7 @@ def measure(
     }
 )
 def main(report: Report, options: Options) -> None:
-    if options.scalebench is None:
+    if options.scalebench is None and not {OWN, OWN_ALONE}.issuperset(options.sets):
         report.skipped.append("Farseer and repeated data: need the tables of ScaleBench (BENCH_SCALEBENCH=FOLDER)")
     for name in options.sets:
         pools_of_set = pools(name, options.scalebench, options.hold_outs)

@@ -103,6 +103,7 @@ LINES = {  # what is typed → what the line on standard error names
     "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --level 2": "--level 2.0 must be above 0 and below 1",
     "forecast --register nowhere": "nowhere: no forecasts there",
     "promote runs.csv": "the runs of the variant are needed: a table VARIANT, or --baseline-where and --variant-where",
+    "promote runs.csv --baseline-where E=1": "the runs of the variant are needed: a table VARIANT, or",
     "promote runs.csv runs.csv --at-equal hours": "--at-equal 'hours' needs a column of measured speed",
     "promote runs.csv runs.csv --beyond 1": "--beyond",
     "release nowhere store": "there is no folder nowhere",
