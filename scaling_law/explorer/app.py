@@ -29,6 +29,7 @@ from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import pick_law, tools
 from scaling_law.explorer.question import CHOICES, FLOPS, HOURS, LAW_FILE, PRESETS, PUBLISHED, VIEWS, Question
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
+from scaling_law.formulas.conditions import ExtrapolationError
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import SHELF
 from scaling_law.law_files import law_to_json
@@ -44,9 +45,21 @@ INTRODUCTION = """# How many experts, how big, how many tokens?
 
 A joint scaling law of dense and Mixture-of-Experts models
 ([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)) answers for a training budget and a memory limit."""
-CAPTION = """Dashed lines and pale cells lie outside the runs that a law was fitted to, faint cells too far outside to
-be trusted. Bands are 95 % intervals, bars those of where one E overtakes another, dots the best models, and hatching
-marks ties. The address of this page is a link to what it shows."""
+LINKED = "The address of this page is a link to what it shows."
+DASHED = "Dashed lines lie outside the runs that the law was fitted to."
+# What each figure shows, by the name of its view.
+CAPTIONS = {
+    "memory": f"""Each curve is the best model of one E within a memory limit, and ends at the compute optimum (dot).
+The shading is in the colour of the best E, the band is the 95 % interval of its loss, and bars are those of where one
+E overtakes another. {DASHED}""",
+    "map": """The colour is that of the best E. Pale cells lie outside the runs that the law was fitted to, faint cells
+too far outside to be trusted, and where there is no colour the law has no answer. Hatching marks ties. Dots are
+released models, in the colours of their E; the star is this question.""",
+    "isoflop": f"""Each curve spends the budget on models of one E, larger ones on fewer tokens; it begins where the
+memory limit does, and the dot is its best model. Bands are 95 % intervals. {DASHED}""",
+    "tokens": f"""Each curve trains the model that the table has for one E (dot) on fewer or more tokens. Bands are
+95 % intervals. {DASHED}""",
+}
 # The fields, in the order of their components.
 FIELDS = [field.name for field in fields(Question)]
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
@@ -68,7 +81,9 @@ TURN = "String(performance.now() + Math.random())"
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
 ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...values]; }}"
 # Undefined writes nothing.
-ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : undefined"
+ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : document.body.classList.remove('opening')"
+# Results of a page whose link asks what has no answer: none, as it has not had any other question yet.
+NOTHING = ["", None, "", "", "", ""]
 # Where a page has a <base>, Plotly writes the page's address into what clips a figure, which is then lost when the
 # address changes. Gradio's own means the same as none.
 NO_BASE = """<script>document.querySelector('base[href="./"]')?.remove()</script>"""
@@ -81,11 +96,17 @@ SAVE = f"""(text) => {{
 }}"""
 CSS = """
 .gradio-container { max-width: 1400px !important; margin: 0 auto !important; }
+.gradio-container > .main { max-width: none !important; padding: 1em 1.5em !important; }
+.question { flex: 0 0 290px !important; }
 .problem { border-left: 4px solid #D55E00; padding: 0.5em 0.8em; }
 .answer { font-size: 1.15em; }
 .wide { overflow-x: auto; contain: inline-size; }
 #problem:not(:has(p)) { display: none; }
 .result { transition: opacity 0.2s; }
+.opening.dark .js-plotly-plot { visibility: hidden; }
+:is(input:not([type=radio]), textarea, [role=region]):focus-visible { outline: 2px solid #3b82f6 !important; }
+label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offset: 1px; }
+.modebar-container { display: none; }
 .asking .result { opacity: 0.4; transition-delay: 0.5s; }
 .gradio-container:has(#problem .unanswered) .result { opacity: 0.4; }
 .gradio-container:has(#unit [value="hours"]:checked) .in-flops { display: none; }
@@ -95,24 +116,56 @@ CSS = """
 .wide table { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .wide :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.5em; }
 .wide :is(th, td) + :is(th, td) { text-align: right; }
+#table .html-container { padding: 0; }
+#table .wide {
+    --page: var(--body-background-fill);
+    --shade: rgb(128 128 128 / 0.4);
+    background:
+        linear-gradient(to right, var(--page) 40%, transparent) left / 2em 100% no-repeat local,
+        linear-gradient(to left, var(--page) 40%, transparent) right / 2em 100% no-repeat local,
+        linear-gradient(to right, var(--shade), transparent) left / 0.7em 100% no-repeat scroll,
+        linear-gradient(to left, var(--shade), transparent) right / 0.7em 100% no-repeat scroll;
+}
 .wide tr.best { font-weight: bold; }
 .cm-content, .cm-content * { color: var(--body-text-color) !important; }
+.cm-gutters { display: none !important; }
+#yaml .cm-content { padding-right: 4.5em; }
+footer .divider { display: none; }
 .caption p { font-size: 0.875em; }
 .slider :is(.head, .min_value, .max_value) { display: none; }
-@media (max-width: 640px) {
-    h1 { font-size: 1.4em !important; }
-    .question .form { display: grid; grid-template-columns: 1fr 1fr; align-items: end; }
+@media (max-width: 960px) {
+    .question { flex: 1 0 100% !important; }
+    .question .form { display: grid; grid-template-columns: repeat(4, 1fr); align-items: end; }
     .question .form { background: var(--block-background-fill); }
     .question .form > .block { min-width: 0 !important; padding: 0.25em 0.8em; }
-    .question .form > .broad { grid-column: 1 / -1; }
+    .question .form > .broad { grid-column: span 2; }
+}
+@media (max-width: 640px) {
+    h1 { font-size: 1.4em !important; }
+    .gradio-container > .main { padding: 1em !important; }
+    .question .form { grid-template-columns: 1fr 1fr; }
     .question .info-text { display: none; }
+    .question :is(input, textarea) { padding-inline: 0.4em !important; }
+    #view .wrap { display: grid; grid-template-columns: 1fr 1fr; }
+    #view label { font-size: 0.875em; padding: 0.4em 0.6em; }
+}
+@media print {
+    .question, #view, footer, button { display: none !important; }
+    .wide { overflow: visible; contain: none; }
+    .wide table { font-size: 0.6em; }
 }
 """
-# The field that a problem names has a frame.
+# The field that a problem names has a frame: a text, or a choice as a whole.
 CSS += "".join(
-    f'.gradio-container:has(#problem [data-field="{name}"]) #{name} :is(input, textarea)'
+    f'.gradio-container:has(#problem [data-field="{name}"])'
+    f" :is(#{name} :is(input:not([type=radio]), textarea), fieldset#{name})"
     " { box-shadow: inset 0 0 0 2px #D55E00 !important; }\n"
     for name in FIELDS
+)
+# A figure has its own caption.
+CSS += "".join(
+    f'.gradio-container:has(#view [value="{name}"]:checked) .caption:not(.of-{name}) {{ display: none; }}\n'
+    for name in CAPTIONS
 )
 
 
@@ -209,8 +262,8 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("experts", "Numbers of experts", "1,2,4, or doublings: 1-32; empty: those of the law's runs")
     text("sequence_length", "Tokens of a sequence", "4k; empty: 512, and 4,096 above the paper's runs")
     text("batch", "Tokens of a batch", "4M, or a ramp of sequences: 0:128,0.5B:256; empty: the paper's or Step Law's")
-    text("accuracy", "Accuracy of tasks", "arc_easy, hellaswag: what to expect at the loss")
-    inputs["law"] = gr.Dropdown([*laws], label="Law", value=first.law, elem_id="law", elem_classes="broad")
+    inputs["law"] = gr.Dropdown([*laws], label="Law", value=first.law, elem_id="law")
+    text("accuracy", "Accuracy of tasks", "arc_easy, hellaswag: what to expect at the loss", elem_classes="broad")
     return preset, inputs, sliders
 
 
@@ -223,13 +276,15 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     sentence = gr.Markdown(start[1], elem_classes=["answer", "result"])
     view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory", elem_id="view")
     plot = gr.Plot(start[2], show_label=False, elem_classes="result")
-    gr.Markdown(CAPTION, elem_classes="caption")
+    for name, caption in CAPTIONS.items():
+        gr.Markdown(f"{caption} {LINKED}", elem_classes=["caption", f"of-{name}"])
     table = gr.HTML(start[3], elem_id="table", elem_classes="result")
     notes = gr.Markdown(start[4], elem_id="notes", elem_classes="result")
     shell = {"language": "shell", "label": "The same in the shell", "lines": 1, "wrap_lines": True}
     command = gr.Code(start[5], elem_id="command", **shell, **fixed)
     with gr.Accordion("YAML of the plan, for train.py", open=False):
-        configuration = gr.Code(start[6], language="yaml", show_label=False, elem_id="yaml", **fixed)
+        yaml = {"language": "yaml", "show_label": False, "wrap_lines": True}
+        configuration = gr.Code(start[6], elem_id="yaml", **yaml, **fixed)
     save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[7] and start[7]["visible"]), size="sm")
     return view, [problem, sentence, plot, table, notes, command, configuration], save
 
@@ -253,6 +308,9 @@ def _refresh(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> 
         position = positions.get(name, old_position)
         sliders.append(SKIP if position == old_position else position)
     problem, *results = _answer_components(laws, question, dark)
+    # The page has answered nothing but what it opened with, at no turn.
+    if problem and answered.startswith('[""'):
+        results[: len(NOTHING)] = NOTHING
     try:
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))
     # The link asked for what no field could take.
@@ -278,6 +336,9 @@ def _answer_components(laws: Mapping[str, Law], question: Question, dark: bool) 
 def _message(error: Exception, kind: str = "problem unanswered") -> str:
     """Write a problem; `data-field` is the field that it begins with, if any."""
     message = str(error)
+    # The page cannot force an answer.
+    if isinstance(error, ExtrapolationError):
+        message = str(error.args[0]).removesuffix("; ")
     name = message.partition("=")[0]
     field = name if name in FIELDS else ""
     return f'<p class="{kind}" role="alert" data-field="{field}">{escape(message)}</p>'
@@ -324,6 +385,7 @@ def _opening_script(laws: Mapping[str, Law], first: Question) -> str:
         const start = query ? {json.dumps(linked)} : {json.dumps(asdict(first))};
         const values = Object.entries(start).map(([name, value]) =>
             asked.has(name) && (offered[name]?.includes(asked.get(name)) ?? true) ? asked.get(name) : value);
+        document.body.classList.add('opening');
         return [...values, query || dark ? {TURN} : '', query || {json.dumps(first.query())}, dark];
     }}"""
 
