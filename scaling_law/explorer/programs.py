@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pydantic_core import to_jsonable_python
 
 from hub.base.errors import InputError, given, unknown
-from hub.base.units import parse_context, parse_count, parse_parameters, parse_tokens
+from hub.base.units import parse_context, parse_count, parse_counts, parse_parameters, parse_tokens
 from scaling_law.explorer.question import FITTED, LAW_FILE, PUBLISHED
 from scaling_law.fitting.fitting import fit as fit_runs
 from scaling_law.law import Law
@@ -28,6 +28,13 @@ CLUSTER = "gpus gpu mfu engine precision price sequence_length batch"
 MODELS = "memory max_parameters kv_tokens inference_tokens experts bytes_per_parameter bytes_per_kv kv_heads_ratio"
 DESIGN = "granularity shared_ratio unique_tokens vocab_size"
 BUDGET = f"flops hours money {CLUSTER} {MODELS} {DESIGN}"
+
+
+def _parse_sizes(text: str, field: str) -> list[float]:
+    """Read parameters between commas."""
+    return [parse_parameters(word, field) for word in text.split(",")]
+
+
 # Arguments that are no fields of a question, or mean something else in a tool.
 LAW = Field('Name of the scaling law: "published".')
 ONE_E = Field("Number of experts, 1 for a dense model: 8.", parse_count, default_meaning="the law's own")
@@ -45,15 +52,19 @@ ARGUMENTS = {
         "flops": FIELDS["flops"]._replace(help="With a budget: the least memory that reaches the loss within it."),
     },
     "speedup": {
-        "experts": ONE_E._replace(default_meaning="8"),
+        "experts": Field(
+            "E of the model, 8; with n_active several: 2,8.",
+            parse_counts,
+            default_meaning="8; with n_active the law's own",
+        ),
         "baseline": Field(
             "E of the baseline, which must reach its loss.",
             parse_count,
             default_meaning="1",
         ),
         "n_active": Field(
-            "Instead of flops, for the crossover tokens: active parameters.",
-            parse_parameters,
+            "Instead of flops, for the crossover tokens: active parameters, 1.1B or 1e8,1e9.",
+            _parse_sizes,
         ),
     },
     "plan": {
@@ -117,8 +128,11 @@ def speedup(law: Law, **question: Any) -> dict[str, Any]:
     experts = question.pop("experts", None)
     if "n_active" in question:
         return law.break_even(question["n_active"], experts).to_dict()
+    model, *others = experts or [8.0]
+    if others:
+        raise InputError(given("experts", experts), ": one E goes with flops, several with n_active")
     baseline = question.pop("baseline", 1.0)
-    return law.speedup(experts or 8.0, baseline, **question).to_dict()
+    return law.speedup(model, baseline, **question).to_dict()
 
 
 def describe(law: Law, **question: Any) -> dict[str, Any]:
