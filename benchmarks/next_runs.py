@@ -9,12 +9,12 @@ candidates. Whatever it chooses, one forecaster predicts the runs that are judge
 there are experts) under the public prior without the laboratory of the runs, which weigh by their compute; one of the
 laws of `forecast`. The value is 1 − R² on the judged runs, R² cut at −1 as ScaleBench does.
 
-`next_runs` starts from the prior alone and refits after an eighth, a quarter and half of the budget. Each time it plans
-for all that remains and trains the cheapest runs of the plan. D- and V-optimal designs begin with the cheapest runs,
-then take the run of the largest gain per FLOP^0.4, under a vague prior and equal noise. Hold-outs: seven of the tenth
-of largest compute, at random, with candidates up to 0.6 times the compute of the smallest of these. Regret: at the
-largest judged compute, how far the size that these runs call best lies above the lowest loss, by the law of all runs;
-in percent of that loss.
+`next_runs` starts from the prior alone and refits after an eighth, a quarter and half of the budget. Each time it
+plans for all that remains and trains the cheapest runs of the plan. D- and V-optimal designs begin with the cheapest
+runs, then take the run of the largest gain per FLOP^0.4, under a vague prior and equal noise. Hold-outs: seven of the
+tenth of largest compute, at random, with candidates up to 0.6 times the compute of the smallest of these. Regret: at
+the largest judged compute, how far the size that these runs call best lies above the lowest loss, by the law of all
+runs; in percent of that loss.
 """
 
 from __future__ import annotations
