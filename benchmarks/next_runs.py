@@ -9,11 +9,12 @@ candidates. Whatever it chooses, one forecaster predicts the runs that are judge
 there are experts) under the public prior without the laboratory of the runs, which weigh by their compute; one of the
 laws of `forecast`. The value is 1 − R² on the judged runs, R² cut at −1 as ScaleBench does.
 
-`next_runs` starts from the prior alone and refits after an eighth, a quarter and half of the budget. D- and V-optimal
-designs begin with the cheapest runs, then take the run of the largest gain per FLOP^0.4, under a vague prior and equal
-noise. Hold-outs: seven of the tenth of largest compute, at random, with candidates up to 0.6 times the compute of the
-smallest of these. Regret: at the largest judged compute, how far the size that these runs call best lies above the
-lowest loss, by the law of all runs; in percent of that loss.
+`next_runs` starts from the prior alone and refits after an eighth, a quarter and half of the budget. Each time it
+plans for all that remains and trains the cheapest runs of the plan. D- and V-optimal designs begin with the cheapest
+runs, then take the run of the largest gain per FLOP^0.4, under a vague prior and equal noise. Hold-outs: seven of the
+tenth of largest compute, at random, with candidates up to 0.6 times the compute of the smallest of these. Regret: at
+the largest judged compute, how far the size that these runs call best lies above the lowest loss, by the law of all
+runs; in percent of that loss.
 """
 
 from __future__ import annotations
@@ -138,7 +139,10 @@ DesignOf = Callable[[Pool, float, int], Places]
 
 
 def choose_next_runs(pool: Pool, share: float, seed: int) -> Places:
-    """Choose by `next_runs`, in stages; what the runs of a stage show decides the next."""
+    """Choose by `next_runs`, in stages; what the runs of a stage show decides the next.
+
+    Each stage plans for all of the budget that remains, and trains the cheapest runs of its plan.
+    """
     runs, judged = pool.as_designed()
     variables = [*pool.prior.law.variables]
     ask = predicted_loss(**{name: judged.column(name) for name in variables})
@@ -148,7 +152,7 @@ def choose_next_runs(pool: Pool, share: float, seed: int) -> Places:
     noise = pool.prior.noise
     for stage in STAGES:
         spent = pool.flops[selection].sum()
-        remaining = stage * budget - spent
+        remaining = budget - spent
         is_affordable = pool.flops <= remaining
         places = np.setdiff1d(np.flatnonzero(is_affordable), selection)
         if not len(places):
@@ -169,8 +173,11 @@ def choose_next_runs(pool: Pool, share: float, seed: int) -> Places:
             warmup_tokens=0,
             force=True,
         )
-        indices = list(design.chosen)
-        selection += places[indices].tolist()
+        by_cost = sorted(design.chosen, key=lambda index: cost[index])
+        total = spent + np.cumsum(cost[by_cost])
+        # At least one; rounding takes no run off the last stage.
+        count = max(1, int(np.sum(total <= stage * budget * (1 + 1e-9))))
+        selection += places[by_cost[:count]].tolist()
         selected_runs = runs.take(np.array(selection))
         selected_cost = pool.flops[selection]
         weights = selected_cost / selected_cost.max()
