@@ -5,6 +5,8 @@
 table: the best model of each E within 80 GB with 16,384 tokens in the KV cache. Peer: for each E, `brentq` for the
     width that fills the memory and `minimize_scalar` over the widths below.
 losses: a million predictions. Peer: the law's formula in numpy, as one writes it down.
+hours: the best models, a plan, and what a loss takes, in hours on GPUs, over the layouts of every width; CPU seconds.
+    Peer: the table, whose budget is in FLOPs.
 budgets: the compute optimum of many budgets for 32 E. Peer: `minimize_scalar` over ln N.
 cold start: CPU seconds of a new process that imports and asks, from Python and in the shell.
 
@@ -22,7 +24,16 @@ import sys
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
-from benchmarks.report import ROOT, Options, Report, benchmark, cpu_seconds_of_children, in_turns, seconds
+from benchmarks.report import (
+    ROOT,
+    Options,
+    Report,
+    benchmark,
+    cpu_seconds,
+    cpu_seconds_of_children,
+    in_turns,
+    seconds,
+)
 from scaling_law import JointLaw
 
 FLOPS = 1e22
@@ -111,6 +122,24 @@ def table(report: Report, rounds: int) -> None:
     report.add_of(in_turns(works, rounds), "table of 6 E within 80 GB", peer, BOUND, note=note)
 
 
+def hours(report: Report, rounds: int) -> None:
+    """Measure questions in hours."""
+    eight = {"gpus": 8, "gpu": "h100"}
+    many = {"gpus": 64, "gpu": "h100"}
+    peer = "table of 6 E within 80 GB"
+    questions = {
+        "6 E, 72 hours on 8 GPUs": lambda: LAW.optimal(hours=72, **eight),
+        "6 E, 72 hours on 64 GPUs": lambda: LAW.optimal(hours=72, **many),
+        "6 E in whole sizes, 72 hours on 64 GPUs": lambda: LAW.optimal(hours=72, integral=True, **many),
+        "plan of 72 hours on 64 GPUs": lambda: LAW.plan(hours=72, **many),
+        "hours to loss 2.3 on 8 GPUs": lambda: LAW.reach(2.3, **eight),
+    }
+    works = {**questions, peer: lambda: LAW.optimal(FLOPS, EXPERTS, memory=MEMORY, kv_tokens=CONTEXT)}
+    times = in_turns(works, rounds, cpu_seconds)
+    for name in questions:
+        report.add_of(times, name, peer, ours=name, note="CPU seconds")
+
+
 def losses(report: Report, count: int, rounds: int) -> None:
     """Measure many predictions."""
     random = np.random.default_rng(0)
@@ -188,6 +217,7 @@ def cold_start(report: Report, rounds: int) -> None:
 )
 def main(report: Report, options: Options) -> None:
     table(report, options.rounds)
+    hours(report, max(3, options.rounds // 20))
     losses(report, options.points, max(3, options.rounds // 10))
     budgets(report, options.budgets, max(3, options.rounds // 10))
     cold_start(report, max(3, options.rounds // 20))

@@ -13,13 +13,14 @@ runs did not hide (docs/studies/hours.md). Steps that were measured have their c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from hub.base.units import format_bytes, format_count
@@ -74,7 +75,7 @@ class DoesNotFit(InputError):
 class Option(Degrees):
     """A way to train: sequences of a micro-batch, how the state is sharded, and how many GPUs share what.
 
-    With "zero1" and "ddp", `dp` GPUs share only batches. `Option.stack` makes the fields arrays.
+    With "zero1" and "ddp", `dp` GPUs share only batches. The fields of a `_Group` are arrays.
     """
 
     micro_batch_sequences: Any
@@ -94,17 +95,13 @@ class Option(Degrees):
             features.add(self.sharding)
         return frozenset(features)
 
-    @classmethod
-    def stack(cls, options: list[Option], dimensions: int) -> Option:
-        """Stack options of one sharding to arrays [n, 1, ...], which broadcast with models of so many dimensions."""
-        shape = (-1, *[1] * dimensions)
+    def beside(self, dimensions: int) -> Option:
+        """Append axes of length 1 to the arrays of a `_Group`, which then broadcast with models of so many."""
         arrays: dict[str, Any] = {}
-        for option_field in fields(Option):
-            name = option_field.name
-            if name != "sharding":
-                values = [getattr(option, name) for option in options]
-                arrays[name] = np.array(values).reshape(shape)
-        return cls(sharding=options[0].sharding, **arrays)
+        for name in ARRAYS:
+            values = getattr(self, name)
+            arrays[name] = values.reshape(values.shape + (1,) * dimensions)
+        return replace(self, **arrays)
 
     @property
     def ways(self) -> str:
@@ -131,6 +128,11 @@ class Option(Degrees):
         plural = "s" if size > 1 else ""
         micro_batches = f"micro-batches of {size} sequence{plural}"
         return f"{micro_batches}, {self.ways}" if self.ways else micro_batches
+
+
+# Fields of an option that decide neither its micro-batch nor what is recomputed.
+OF_WAY = ("dp", "fsdp", "tp", "pp", "ep", "cp", "reshard")
+ARRAYS = ("micro_batch_sequences", "gradient_checkpointing", *OF_WAY)
 
 
 @dataclass(frozen=True)
@@ -232,14 +234,18 @@ class Layouts:
 
     def options(self) -> list[Option]:
         """List every way, the preferred first at equal speed. ValueError if GPUs cannot share a batch equally."""
+        return self._candidates().options
+
+    def _candidates(self) -> _Candidates:
+        """Return the options and their groups."""
         share = math.gcd(*self.batches)
         most_cp = max(1, self.ramp.sequence_length // LEAST_CONTEXT)
-        options = _candidate_layouts(self.engine, self.gpus, share, self.throughput.node, most_cp)
-        if not options:
+        candidates = _candidate_layouts(self.engine, self.gpus, share, self.throughput.node, most_cp)
+        if not candidates.options:
             batches = ", ".join(map(str, self.batches))
             allowed = f"each must be a multiple of {self.gpus}"
             raise InputError(f"gpus={self.gpus} cannot share batches of {batches} sequences equally: {allowed}")
-        return options
+        return candidates
 
     def _passes(self, option: Option, batch: int) -> Any:
         """Count the micro-batches of each GPU in a batch."""
@@ -304,15 +310,16 @@ class Layouts:
 
     def steps(self, model: Architecture | Widths) -> Steps:
         """Find the fastest steps of these models in the largest batch, of options that fit."""
-        options = self.options()
+        candidates = self._candidates()
         largest = max(self.batches)
         shape = np.shape(model.n_total)
-        costs = self._costs(model, options, shape)
-        passes = np.array([self._passes(option, largest) for option in options])
-        pp = np.array([option.pp for option in options])
+        costs = self._costs(model, candidates, shape)
+        passes = candidates.join([self._passes(group.option, largest) for group in candidates.groups])
+        pp = candidates.join([group.option.pp for group in candidates.groups])
         idle = 1 + bubble(pp, passes).reshape(-1, *[1] * len(shape))
         seconds = np.maximum(costs.slowdown * idle * costs.compute, costs.once + costs.repeated)
-        best = np.argmin(seconds, axis=0)
+        option = np.argmin(seconds[candidates.rows], axis=0)
+        best = candidates.rows[option]
         slowdown = _choose(costs.slowdown, best)
         once = _choose(costs.once, best)
         repeated = _choose(costs.repeated, best)
@@ -322,24 +329,28 @@ class Layouts:
             share = batch / largest
             slowdowns.append(slowdown * (1 + bubble(pp[best], passes[best] * share)))
             exchanges.append(once + share * repeated)
-        gpu_shares = [self.gpu_share(option) for option in options]
-        gpu_share = GpuShare(*(np.array(values)[best] for values in zip(*gpu_shares, strict=True)))
+        gpu_shares = [self.gpu_share(group.option) for group in candidates.groups]
+        gpu_share = GpuShare(*(candidates.join(values)[best] for values in zip(*gpu_shares, strict=True)))
         fits = np.isfinite(slowdown)
-        return Steps(best, gpu_share, np.stack(slowdowns), np.stack(exchanges), fits, costs.memory_bytes.min(0))
+        return Steps(option, gpu_share, np.stack(slowdowns), np.stack(exchanges), fits, costs.memory_bytes.min(0))
 
-    def _costs(self, model: Architecture | Widths, options: list[Option], shape: tuple[int, ...]) -> _Costs:
-        """Compute the costs of each option in the largest batch; options of one sharding at a time, as arrays."""
-        costs = _Costs(*(np.empty((len(options), *shape)) for _ in _Costs._fields))
-        for sharding in dict.fromkeys(option.sharding for option in options):
-            rows = [i for i, option in enumerate(options) if option.sharding == sharding]
-            option = Option.stack([options[i] for i in rows], len(shape))
-            seconds = self.communication(model, option, max(self.batches))
-            costs.compute[rows] = self.compute(model, max(self.batches), self.gpu_share(option))
-            costs.once[rows] = sum(value for name, value in seconds.items() if name in ONCE[sharding])
-            costs.repeated[rows] = sum(value for name, value in seconds.items() if name not in ONCE[sharding])
+    def _costs(self, model: Architecture | Widths, candidates: _Candidates, shape: tuple[int, ...]) -> _Costs:
+        """Compute the costs of each option in the largest batch, a group at a time."""
+        largest = max(self.batches)
+        costs = _Costs(*(np.empty((len(candidates.options), *shape)) for _ in _Costs._fields))
+        for group in candidates.groups:
+            option = group.option.beside(len(shape))
+            seconds = self.communication(model, option, largest)
             memory_bytes = np.where(_is_divisible(model, option), self.memory(model, option).total, np.inf)
-            costs.memory_bytes[rows] = memory_bytes
-            costs.slowdown[rows] = np.where(memory_bytes <= self.available, _slowdown(model, option), np.inf)
+            costs_of_group = _Costs(
+                compute=self.compute(model, largest, self.gpu_share(option)),
+                slowdown=np.where(memory_bytes <= self.available, _slowdown(model, option), np.inf),
+                once=sum(value for name, value in seconds.items() if name in ONCE[option.sharding]),
+                repeated=sum(value for name, value in seconds.items() if name not in ONCE[option.sharding]),
+                memory_bytes=memory_bytes,
+            )
+            for values, values_of_group in zip(costs, costs_of_group, strict=True):
+                values[group.rows].reshape(*group.shape, *shape)[...] = values_of_group
         return costs
 
     def fits(self, model: Architecture | Widths) -> Any:
@@ -399,6 +410,33 @@ class _Costs(NamedTuple):
     memory_bytes: FloatArray
 
 
+class _Group(NamedTuple):
+    """Options of one sharding among as many GPUs: each micro-batch, recomputed or not, in each of several ways.
+
+    The arrays of `option` lie along the axes that they decide, of `shape` (micro-batches, 2, ways), so that what
+    depends on one of them is computed once for all others. `rows` of arrays of all groups are its own.
+    """
+
+    option: Option
+    shape: tuple[int, ...]
+    rows: slice
+
+
+class _Candidates(NamedTuple):
+    """All options of an engine, the preferred first, and in groups; `rows` [options] are the places of the former."""
+
+    options: list[Option]
+    groups: list[_Group]
+    rows: NDArray[np.int64]
+
+    def join(self, values: Sequence[Any]) -> Any:
+        """Join the values of each group, [options]."""
+        parts = []
+        for group, values_of_group in zip(self.groups, values, strict=True):
+            parts.append(np.broadcast_to(values_of_group, group.shape).ravel())
+        return np.concatenate(parts)
+
+
 def _choose(values: FloatArray, option: Any) -> FloatArray:
     """Take the values [n, ...] of one of the n options for each model."""
     return np.take_along_axis(values, option[None], axis=0)[0]
@@ -425,7 +463,7 @@ def _powers(most: int) -> Iterator[int]:
 
 
 @lru_cache(maxsize=64)
-def _candidate_layouts(engine: str, gpus: int, share: int, node: int, most_cp: int) -> list[Option]:
+def _candidate_layouts(engine: str, gpus: int, share: int, node: int, most_cp: int) -> _Candidates:
     """List options of GPUs that share batches of multiples of `share` sequences, the simplest and largest first."""
     features = ENGINES[engine]
     options: list[Option] = []
@@ -455,7 +493,49 @@ def _candidate_layouts(engine: str, gpus: int, share: int, node: int, most_cp: i
         within = option.tp * option.pp * option.cp
         return option.gradient_checkpointing, within, option.ep > 1, -option.micro_batch_sequences
 
-    return sorted(options, key=rank)
+    options.sort(key=rank)
+    return _group_options(options)
+
+
+def _group_options(options: list[Option]) -> _Candidates:
+    """Group options so that each group has every combination of its micro-batches and ways, recomputed or not."""
+    members: dict[tuple[str, int], list[int]] = {}
+    for place, option in enumerate(options):
+        members.setdefault((option.sharding, option.dp * option.fsdp), []).append(place)
+    groups: list[_Group] = []
+    rows = np.empty(len(options), int)
+    start = 0
+    for places in members.values():
+        end = start + len(places)
+        option, rows_of_group = _arrange([options[place] for place in places])
+        rows[places] = start + rows_of_group
+        shape = (option.micro_batch_sequences.size, 2, option.dp.size)
+        groups.append(_Group(option, shape, slice(start, end)))
+        start = end
+    return _Candidates(options, groups, rows)
+
+
+def _arrange(options: list[Option]) -> tuple[Option, NDArray[np.int64]]:
+    """Make one option of arrays along the axes of a group, and return the place of each option in their product."""
+    sizes = sorted({option.micro_batch_sequences for option in options})
+    ways = list(dict.fromkeys(map(_way, options)))
+    places = []
+    for option in options:
+        size = sizes.index(option.micro_batch_sequences)
+        is_recomputed = int(option.gradient_checkpointing)
+        places.append((2 * size + is_recomputed) * len(ways) + ways.index(_way(option)))
+    arrays = dict(zip(OF_WAY, map(np.array, zip(*ways, strict=True)), strict=True))
+    group = Option(
+        micro_batch_sequences=np.array(sizes).reshape(-1, 1, 1),
+        gradient_checkpointing=np.array([False, True]).reshape(2, 1),
+        sharding=options[0].sharding,
+        **arrays,
+    )
+    return group, np.array(places)
+
+
+def _way(option: Option) -> tuple[Any, ...]:
+    return tuple(getattr(option, name) for name in OF_WAY)
 
 
 def _shardings(replicas: int, is_alone: bool, node: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ bytes for a parameter on d devices); tensor parallelism, which divides matrices 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property, reduce
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -39,25 +39,58 @@ GPU_CHUNK_BYTES = 2**31
 LEAST_CHUNK_ROWS = 64
 
 
-@dataclass(frozen=True)
-class TrainingMemory:
-    """Bytes of one device at the peak of a step (arrays for `Widths`).
+class Moment(NamedTuple):
+    """Bytes that live together at one moment of a step."""
 
-    `activations` are kept for the backward pass, bf16 weights too; `workspace` exists only at the peak.
-    """
-
-    weights: Any
     gradients: Any
-    optimizer: Any
     activations: Any
     workspace: Any
 
     @property
     def total(self) -> Any:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+        return self.gradients + self.activations + self.workspace
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes of one device at the peak of a step (arrays for `Widths`).
+
+    `activations` are kept for the backward pass, bf16 weights too; `workspace` exists only at the peak, which is the
+    largest of the `moments`.
+    """
+
+    weights: Any
+    optimizer: Any
+    moments: tuple[Moment, ...]
+
+    @property
+    def gradients(self) -> Any:
+        return self._peak.gradients
+
+    @property
+    def activations(self) -> Any:
+        return self._peak.activations
+
+    @property
+    def workspace(self) -> Any:
+        return self._peak.workspace
+
+    @property
+    def total(self) -> Any:
+        totals = [moment.total for moment in self.moments]
+        return _as_number(self.weights + self.optimizer + reduce(np.maximum, totals))
+
+    @cached_property
+    def _peak(self) -> Moment:
+        """The moment with the largest sum, for each model."""
+        totals = np.broadcast_arrays(*(moment.total for moment in self.moments))
+        peak = np.argmax(np.stack(totals), axis=0)
+        parts = [np.choose(peak, values) for values in zip(*self.moments, strict=True)]
+        return Moment(*map(_as_number, parts))
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "total": self.total}
+        names = ("weights", "gradients", "optimizer", "activations", "workspace", "total")
+        return {name: getattr(self, name) for name in names}
 
 
 def training_memory(
@@ -137,17 +170,10 @@ def training_memory(
         stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert / (ep * tp)
         is_summed = (passes > 1) | (sharding in ("ddp", "zero1"))
         moments = _moments_of_whole(backward, share, casts, stacked, passes, is_summed)
-    gradients, activations, workspace = _peak(moments)
     weights = WEIGHT_BYTES * share.owned
     if sharding == "zero1":
         weights = HALF * share.parameters + weights
-    return TrainingMemory(
-        _as_number(weights),
-        _as_number(gradients),
-        _as_number(state),
-        _as_number(activations),
-        _as_number(workspace),
-    )
+    return TrainingMemory(_as_number(weights), _as_number(state), tuple(moments))
 
 
 def _as_number(values: Any) -> Any:
@@ -247,25 +273,6 @@ class _Backward(NamedTuple):
     block_workspace: Any
 
 
-class _Moment(NamedTuple):
-    """Bytes that live together."""
-
-    gradients: Any
-    activations: Any
-    workspace: Any
-
-
-def _peak(moments: list[_Moment]) -> Any:
-    """Find the moment with the largest sum, for each model: [3, ...]."""
-    shape = np.broadcast_shapes(*map(np.shape, chain.from_iterable(moments)))
-    rows = []
-    for moment in moments:
-        rows.append([np.broadcast_to(values, shape) for values in moment])
-    table = np.array(rows)
-    peak = np.argmax(table.sum(axis=1), axis=0)
-    return np.take_along_axis(table, peak[None, None], axis=0)[0]
-
-
 def _moments_of_whole(
     backward: _Backward,
     share: _Share,
@@ -273,7 +280,7 @@ def _moments_of_whole(
     stacked: Any,
     passes: Any,
     is_summed: Any,
-) -> list[_Moment]:
+) -> list[Moment]:
     """List the moments where every device has all weights: at the head, in the last block, and at the end.
 
     `stacked` are bytes of the gradients of stacked experts; `is_summed`: gradients exist before the backward pass.
@@ -281,10 +288,10 @@ def _moments_of_whole(
     gradients = GRADIENT_BYTES * share.parameters
     before = gradients * is_summed
     return [
-        _Moment(before, backward.head_activations, backward.head_workspace),
-        _Moment(before, backward.last_activations, backward.block_workspace + stacked * (passes > 1)),
+        Moment(before, backward.head_activations, backward.head_workspace),
+        Moment(before, backward.last_activations, backward.block_workspace + stacked * (passes > 1)),
         # The end of a backward pass: only the casts are kept any more, and every gradient is there.
-        _Moment(gradients, casts, stacked),
+        Moment(gradients, casts, stacked),
     ]
 
 
@@ -295,7 +302,7 @@ def _moments_of_shards(
     compute: float,
     passes: Any,
     reshard: Any,
-) -> list[_Moment]:
+) -> list[Moment]:
     """List the moments of FSDP2, block by block; a weight has `compute` bytes where it is gathered."""
     block_weights = (share.all_inner + share.router) / share.blocks
     gathered = (share.parameters - share.outer) / share.blocks
@@ -316,14 +323,14 @@ def _moments_of_shards(
     has_others = np.asarray(share.blocks) > 1
     above = gradients(head + block_weights)
     return [
-        _Moment(gradients(0.0), backward.head_activations, at_head),
+        Moment(gradients(0.0), backward.head_activations, at_head),
         # The last block; its workspace counts the sum of the head.
-        _Moment(gradients(head), backward.last_activations, in_block + ahead + block),
-        _Moment(above, earlier, ahead + block_sum),
+        Moment(gradients(head), backward.last_activations, in_block + ahead + block),
+        Moment(above, earlier, ahead + block_sum),
         # The embedding.
-        _Moment(GRADIENT_BYTES * share.owned, 0.0, 2 * SINGLE * head),
+        Moment(GRADIENT_BYTES * share.owned, 0.0, 2 * SINGLE * head),
         # A block before the last.
-        _Moment(has_others * above, has_others * earlier, has_others * before_last),
+        Moment(has_others * above, has_others * earlier, has_others * before_last),
     ]
 
 

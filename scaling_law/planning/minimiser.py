@@ -25,14 +25,25 @@ def least(
     low: float | FloatArray,
     high: float | FloatArray,
     points: int = POINTS,
-    closed: bool | NDArray[np.bool_] = False,
 ) -> FloatArray:
     """Find the x of the lowest minimum of `function` between `low` and `high`, [...]; NaN if it is an end.
 
-    `function` takes arrays [points, ...]; what is not finite is not chosen. Where the interval is `closed`, the low
-    end is an answer.
+    `function` takes arrays [points, ...]; what is not finite is not chosen.
     """
-    x, y = minima(function, low, high, points)
+    return choose_inner(*minima(function, low, high, points), low, high)
+
+
+def choose_inner(
+    x: FloatArray,
+    y: FloatArray,
+    low: float | FloatArray,
+    high: float | FloatArray,
+    closed: bool | NDArray[np.bool_] = False,
+) -> FloatArray:
+    """Choose the x of the lowest of the minima [k, ...] between `low` and `high`, NaN if it is an end.
+
+    Where the interval is `closed`, the low end is an answer.
+    """
     best = np.argmin(y, axis=0)[None]
     x = np.take_along_axis(x, best, 0)[0]
     y = np.take_along_axis(y, best, 0)[0]

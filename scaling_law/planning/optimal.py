@@ -101,11 +101,14 @@ def optimal(
     # Other batches buy other tokens in the same hours, for which the batch is chosen once more.
     for _ in range(2):
         ramp = _recommend_ramp(run, budget.cluster or named_gpus, models, check)
-        if ramp is None:
+        if ramp is None or (is_recommended and ramp == budget.ramp):
             break
         is_recommended = True
         budget = budget.with_ramp(ramp)
         named_gpus = None if named_gpus is None else replace(named_gpus, ramp=ramp)
+        if budget.cluster is None:
+            # What FLOPs buy does not depend on batches.
+            break
         models = _find_models(law, budget, limits, candidates, integral)
         check = law.check(**models.variables, unique_tokens=limits.unique_tokens)
 

@@ -25,7 +25,7 @@ from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import has_optimum, numbers, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
-from scaling_law.planning.minimiser import least, minima
+from scaling_law.planning.minimiser import choose_inner, minima
 from scaling_law.planning.question import LimitFields
 from scaling_law.size.architecture import (
     EXPERT_VARIABLES,
@@ -235,13 +235,21 @@ def find_optimum(
     def value(x: FloatArray) -> FloatArray:
         return models(np.exp(x))[2]
 
-    low = np.broadcast_to(np.log(widths[0]), limit.shape)
-    high = np.broadcast_to(np.log(widths[1]), limit.shape)
-    free = np.exp(least(value, low, high, closed=closed))
+    def search(least_width: Any, largest_width: Any) -> tuple[FloatArray, FloatArray]:
+        """Find the optimum between two widths, NaN where it is one of them, and all minima in between."""
+        low = np.broadcast_to(np.log(least_width), limit.shape)
+        high = np.broadcast_to(np.log(largest_width), limit.shape)
+        x, y = minima(value, low, high)
+        return np.exp(choose_inner(x, y, low, high, closed)), np.exp(x)
+
+    if integral and np.all(limit >= widths[1]):
+        free, candidates = search(HEAD_DIM, widths[1])
+        if np.all(free > HEAD_DIM):
+            return _choose_minimum(models, free, candidates, limit, integral)
+    free, _ = search(*widths)
     candidates = free[None]
     if integral or not np.all((free >= HEAD_DIM) & (free <= limit)):
-        largest = np.log(np.clip(limit, HEAD_DIM, np.maximum(widths[1], HEAD_DIM)))
-        candidates = np.exp(minima(value, np.log(HEAD_DIM), largest)[0])
+        _, candidates = search(HEAD_DIM, np.clip(limit, HEAD_DIM, np.maximum(widths[1], HEAD_DIM)))
     return _choose_minimum(models, free, candidates, limit, integral)
 
 

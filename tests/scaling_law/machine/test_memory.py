@@ -68,5 +68,5 @@ def test_widths_and_architectures_take_the_same_memory():
         together = training_memory(Widths.of(widths, experts), 8, 512, **asked)
         for i, (d, e) in enumerate(zip(widths, experts, strict=True)):
             alone = training_memory(Architecture(d, e), 8, 512, **asked)
-            for part, size in vars(alone).items():
+            for part, size in alone.to_dict().items():
                 assert np.broadcast_to(getattr(together, part), 4)[i] == pytest.approx(size, rel=1e-12), part
