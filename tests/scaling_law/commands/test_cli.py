@@ -77,7 +77,7 @@ def test_scale_out_reads_a_model(shell, tmp_path):
     assert typed == json.loads(to_json(answer.to_dict(), inf_nan_mode="null"))
     assert typed["rows"][0]["money"] == pytest.approx(2 * 64 * typed["rows"][0]["hours"])
     shown = shell(*words).stdout
-    assert "1T tokens take" in shown
+    assert "1T tokens: " in shown
     assert "hours" in shown
 
 
