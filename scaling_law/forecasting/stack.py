@@ -6,7 +6,8 @@ cuts. For each point the weights, w ≥ 0 and Σ w = 1, minimise w'Mw, where M h
 like the point in direction and distance, and those of public sets in the point's direction (`defaults.json`;
 studies/forecasts derives it), which count as one cut. So the runs' own backtest decides where it can. Where the laws
 together leave the 90 % interval of the fresh fit that is best at the cuts, that fit gets so much weight that they do
-not: no prior pulls a well-determined fit away.
+not: no prior pulls a well-determined fit away. It then counts as one cut by itself, beside those within the runs and
+the public sets: where few cuts say how laws do, the fit of the runs alone is heard, too.
 
 The variance of ln L of a new run is a sum of five components, with coefficients learnt on the public sets: the errors
 of the laws, their disagreement, the scatter of runs, and the growth of errors with distance on the public sets and at
@@ -175,6 +176,7 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
         mean, error, noise = predictions[rows, :, i].T
         if fresh is not None:
             weights = _hold_to_fresh(weights, predictions[rows, :, i].T, fresh)
+            weights = _count_fresh(weights, fresh, tests.cuts + defaults.cuts)
         laws[rows, 1, i] = weights
         log_loss[i] = weights @ mean
         distance = max(beyond[direction], 0.0) ** 2 + NEAR**2
@@ -262,6 +264,13 @@ def _hold_to_fresh(
     held_weights = kept_share * weights
     held_weights[fresh] += 1.0 - kept_share
     return held_weights
+
+
+def _count_fresh(weights: FloatArray, fresh: int, cuts: float) -> FloatArray:
+    """Let a fresh law count as one cut beside those that gave the weights [J]."""
+    counted_weights = weights * cuts / (cuts + 1.0)
+    counted_weights[fresh] += 1.0 / (cuts + 1.0)
+    return counted_weights
 
 
 def _weigh(
