@@ -168,7 +168,7 @@ def format_count(value: float | None) -> str:
 
 def format_bytes(value: float | None) -> str:
     """Write bytes in decimal units: 80 GB, 1.27 TB; None is "–"."""
-    return _format(value, (" B", " kB", " MB", " GB", " TB"))
+    return _format(value, (" B", " kB", " MB", " GB", " TB", " PB"))
 
 
 def format_flops(value: float | None) -> str:

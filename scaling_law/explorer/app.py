@@ -132,6 +132,7 @@ label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offs
 #yaml .cm-content { padding-right: 4.5em; }
 footer .divider { display: none; }
 .caption p { font-size: 0.875em; }
+.gradio-container:not(:has(#table table)) :is(.result, .caption, .plan) { display: none; }
 .slider :is(.head, .min_value, .max_value) { display: none; }
 @media (max-width: 960px) {
     .question { flex: 1 0 100% !important; }
@@ -150,7 +151,7 @@ footer .divider { display: none; }
     #view label { font-size: 0.875em; padding: 0.4em 0.6em; }
 }
 @media print {
-    .question, #view, footer, button { display: none !important; }
+    .question, .plan, #view, button { display: none !important; }
     .wide { overflow: visible; contain: none; }
     .wide table { font-size: 0.6em; }
 }
@@ -282,7 +283,7 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     notes = gr.Markdown(start[4], elem_id="notes", elem_classes="result")
     shell = {"language": "shell", "label": "The same in the shell", "lines": 1, "wrap_lines": True}
     command = gr.Code(start[5], elem_id="command", **shell, **fixed)
-    with gr.Accordion("YAML of the plan, for train.py", open=False):
+    with gr.Accordion("YAML of the plan, for train.py", open=False, elem_classes="plan"):
         yaml = {"language": "yaml", "show_label": False, "wrap_lines": True}
         configuration = gr.Code(start[6], elem_id="yaml", **yaml, **fixed)
     save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[7] and start[7]["visible"]), size="sm")

@@ -111,6 +111,20 @@ def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):
     assert json.loads(wrong[-1])[1:] == [*astuple(replace(FIRST, memory="a lot"))]
 
 
+def test_a_page_that_opens_with_what_has_no_answer_shows_none(laws):
+    first = app._echo("", astuple(FIRST))
+    *_, problem, sentence, figure, table, _, _, _, _, link, _ = asked(laws, replace(FIRST, memory="1MB"), first, "1")
+    assert "unanswered" in problem
+    assert (sentence, figure, table, link) == ("", None, "", SKIP)
+
+
+def test_the_page_speaks_of_no_parameter_that_it_does_not_have(laws):
+    far = replace(FIRST, flops="1e27", experts="1024", memory="")
+    problem = app._answer_components(laws, far, False)[0]
+    assert "too far from the runs" in problem
+    assert "force" not in problem
+
+
 def test_what_a_link_cannot_ask_is_said_beside_the_answer(laws):
     *_, problem, sentence, _, _, _, _, _, _, link, _ = asked(laws, FIRST, "", "1", link="flops=1e22&budget=1")
     assert "part of a question &#x27;budget&#x27; is unknown" in problem

@@ -19,6 +19,7 @@ from scaling_law.explorer import app
 from scaling_law.explorer.answer import POINTS, answer, best_models
 from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, UNITS, VIEWS, Question
 from scaling_law.figures.curves import memory_curves
+from scaling_law.figures.interactive import DARK
 
 pytestmark = pytest.mark.browser
 NEEDED = ["n_active", "tokens", "experts", "loss"]
@@ -32,7 +33,7 @@ def visit(browser, address):
     """Opens the page with a query; at its end nothing was asked of another host, and nothing failed in the console."""
     hosts, problems, contexts = set(), [], []
 
-    def opened(query="", **options):
+    def opened(query="", drawn=True, **options):
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
@@ -41,7 +42,8 @@ def visit(browser, address):
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(address + query)
-        page.wait_for_selector(".js-plotly-plot .main-svg")
+        if drawn:
+            page.wait_for_selector(".js-plotly-plot .main-svg")
         return page
 
     yield opened
@@ -323,6 +325,17 @@ def test_the_address_is_a_link_to_what_the_page_shows(visit):
     assert all(clip.startswith("url(#") for clip in found)  # else the curves leave their figure with the address
 
 
+def test_a_link_without_an_answer_shows_none(visit):
+    page = visit("?flops=1e22&memory=1MB", color_scheme="dark", drawn=False)
+    page.wait_for_selector("#problem .unanswered")
+    assert page.locator(":is(.result, .caption, .plan):visible").count() == 0
+    field_of(page, "memory").fill("80GB")
+    field_of(page, "memory").press("Tab")
+    page.wait_for_selector("#table table")
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    assert page.evaluate("() => document.querySelector('.js-plotly-plot').layout.paper_bgcolor") == DARK.paper
+
+
 def test_a_link_of_something_else_says_so(visit):
     page = visit("?view=<script>alert(1)</script>")
     page.wait_for_selector("[role=alert]")
@@ -359,27 +372,30 @@ UNREADABLE = """() => {
     });
     return found;
 }"""
+# Questions, and the figures that are looked at; the form and the table are the same beside each.
+ALL_FIELDS = Question(
+    flops="1e24",
+    memory="640GB",
+    kv_tokens="1M",
+    inference_tokens="10T",
+    experts="1,2,4,8,16,32,64",
+    sequence_length="4k",
+    batch="0:1024,100B:2048",
+    accuracy="arc_easy, hellaswag",
+)
 STATES = {
-    "all fields": Question(
-        flops="1e24",
-        memory="640GB",
-        kv_tokens="1M",
-        inference_tokens="10T",
-        experts="1,2,4,8,16,32,64",
-        sequence_length="4k",
-        batch="0:1024,100B:2048",
-        accuracy="arc_easy, hellaswag",
-    ),
-    "a budget of hours": Question(UNITS[1], memory="24GB", kv_tokens="8k"),
+    "all fields": (ALL_FIELDS, [*VIEWS]),
+    "a budget of hours": (Question(UNITS[1], memory="24GB", kv_tokens="8k"), ["memory"]),
 }
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_everything_can_be_read_at_every_width(visit, state):
-    page = visit(f"?{STATES[state].query()}")
+    question, views = STATES[state]
+    page = visit(f"?{question.query()}")
     unreadable = {}
-    for view, label in VIEWS.items():
-        page.get_by_label(label).check()
+    for view in views:
+        page.get_by_label(VIEWS[view]).check()
         page.wait_for_url(re.compile(f"view={view}"))
         page.wait_for_function("() => !document.body.classList.contains('asking')")
         for width in (1400, 800, 390):
