@@ -106,7 +106,8 @@ CSS = """
 .opening.dark .js-plotly-plot { visibility: hidden; }
 :is(input:not([type=radio]), textarea, [role=region]):focus-visible { outline: 2px solid #3b82f6 !important; }
 label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offset: 1px; }
-.modebar-container { display: none; }
+.modebar-container { top: auto !important; bottom: 0; height: 2em !important; }
+.modebar-btn:not([data-title^="Download"]) { display: none !important; }
 .asking .result { opacity: 0.4; transition-delay: 0.5s; }
 .gradio-container:has(#problem .unanswered) .result { opacity: 0.4; }
 .gradio-container:has(#unit [value="hours"]:checked) .in-flops { display: none; }
