@@ -13,7 +13,7 @@ from scaling_law.fitting.prior import POPULATION, estimate, read_population
 from scaling_law.forecasting.stack import read_defaults
 from scaling_law.formulas.conditions import FURTHEST, RATIO, support_of
 from studies.common import TABLES
-from studies.forecasts import accuracy, methods, page, population, splits, stacking
+from studies.forecasts import accuracy, counts, methods, page, population, splits, stacking
 from studies.forecasts.sets import GADRE_LOSS, NEOX, SETS, read_sets
 
 BY_NAME = {one.name: one for one in SETS}
@@ -196,6 +196,26 @@ def test_errors_are_floored_and_misses_cost():
     off = methods.Forecast(np.log(loss) + 0.1, exact.spread)
     assert off.interval_score(loss) == pytest.approx(2 * 1.6449 * 0.01 + 20 * (0.1 - 1.6449 * 0.01))
     assert not off.inside(loss).any()
+
+
+def test_counts_are_compared_where_a_set_knows_both(monkeypatch):
+    width = np.repeat([256, 384, 512, 768, 1024, 1280], 3)
+    ratio = np.tile([10.0, 30.0, 100.0], 6)
+    body = 12.0 * width**3 / 64
+    n_active = body + 2 * width * 128_000
+    tokens = ratio * n_active
+    loss = LAW.loss(body, tokens)
+    columns = {"n_active_non_embedding": body}
+    runs = Runs.from_columns(n_active, tokens, 1.0, loss, "run", columns=columns)
+    tables = {"epoch": runs, "llama3": isoflop()}
+    listed = [split for split in splits.make_splits(tables) if split.cut == "C/10"]
+    monkeypatch.setattr(splits, "read_list", lambda: listed)
+    (cell,) = counts.ask(tables)
+    assert (cell.split.set, cell.n_count) == ("epoch", counts.WITHOUT)
+    _, row, total = counts.counts([cell])
+    assert row[1:] == total[1:]
+    assert row[1:3] == ("1", "1")
+    assert row[3] == row[4]
 
 
 def test_the_population_is_written_with_its_sources(tables, of_experts, tmp_path, monkeypatch):
