@@ -113,8 +113,10 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
             raise InputError(f"{_word_in(field, text, word)} {allowed}")
         count = int(match[1])
         last = int(match[2] or match[1])
-        if not 1 <= count <= last <= 65_536:
-            raise InputError(f"{_word_in(field, text, word)} must lie between 1 and 65,536, the smaller end first")
+        if not (1 <= count <= 65_536 and 1 <= last <= 65_536):
+            raise InputError(f"{_word_in(field, text, word)} must lie between 1 and 65,536")
+        if last < count:
+            raise InputError(f"{_word_in(field, text, word)} must begin with its smaller end")
         while count < last:
             counts.append(count)
             count *= 2

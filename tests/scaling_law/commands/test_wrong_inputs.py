@@ -124,7 +124,7 @@ UNREADABLE = {  # a usage error, in typer's frame
     "describe config.json --tokens 36": "Invalid value for '--tokens': '36' has no unit: did you mean 36B or 36T?",
     "loss --n-active 1B --tokens 20": "Invalid value for '--tokens': '20' has no unit: did you mean 20B or 20T?",
     "optimal --flops 1e22 --memory 80XB": "'--memory': '80XB' is not a quantity: write a number, optionally followed",
-    "loss --n-active 1B --experts 0": "'--experts': '0' must lie between 1 and 65,536, the smaller end first",
+    "loss --n-active 1B --experts 0": "'--experts': '0' must lie between 1 and 65,536",
     "fit runs.csv --column n_active": "'--column': 'n_active' is not of the form name=column, name=expression or",
     "fit runs.csv --bound c=2": "'--bound': 'c=2' is not of the form name=low:high (an end may be left out)",
     "fit runs.csv --fix gamma": "Invalid value for '--fix': 'gamma' is not of the form name=number",

@@ -70,7 +70,7 @@ def test_an_answer_and_its_link(laws, published):
     [
         ({"flops": "much"}, "flops='much' is not a quantity"),
         ({"flops": ""}, "flops=0 must be positive"),
-        ({"experts": "0"}, "experts='0': '0' must be within 1 and 65536"),
+        ({"experts": "0"}, "experts='0' must lie between 1 and 65,536"),
         ({"memory": "1MB"}, "nothing fits: the smallest model"),
         ({"law": "/etc/passwd"}, "law='/etc/passwd' is unknown; there are published"),
         ({"law": "chinchilla", "experts": "8"}, "this Chinchilla law holds for E = 1 only"),
