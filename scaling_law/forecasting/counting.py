@@ -1,4 +1,9 @@
-"""N with embeddings or without: where the runs say both, laws are fitted to either, and their backtests choose."""
+"""N with embeddings or without: where the runs say both, laws are fitted to either, and their backtests weigh them.
+
+Each count has a forecast of its own, of weighted laws. Their weights are as the inverse mean squares of the laws'
+errors at the cuts (Bates and Granger 1969), and the spread holds their disagreement. Taking the better count alone
+loses more where the cuts are wrong than it gains where they are right (docs/studies/forecasts.md).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
 from scaling_law.fitting.holdout import TINY, pool_errors
 from scaling_law.forecasting.forecasters import Forecaster, Predict, Prediction
-from scaling_law.forecasting.stack import Evidence
+from scaling_law.forecasting.stack import Evidence, Stacked
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
 
@@ -83,24 +89,47 @@ def _without_embeddings(predict: Predict) -> Predict:
     return predict_from_bodies
 
 
-def choose_count(groups: Sequence[Mapping[str, Evidence]]) -> tuple[str, dict[str, float]]:
-    """Choose the count of N by the errors of laws at the cuts, over groups of evidence by count.
+def weigh_counts(groups: Sequence[Mapping[str, Evidence]]) -> dict[str, float]:
+    """Weigh the counts of N by the errors of laws at the cuts, over groups of evidence by count.
 
-    Returns the count, that of `n_active` where it is the only one or no cut tests the other, and by count the
-    geometric mean of the laws' RMSE, of those that the cuts determine with either; empty where nothing is compared.
+    Returns the weight of each count, in inverse proportion to the mean square of the laws' errors (the geometric mean
+    over laws that the cuts determine with either); empty where there is one count, or no cut tests both.
     """
-    logs: dict[str, list[float]] = {WITH: [], WITHOUT: []}
+    log_ratios: list[float] = []
     for evidence in groups:
         if WITHOUT not in evidence:
-            return WITH, {}
-        errors = {count: _rmse_of_laws(evidence_of_count) for count, evidence_of_count in evidence.items()}
-        for name in errors[WITH].keys() & errors[WITHOUT].keys():
-            for count in logs:
-                logs[count].append(float(np.log(errors[count][name])))
-    if not logs[WITH]:
-        return WITH, {}
-    n_counts = {count: float(np.exp(np.mean(values))) for count, values in logs.items()}
-    return min(n_counts, key=lambda count: n_counts[count]), n_counts
+            return {}
+        errors = _rmse_of_laws(evidence[WITH])
+        errors_without = _rmse_of_laws(evidence[WITHOUT])
+        for name in errors.keys() & errors_without.keys():
+            log_ratios.append(np.log(errors_without[name] / errors[name]))
+    if not log_ratios:
+        return {}
+    weight = float(expit(-2.0 * np.mean(log_ratios)))
+    return {WITH: 1.0 - weight, WITHOUT: weight}
+
+
+def mix_counts(answers: Mapping[str, Stacked], weights: Mapping[str, float]) -> Stacked:
+    """Mix the forecasts of either count by their weights; laws of N without embeddings are named so."""
+    log_losses = np.array([answers[count].log_loss for count in weights])
+    variances = np.array([answers[count].spread ** 2 for count in weights])
+    shares = np.array([answers[count].share_of_constant for count in weights])
+    weight = np.array([*weights.values()])
+    log_loss = weight @ log_losses
+    variance = weight @ (variances + (log_losses - log_loss) ** 2)
+    laws: dict[str, FloatArray] = {}
+    for count in weights:
+        for name, values in answers[count].laws.items():
+            losses, weights_of_law, rmse = values
+            full_name = f"{name} {WITHOUT}" if count == WITHOUT else name
+            laws[full_name] = np.array([losses, weights[count] * weights_of_law, rmse])
+    return Stacked(
+        log_loss,
+        spread=np.sqrt(variance),
+        laws=laws,
+        components=np.tensordot(weight, np.array([answers[count].components for count in weights]), 1),
+        share_of_constant=weight @ (shares * variances) / variance,
+    )
 
 
 def _rmse_of_laws(evidence: Evidence) -> dict[str, float]:

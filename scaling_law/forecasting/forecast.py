@@ -22,9 +22,10 @@ from scaling_law.forecasting.counting import (
     BODY,
     WITH,
     WITHOUT,
-    choose_count,
     count_points,
     count_without,
+    mix_counts,
+    weigh_counts,
     with_both_counts,
 )
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, match_experts
@@ -64,9 +65,8 @@ class Forecast(Answer):
     infinite N and D, were known. `laws` has a row for each law, with a value for each point: its forecasts, weights,
     and RMSE at the cuts within the runs (NaN without one). `left_out` says why others say nothing. `fans` [points,
     steps] are FLOPs, ln L and its spread on the way from the largest run. `blended`: the runs differ too much in other
-    settings for one forecast. `n_count` says what the N of the laws counts: "with embeddings" (as `n_active` does) or
-    "without embeddings", where the runs know both and laws of that N forecast better within them. `n_counts` has the
-    RMSE of the laws within the runs by count, where both were tried.
+    settings for one forecast. Where the runs know N with and without embeddings, laws are fitted to either, and
+    `n_counts` has the weights of those "with embeddings" and "without embeddings".
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -76,7 +76,6 @@ class Forecast(Answer):
     runs: Runs
     fans: tuple[FloatArray, FloatArray, FloatArray]
     blended: bool = False
-    n_count: str = WITH
     n_counts: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -101,7 +100,6 @@ class Forecast(Answer):
             "runs": len(self.runs),
             "laws": list(self.laws),
             "left_out": dict(self.left_out),
-            "n_count": self.n_count,
             "n_counts": dict(self.n_counts),
         }
 
@@ -247,7 +245,6 @@ def forecast(
         runs=table,
         fans=(flops, log_loss, spread),
         blended=blended,
-        n_count=prediction.n_count,
         n_counts=prediction.n_counts,
         check=RangeCheck(table.conditions(table.source), MODEL, models),
         notes=(
@@ -257,7 +254,7 @@ def forecast(
             *describe_accuracies(tasks, columns["loss"]),
             *_blind_spots(table, points, was_tested),
             *_say_constant(rows),
-            *_say_count(prediction),
+            *_say_counts(prediction.n_counts),
         ),
     )
 
@@ -289,7 +286,7 @@ def read_table(runs: Any) -> Runs:
 class _StackPrediction:
     """ln L of the stack, its spread and the constant's share of that at points [n], and what laws say there [3, n].
 
-    `left_out` says why others say nothing; `n_count` and `n_counts` are those of `Forecast`.
+    `left_out` says why others say nothing; `n_counts` are those of `Forecast`.
     """
 
     log_loss: FloatArray
@@ -297,7 +294,6 @@ class _StackPrediction:
     share_of_constant: FloatArray
     laws: dict[str, FloatArray]
     left_out: dict[str, str]
-    n_count: str
     n_counts: Mapping[str, float]
 
 
@@ -316,15 +312,13 @@ def _predict_stack(
     for e in np.unique(steps.experts):
         indices = np.flatnonzero(steps.experts == e)
         groups.append(_gather_group(plain_runs, steps.take(indices), indices, prior, kinds, seed))
-    n_count, n_counts = choose_count([group.evidence for group in groups])
     prediction = _StackPrediction(
         log_loss=np.zeros(n_steps),
         spread=np.zeros(n_steps),
         share_of_constant=np.zeros(n_steps),
         laws={},
         left_out={},
-        n_count=n_count,
-        n_counts=n_counts,
+        n_counts=weigh_counts([group.evidence for group in groups]),
     )
     for group in groups:
         _predict_group(group, prediction, defaults)
@@ -364,15 +358,16 @@ def _gather_group(
 
 def _predict_group(group: _Group, prediction: _StackPrediction, defaults: Defaults) -> None:
     """Predict the steps of one E, and fill their places."""
-    evidence = group.evidence[prediction.n_count]
-    answer = stack(evidence, defaults)
+    weights = prediction.n_counts or {WITH: 1.0}
+    answers = {count: stack(group.evidence[count], defaults) for count in weights}
+    answer = mix_counts(answers, weights)
     indices = group.indices
     experts_error = 0.0 if group.has_matching else EXPERTS_ERROR
     spread = np.hypot(answer.spread, experts_error)
     prediction.log_loss[indices] = answer.log_loss
     prediction.spread[indices] = spread
     prediction.share_of_constant[indices] = answer.share_of_constant * (answer.spread / spread) ** 2
-    prediction.left_out.update(evidence.left_out)
+    prediction.left_out.update(group.evidence[WITH].left_out)
     n_steps = len(prediction.log_loss)
     is_last = indices % len(STEPS) == len(STEPS) - 1
     for name, values in answer.laws.items():
@@ -527,12 +522,11 @@ def _say_constant(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{unknown_part} is that of the constant c, the loss at infinite N and D: only larger runs tell it"
 
 
-def _say_count(prediction: _StackPrediction) -> Iterator[str]:
-    """Say which count of N was chosen, where it is not that of `n_active`."""
-    if prediction.n_count == WITHOUT:
-        errors = prediction.n_counts
-        ratio = errors[WITHOUT] / errors[WITH]
-        yield f"laws are fitted to N without embeddings: within the runs they then err {ratio:.2f} times as much"
+def _say_counts(n_counts: Mapping[str, float]) -> Iterator[str]:
+    """Say how much weight laws have whose N is not that of `n_active`, where it is most."""
+    weight = n_counts.get(WITHOUT, 0.0)
+    if weight > MOSTLY:
+        yield f"laws of N without embeddings have {weight:.0%} of the weight: they forecast better within the runs"
 
 
 def _blind_spots(

@@ -1,4 +1,4 @@
-"""N with embeddings or without: what the count costs on public sets that know both, and what backtests choose.
+"""N with embeddings or without: what the count costs on public sets that know both, and what weighing both gives.
 
 The cuts are those of the list. The population of laws is without the lab of a set; the rest of the stack ships so.
 """
@@ -13,7 +13,15 @@ import numpy as np
 
 from scaling_law import Runs
 from scaling_law.fitting.prior import POPULATION, read_population
-from scaling_law.forecasting.counting import BODY, WITH, WITHOUT, choose_count, count_without, with_both_counts
+from scaling_law.forecasting.counting import (
+    BODY,
+    WITH,
+    WITHOUT,
+    count_without,
+    mix_counts,
+    weigh_counts,
+    with_both_counts,
+)
 from scaling_law.forecasting.forecasters import BASE, PUBLISHED, forecasters
 from scaling_law.forecasting.stack import gather, read_defaults, stack
 from studies.common import Page, Part
@@ -21,15 +29,21 @@ from studies.forecasts.methods import Forecast, by_lab
 from studies.forecasts.splits import Split, splits_of
 from studies.forecasts.stacking import prior_without
 
+# Both counts, weighed by their backtests, as `forecast` does.
+BOTH = "both"
+
 
 @dataclass(frozen=True)
 class CountedCell:
-    """RMSE on the held-out runs of a split and the share in their 90 % intervals, by count, and the count chosen."""
+    """RMSE on the held-out runs of a split and the share in their 90 % intervals, by count.
+
+    `weight` is that of laws without embeddings where both counts are weighed.
+    """
 
     split: Split
     rmse: Mapping[str, float]
     inside: Mapping[str, float]
-    n_count: str
+    weight: float
 
 
 def ask(tables: Mapping[str, Runs]) -> list[CountedCell]:
@@ -49,20 +63,22 @@ def _ask_split(split: Split, runs: Runs) -> CountedCell:
         WITH: gather(train, held_out, laws),
         WITHOUT: gather(train, held_out, count_without(laws)),
     }
-    n_count, _ = choose_count([evidence])
+    weights = weigh_counts([evidence]) or {WITH: 1.0}
+    answers = {count: stack(evidence_of_count, read_defaults()) for count, evidence_of_count in evidence.items()}
+    answers[BOTH] = mix_counts(answers, weights)
     rmse = {}
     inside = {}
-    for count, evidence_of_count in evidence.items():
-        stacked = stack(evidence_of_count, read_defaults())
+    for count, stacked in answers.items():
         forecast = Forecast(stacked.log_loss, stacked.spread)
         rmse[count] = forecast.rmse(held_out.loss)
         inside[count] = float(forecast.inside(held_out.loss).mean())
-    return CountedCell(split, rmse, inside, n_count)
+    return CountedCell(split, rmse, inside, weights.get(WITHOUT, 0.0))
 
 
 def counts(cells: Sequence[CountedCell]) -> Iterator[Part]:
-    """List for each set what the count without embeddings, and the count chosen, cost against that with them."""
-    yield "set", "cuts", "chosen without", "without over with", "chosen over with", "in 90 %, with", "in 90 %, chosen"
+    """List for each set what N without embeddings, and laws of both, cost against N with embeddings."""
+    columns = ("without over with", "both over with", "in 90 %, with", "in 90 %, without", "in 90 %, both")
+    yield "set", "cuts", "weight of without", *columns
     names = dict.fromkeys(cell.split.set for cell in cells)
     for name in names:
         yield name, *_costs([cell for cell in cells if cell.split.set == name])
@@ -71,22 +87,21 @@ def counts(cells: Sequence[CountedCell]) -> Iterator[Part]:
 
 def _costs(cells: Sequence[CountedCell]) -> Iterator[str]:
     yield str(len(cells))
-    yield str(sum(cell.n_count == WITHOUT for cell in cells))
-    without = [(cell.split.lab, cell.rmse[WITHOUT] / cell.rmse[WITH]) for cell in cells]
-    chosen = [(cell.split.lab, cell.rmse[cell.n_count] / cell.rmse[WITH]) for cell in cells]
-    yield f"{by_lab(without):.2f}"
-    yield f"{by_lab(chosen):.2f}"
-    yield f"{np.mean([cell.inside[WITH] for cell in cells]):.0%}"
-    yield f"{np.mean([cell.inside[cell.n_count] for cell in cells]):.0%}"
+    yield f"{np.mean([cell.weight for cell in cells]):.0%}"
+    for count in (WITHOUT, BOTH):
+        ratios = [(cell.split.lab, cell.rmse[count] / cell.rmse[WITH]) for cell in cells]
+        yield f"{by_lab(ratios):.2f}"
+    for count in (WITH, WITHOUT, BOTH):
+        yield f"{np.mean([cell.inside[count] for cell in cells]):.0%}"
 
 
 def count_cells(cells: Sequence[CountedCell]) -> Iterator[Part]:
     """List every cut."""
-    yield "set", "cut", "with", "without", "chosen", "in 90 %, with", "in 90 %, without"
+    yield "set", "cut", "with", "without", "both", "in 90 %, with", "in 90 %, without", "in 90 %, both"
     for cell in cells:
-        errors = [f"{cell.rmse[count]:.4f}" for count in (WITH, WITHOUT)]
-        shares = [f"{cell.inside[count]:.0%}" for count in (WITH, WITHOUT)]
-        yield cell.split.set, cell.split.cut, *errors, cell.n_count.partition(" ")[0], *shares
+        errors = [f"{rmse:.4f}" for rmse in cell.rmse.values()]
+        shares = [f"{inside:.0%}" for inside in cell.inside.values()]
+        yield cell.split.set, cell.split.cut, *errors, *shares
 
 
 def write(tables: Mapping[str, Runs], page: Path) -> list[Path]:

@@ -44,24 +44,23 @@ LARGE = {"n_active": body_of(WIDE) + 2 * WIDE * VOCABULARY, "tokens": 1e12}
 
 
 @pytest.mark.parametrize("truth", [WITH, WITHOUT])
-def test_the_count_of_the_truth_is_chosen(truth):
+def test_laws_of_the_true_count_have_the_weight(truth):
     answer = forecast(sweep(truth, columns=SIZES), LARGE, kinds=KINDS)
-    assert answer.n_count == truth
-    assert {*answer.n_counts} == {WITH, WITHOUT}
-    assert min(answer.n_counts, key=answer.n_counts.get) == truth
-    assert answer.to_dict()["n_count"] == truth
+    assert max(answer.n_counts, key=answer.n_counts.get) == truth
+    assert sum(answer.n_counts.values()) == pytest.approx(1)
+    assert answer.to_dict()["n_counts"] == answer.n_counts
     assert any("without embeddings" in warning for warning in answer.warnings) == (truth == WITHOUT)
     n_counted = body_of(WIDE) if truth == WITHOUT else LARGE["n_active"]
     expected = LAW.loss(n_counted, LARGE["tokens"])
     (row,) = answer.rows
-    assert row["loss"] == pytest.approx(expected, rel=0.005)
+    assert row["loss"] == pytest.approx(expected, rel=0.01)
     assert row["low"] < expected < row["high"]
     assert row["n_active"] == LARGE["n_active"]
 
 
 def test_a_table_of_one_count_is_forecast_as_it_was():
     answer = forecast(sweep(WITHOUT), LARGE, kinds=("chinchilla",))
-    assert (answer.n_count, dict(answer.n_counts)) == (WITH, {})
+    assert not answer.n_counts
 
 
 def test_widths_and_a_vocabulary_say_both_counts():
