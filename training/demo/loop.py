@@ -1,8 +1,9 @@
 """The demo: the whole loop, from a corpus to a fitted law, on this machine.
 
 corpus -> tokenizer -> sweep -> release -> fit -> ask -> use, each with the code that a cluster runs; the hub is a
-local folder. The sweep spans the crossover of dense and MoE models. A law fitted to its runs, with the published one
-as a prior, predicts, inside their range, the crossover, an optimum and a held-out run. Re-run it to resume.
+local folder. The sweep spans the crossover of dense and MoE models. A law fitted to its runs, with the coefficients
+that they cannot tell kept as published, predicts the crossover, an optimum and the longest run of the largest MoE,
+which is left out of the fit. Re-run it to resume.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from hub import RunRecord, open_store, release_runs
 from hub.base import tables
 from hub.base.units import format_bytes, format_flops
 from hub.release.cards import loading_code
-from scaling_law import FitResult, JointLaw, Law, LearningRateLaw, fit, load_runs
+from scaling_law import FitResult, JointLaw, Law, LearningRateLaw, Runs, fit, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
 from training.configuration.reading import read_yaml
@@ -41,8 +42,10 @@ from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
 from training.demo.results import (
     Prediction,
+    coefficients_table,
     conclude,
     crossings_table,
+    gains_table,
     gap_curves,
     losses_table,
     optimum_table,
@@ -61,6 +64,8 @@ PROMPT = "Returns the number of"
 VOCABULARY = 257
 # Columns of a printed page, where no terminal is narrower.
 PAGE_WIDTH = 100
+# The expected times weigh as much as so many seconds of steps that are done: a first, short step says little.
+TRUSTED_SECONDS = 60.0
 
 
 class DemoError(RuntimeError):
@@ -74,13 +79,15 @@ class Scale:
     """Size of a demo: its sweep file, the bytes of text it takes, draws of the law, and the budget it asks for.
 
     Runs count for the law from `fitted_from` tokens on: before, a model knows little more than pairs of letters, and
-    its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the sweep. `seconds`
-    is about the time of each step on two idle cores.
+    its loss follows no power law. The coefficients `as_published` are fixed, since the runs cannot tell them; a sweep
+    too small to tell any has the published law as a prior instead. The best model for `flops` lies inside the sizes
+    and tokens of the sweep. `seconds` is the time of each step on two idle cores.
     """
 
     sweep: str
     corpus_bytes: int
     fitted_from: str
+    as_published: tuple[str, ...]
     draws: int
     flops: float
     seconds: Mapping[str, float]
@@ -89,7 +96,8 @@ class Scale:
 FULL = Scale(
     "demo.yaml",
     12_000_000,
-    "500K",
+    "990K",
+    ("gamma", "zeta", "e_start", "e_max"),
     500,
     1e12,
     {"Corpus": 20, "Tokenizer": 1, "Sweep": 480, "Release": 5, "Fit": 25, "Ask": 5, "Use": 5},
@@ -97,7 +105,8 @@ FULL = Scale(
 FAST = Scale(
     "demo-fast.yaml",
     2_000_000,
-    "75K",
+    "74K",
+    (),
     100,
     7e10,
     {"Corpus": 10, "Tokenizer": 1, "Sweep": 45, "Release": 1, "Fit": 2, "Ask": 1, "Use": 1},
@@ -108,7 +117,8 @@ FAST = Scale(
 class Steps:
     """The steps of a demo: those done with their seconds, and how long the others should take.
 
-    A machine that has been slower than the one `expected` was measured on is taken to stay so.
+    A machine that has been slower than the one `expected` was measured on is taken to stay so, the surer the more
+    seconds have passed.
     """
 
     expected: Mapping[str, float]
@@ -132,13 +142,13 @@ class Steps:
         """Estimate the seconds of the steps that are not done."""
         expected_done = sum(self.expected[name] for name in self.seconds)
         expected_left = sum(self.expected.values()) - expected_done
-        slowdown = sum(self.seconds.values()) / expected_done if expected_done else 1.0
+        slowdown = (sum(self.seconds.values()) + TRUSTED_SECONDS) / (expected_done + TRUSTED_SECONDS)
         return expected_left * max(slowdown, 1.0)
 
 
 @dataclass(frozen=True)
 class DemoFit:
-    """Fit of the released runs that `where` selects, with the published law as a prior and a bootstrap's draws.
+    """Fit of the released runs that `where` selects, and its law with a bootstrap's draws.
 
     `rates` is a law of the learning rates that the runs used; `low` and `high` are the 95 % prediction interval of the
     loss of the run `left_out`.
@@ -175,29 +185,29 @@ class Demo:
         """Run all steps, then print their results."""
         steps = Steps(self.scale.seconds, resumed=(self.folder / "runs").exists())
         step = steps.step
-        with step("Corpus", "the docstrings of the installed packages, in columns of FineWeb-Edu"):
+        with step("Corpus", "docstrings of installed packages"):
             say(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes))
         with step("Tokenizer", "every byte is a token"):
             self.tokenizer()
-        with step("Sweep", "dense and Switch-MoE models, each size one trunk with decay branches"):
+        with step("Sweep", "dense and Switch-MoE models"):
             sweep = self.sweep()
-        with step("Release", "checkpoints, cards and run records, as on the Hub"):
+        with step("Release", "checkpoints and records, as on the Hub"):
             released = self.release(sweep)
-        with step("Fit", "a law of all these runs but one, with the published one as a prior"):
+        with step("Fit", "the joint law, to all runs but one"):
             demo_fit = self.fit(sweep, released)
-        with step("Ask", "that law, inside the range of its runs"):
+        with step("Ask", "the best model for a budget"):
             self.ask(demo_fit)
             self.figures(demo_fit, released)
-        with step("Use", "the best released checkpoint, loaded as any model of transformers"):
+        with step("Use", "the best checkpoint, in transformers"):
             model = self.use(sweep, released)
         print("── The whole loop is done ──")
         self.conclude(demo_fit, released)
         times = [f"{name.lower()} {seconds:.0f} s" for name, seconds in steps.seconds.items()]
         say("Time: " + ", ".join(times))
-        print("\nTo go on, in a shell:\n")
+        print("\nTo go on, in a shell, from this folder:\n")
         print(*self.commands(sweep, demo_fit), sep="\n")
         print("\nTo load the best model, in any Python that has transformers (this runs the code of the release):\n")
-        print(loading_code(str(model.resolve())))
+        print(loading_code(str(model)))
 
     def tokenizer(self) -> None:
         """Make the tokenizer, unless that is done."""
@@ -255,14 +265,27 @@ class Demo:
         """Return the folder of the released index, which `load_runs` and `scaling-law fit` read."""
         return self.folder / "hub" / "datasets" / f"{sweep.name}-runs" / "main"
 
+    def fixed(self) -> dict[str, float]:
+        """Return the coefficients that the fit fixes, as published."""
+        coefficients = JointLaw.published().coefficients
+        return {name: coefficients[name] for name in self.scale.as_published}
+
+    def fit_law(self, runs: Runs) -> FitResult[Law]:
+        """Fit the joint law with some coefficients fixed, or with the published law as a prior."""
+        fixed = self.fixed()
+        if fixed:
+            return fit(runs, fixed=fixed)
+        return fit(runs, prior=JointLaw.published())
+
     def fit(self, sweep: Sweep, released: Sequence[RunRecord]) -> DemoFit:
-        """Fit without the longest run of the largest model with the most experts, and release the law."""
-        left_out = max(released, key=lambda record: (record.n_active, record.experts, record.tokens))
+        """Fit without the longest run of the largest MoE, and release the law."""
+        left_out = max(released, key=lambda record: (record.experts, record.n_active, record.tokens))
         where = f"D >= {self.scale.fitted_from}, run_id != {left_out.run_id}"
         runs = load_runs(self.index(sweep), where=where)
-        result = fit(runs, prior=JointLaw.published())
+        result = self.fit_law(runs)
         count = int(result.used.sum())
         say(f"joint law of {count} runs: RMSE {result.rmse:.4f} nats per byte")
+        show(coefficients_table(result))
         bootstrap = result.bootstrap(self.scale.draws, seed=0, progress=True)
         low, high = bootstrap.prediction_interval(
             left_out.n_active, left_out.tokens, left_out.experts, kind="prediction"
@@ -285,7 +308,8 @@ class Demo:
             show(optimum_table(answer))
 
     def conclude(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
-        """Print the crossovers, the prediction beside those that need no law, and what all this shows."""
+        """Print gains, crossovers, the prediction beside those that need no law, and what all this shows."""
+        show(gains_table(released, demo_fit.law))
         show(crossings_table(released, demo_fit.law))
         baselines = predict_without_law(released, demo_fit.left_out)
         interval = f"{demo_fit.low:.3f}…{demo_fit.high:.3f}"
@@ -294,13 +318,17 @@ class Demo:
 
     def figures(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
         """Draw MoE minus dense losses, the errors of the law, and the published law's memory optimum."""
-        figures = {
-            "crossing": gap_curves(demo_fit.law, released),
-            "predicted-against-observed": law_figures.predicted_against_observed(demo_fit.fit),
-            "published-memory-optimal": law_figures.memory_optimal(JointLaw.published(), flops=1e22),
-        }
-        for name, axes in figures.items():
-            print(f"wrote {drawing.save(axes, self.folder / 'figures' / f'{name}.png')}")
+        panels = gap_curves(demo_fit.law, released)
+        self.save_figure("crossing", panels, "MoE minus dense losses")
+        panels = law_figures.predicted_against_observed(demo_fit.fit)
+        self.save_figure("predicted-against-observed", panels, "errors of the law")
+        panels = law_figures.memory_optimal(JointLaw.published(), flops=1e22)
+        self.save_figure("published-memory-optimal", panels, "the published law at 1e22 FLOPs")
+
+    def save_figure(self, name: str, axes: Any, content: str) -> None:
+        """Write a figure, and say what it shows."""
+        path = drawing.save(axes, self.folder / "figures" / f"{name}.png")
+        say(f"wrote {path}: {content}")
 
     def use(self, sweep: Sweep, released: Sequence[RunRecord]) -> Path:
         """Load the best released checkpoint as a user would, let it write, and measure its loss again.
@@ -339,10 +367,15 @@ class Demo:
         experts = ["--experts", ",".join(map(str, numbers))]
         size = ["--n-active", run.n_active, "--tokens", run.tokens]
         flops = format_flops(self.scale.flops)
+        options = ["--where", demo_fit.where]
+        for name, value in self.fixed().items():
+            options += ["--fix", f"{name}={value:.5g}"]
+        if not self.scale.as_published:
+            options += ["--prior", "published"]
         return [
             scaling_law("loss", "--law", law, *size, *experts),
             scaling_law("optimal", "--law", law, "--learning-rate-law", self._rates, "--flops", flops, *experts),
-            scaling_law("fit", self.index(sweep), "--prior", "published", "--where", demo_fit.where),
+            scaling_law("fit", self.index(sweep), *options),
             scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k"),
         ]
 

@@ -40,11 +40,12 @@ def sweep_table(plan: SweepPlan) -> Table:
     flops = format_flops(plan.total("training_flops"))
     disk = format_bytes(plan.total("disk_bytes"))
     total = ["total", "", "", "", flops, disk, ""]
-    horizons = ", ".join(format_count(branch.target_tokens) for branch in plan.runs[0].branches)
+    horizons = [run.branches[-1].target_tokens for run in plan.runs]
+    longest = format_count(max(horizons))
     return Table(
         ["run", "E", "N_act", "N_total", "FLOPs", "disk", "state"],
         rows,
-        title=f"Sweep {plan.sweep}: {len(plan.runs)} trunks, each with decay branches that end at {horizons} tokens",
+        title=f"Sweep {plan.sweep}: {len(plan.runs)} trunks with decay branches, the last after {longest} tokens",
         total=total,
         notes=[f"Shared trunks save {plan.saved:.0%} of the FLOPs of separate runs."],
     )
@@ -77,8 +78,10 @@ def losses_table(records: Sequence[RunRecord]) -> Table:
         losses = [format_decimal(runs[count].eval_loss, 3) if count in runs else "" for count in tokens]
         load = f"{last.expert_load_max_over_mean:.2f}" if experts > 1 else ""
         rows.append([*sizes, *losses, load])
-    header = ["d_model", "E", "N_act", "N_total", *map(format_count, tokens), "load max/mean"]
-    return Table(header, rows, title="Held-out loss, nats per byte", keys=("d_model", "E"))
+    header = ["d_model", "E", "N_act", "N_total", *map(format_count, tokens), "load"]
+    note = "Load: tokens of the busiest expert over those of the average one, at the end of the longest run."
+    title = "Held-out loss in nats per byte, after so many tokens"
+    return Table(header, rows, title=title, keys=("d_model", "E"), notes=[note])
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,75 @@ def predictions_table(left_out: RunRecord, law: Prediction, interval: str, basel
     )
 
 
+def coefficients_table(result: FitResult) -> Table:
+    """Tabulate the coefficients that were fitted, with their standard errors, beside those of the published law."""
+    published = JointLaw.published().coefficients
+    status = result.status
+    open_names = vague_coefficients(result)
+    rows = []
+    for name in result.fitted:
+        error = "at a bound" if name in status.bounds_hit else status.error_in_words(name)
+        origin = "left open" if name in open_names else "determined"
+        value = f"{result.law.coefficients[name]:.3g}"
+        rows.append([name, value, error, f"{published[name]:.3g}", origin])
+    fixed = [name for name in published if name not in result.fitted]
+    notes = []
+    if fixed:
+        notes.append(f"Fixed as published, since two numbers of experts do not tell them: {', '.join(fixed)}.")
+    return Table(
+        ["", "fitted", "standard error", "published", "by these runs"],
+        rows,
+        title="Coefficients of L = a·Ê^δ·N^(α + γ ln Ê) + b·Ê^ω·D^(β + ζ ln Ê) + c",
+        notes=notes,
+    )
+
+
+def vague_coefficients(result: FitResult) -> set[str]:
+    """Return the fitted coefficients that the runs leave open."""
+    return {*result.status.open_coefficients}.intersection(result.fitted)
+
+
+def gains_table(records: Sequence[RunRecord], law: Law) -> Table:
+    """Tabulate MoE minus dense losses after the most tokens that both have: measured, and by the fitted law."""
+    rows = []
+    for gaps in Gaps.of(records):
+        tokens = max(gaps.gaps)
+        by_law = float(gap_of_law(law, gaps, tokens))
+        rows.append(
+            [
+                f"d_model {gaps.d_model}, E = {gaps.experts}",
+                format_count(tokens),
+                f"{gaps.gaps[tokens]:+.3f}",
+                f"{by_law:+.3f}",
+                gain_interval(law, gaps, tokens),
+            ]
+        )
+    header = ["", "tokens", "measured", "law fitted", "95 %"]
+    return Table(header, rows, title="Loss of an MoE minus that of the dense model of equal N_act, nats per byte")
+
+
+def gap_of_law(law: Law, gaps: Gaps, tokens: Any) -> Any:
+    """Compute the law's loss of the MoE minus that of its dense twin."""
+    return law.loss(gaps.n_active, tokens, gaps.experts) - law.loss(gaps.n_active, tokens, 1)
+
+
+def gap_draws(law: Law, gaps: Gaps, tokens: Any) -> Any:
+    """Compute the same for each draw of the law."""
+    draws = law.loss_draws(gaps.n_active, tokens, gaps.experts)
+    return draws - law.loss_draws(gaps.n_active, tokens, 1)
+
+
+def gain_interval(law: Law, gaps: Gaps, tokens: int) -> str:
+    """Format the law's 95 % interval of a gap; empty for a law without draws."""
+    if law.draws is None:
+        return ""
+    interval = interval_of(gap_draws(law, gaps, np.array([float(tokens)])))
+    if interval is None:
+        return ""
+    low, high = interval
+    return f"{low[0]:+.3f} to {high[0]:+.3f}"
+
+
 def conclude(
     records: Sequence[RunRecord],
     result: FitResult,
@@ -212,18 +284,18 @@ def conclude(
     """Say what the runs show, and what they do not."""
     all_gaps = Gaps.of(records)
     ahead = sum(gaps.gaps[max(gaps.gaps)] < 0 for gaps in all_gaps)
-    vague_names = {*result.status.undetermined, *result.status.bounds_hit}
     count = len(result.fitted)
-    determined_count = count - len(vague_names.intersection(result.fitted))
+    determined_count = count - len(vague_coefficients(result))
     loss = left_out.eval_loss or 0.0
     smallest_error = min((abs(baseline.loss - loss) for baseline in baselines), default=float("inf"))
     comparison = "closer" if abs(law.loss - loss) < smallest_error else "no closer"
+    source = "; the published law as a prior gives the others" if result.status.prior else ""
     return (
         f"Shown: every step of the loop runs on this machine, and {ahead} of {len(all_gaps)} MoE models end below "
-        "their dense twin. Not shown: a scaling law of these models. One seed of each size determines "
-        f"{determined_count} of {count} coefficients, the published law as a prior gives the others, and the "
-        f"law's prediction of the run left out is {comparison} than the loss of the run nearest to it. A sweep that "
-        "measures such crossovers, with several seeds: docs/studies/crossing.md."
+        f"their dense twin. The runs determine {determined_count} of {count} fitted coefficients{source}. The law's "
+        f"prediction of the run left out is {comparison} than the loss of any run near it. Not shown: that the law "
+        "holds for larger models, for other numbers of experts, or beyond the scatter of seeds, of which there is one "
+        "for each size. A sweep that measures such crossovers with several seeds: docs/studies/crossing.md."
     )
 
 
@@ -237,11 +309,10 @@ def gap_curves(law: Law, records: Sequence[RunRecord]) -> Any:
         ax = panels[gaps.d_model]
         experts = gaps.experts
         tokens = np.geomspace(min(gaps.gaps), max(gaps.gaps), 100)
-        curve = law.loss(gaps.n_active, tokens, experts) - law.loss(gaps.n_active, tokens, 1)
+        curve = gap_of_law(law, gaps, tokens)
         interval = None
         if law.draws is not None:
-            draws = law.loss_draws(gaps.n_active, tokens, experts)
-            interval = interval_of(draws - law.loss_draws(gaps.n_active, tokens, 1))
+            interval = interval_of(gap_draws(law, gaps, tokens))
         is_inside = law.check(gaps.n_active, tokens, experts).inside
         drawing.draw_curve(ax, tokens, curve, is_inside, experts, interval)
         ax.plot([*gaps.gaps], [*gaps.gaps.values()], "o", color=drawing.colour_of(experts))
