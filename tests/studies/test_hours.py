@@ -217,12 +217,33 @@ def test_intervals_of_small_models_hold(rows, predicted):
 
 def test_rows_that_do_not_count_are_left_out(tmp_path):
     columns = {
-        **{"kind": "benchmark", "gpu": "A100-80", "n_gpus": "64", "precision": "bf16", "moe": "0", "hidden": "4096"},
-        **{"layers": "32", "heads": "32", "head_dim": "128", "top_k": "", "dense_first_layers": "", "routing": ""},
-        **{"moe_every_n_layers": "", "params_total_calc_B": "7", "params_active_matmul_calc_B": "6.9"},
-        **{"seq_len": "2048", "tokens_per_s_per_gpu": "3000", "tflops_per_gpu_reported": "", "source": "llm-foundry"},
+        "kind": "benchmark",
+        "gpu": "A100-80",
+        "n_gpus": "64",
+        "precision": "bf16",
+        "moe": "0",
+        "hidden": "4096",
+        "layers": "32",
+        "heads": "32",
+        "head_dim": "128",
+        "top_k": "",
+        "dense_first_layers": "",
+        "routing": "",
+        "moe_every_n_layers": "",
+        "params_total_calc_B": "7",
+        "params_active_matmul_calc_B": "6.9",
+        "seq_len": "2048",
+        "tokens_per_s_per_gpu": "3000",
+        "tflops_per_gpu_reported": "",
+        "source": "llm-foundry",
     }
-    moe = {"moe": "1", "top_k": "2", "dense_first_layers": "2", "routing": "forced balance", "precision": "mxfp8"}
+    moe = {
+        "moe": "1",
+        "top_k": "2",
+        "dense_first_layers": "2",
+        "routing": "forced balance",
+        "precision": "mxfp8",
+    }
     table = [
         {"name": "a dense model"},
         {"name": "an MoE", "tp": "2", "batch_tokens": "8e6"} | moe,
