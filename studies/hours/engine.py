@@ -3,13 +3,15 @@
 Seconds of a step are those of public runs with four more terms, which one engine shows and many do not: weights of
 every micro-batch and parameters of every step by the memory's bandwidth, passes through blocks and steps in seconds of
 the host. Rates of public runs, with the spread between labs, are the prior of the first four; so what the few steps of
-one engine cannot show stays that of others.
+one engine cannot show stays that of others. What tensor parallelism sends, and the time in which stages of a pipeline
+idle, are counted besides, without a rate of their own.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from scipy.optimize import least_squares
 
 from scaling_law import Architecture
 from scaling_law.machine import GPUS, Efficiency, Gpu, ModelWork
+from scaling_law.machine.communication import Sent, bubble, tensor_bytes
 from scaling_law.machine.efficiency import OWN_TERMS, PARAMETERS, SHARDED, TERMS
 from scaling_law.machine.layout import RECOMPUTED
 from studies.common import FloatArray, read_csv, rms, rows_of, write_csv
@@ -35,14 +38,19 @@ LOW_POWER_WATTS = 500
 WATTS = 700
 # Of the PCIe card, whose peak and bandwidth tell how a peak follows power and what HBM2e moves.
 PCIE_WATTS = 350
+# Torchtitan's tables and commands in FP8 or with asynchronous tensor parallelism are all compiled.
+ALWAYS_COMPILED = re.compile("Float8|async TP")
+# Stages of a GPU in torchtitan's interleaved pipeline. By its default there are as many micro-batches as GPUs in a
+# pipeline: then one stage a GPU takes 1.30 times as long as two, and its table says 1.28 (100 and 128 tokens/s).
+STAGES_PER_GPU = 2
 # Sequences of a GPU and step where no batch is published; torchtitan's 8B has two.
 SEQUENCES = 2
 # Rates: seconds of a unit of each term; then ln factors: on memory-bound work and on passes of blocks without
-# compilation, on a step of a sharded model, and on one that tensor or pipeline parallelism divides.
-NAMES = (*TERMS, *OWN_TERMS, "eager", "eager_blocks", "sharded", "divided")
+# compilation, and on a step of a sharded model.
+NAMES = (*TERMS, *OWN_TERMS, "eager", "eager_blocks", "sharded")
 # Bytes of a weight that is read in fp32, written and read in bf16, with a gradient added in fp32; bytes of AdamW.
-CENTRE = np.array([*np.log([16.0, 28.0, 1e-4, 5e-3]), 0.4, 2.0, 0.0, 0.3])
-WIDTH = np.array([1.0, 0.5, 1.5, 1.5, 0.4, 1.5, 0.3, 0.3])
+CENTRE = np.array([*np.log([16.0, 28.0, 1e-4, 5e-3]), 0.4, 2.0, 0.0])
+WIDTH = np.array([1.0, 0.5, 1.5, 1.5, 0.4, 1.5, 0.3])
 # Deviations of ln seconds: of steps on one machine, and of what others published.
 NOISE = {OURS: 0.05, "torchtitan": 0.15}
 
@@ -62,6 +70,8 @@ class Step:
         recomputed: the part of the forward pass that is computed again.
         is_compiled: whether blocks were compiled.
         is_divided: whether tensor or pipeline parallelism divided the model.
+        sending_seconds: of what tensor parallelism sends over the links of a node.
+        bubble: the time in which stages of a pipeline idle, over that in which they work.
         seconds: of the step.
         source: where it is published.
     """
@@ -76,17 +86,23 @@ class Step:
     recomputed: float
     is_compiled: bool
     is_divided: bool
+    sending_seconds: float
+    bubble: float
     seconds: float
     source: str
 
 
 @dataclass(frozen=True)
 class Published(Timed):
-    """A row of torchtitan's: `recomputed` is the part of the forward pass that is computed again."""
+    """A row of torchtitan's: `recomputed` is the part of the forward pass that is computed again.
+
+    `tp` and `pp` are degrees of tensor and of pipeline parallelism.
+    """
 
     recomputed: float = 0.0
     is_compiled: int = 0
-    is_divided: int = 0
+    tp: int = 1
+    pp: int = 1
     watts: int = WATTS
 
 
@@ -101,6 +117,7 @@ def derive(table: Path, path: Path = RUNS) -> Path:
         if timed is None:
             continue
         words = row["parallelism_words"]
+        is_compiled = "compile" in words and "no compile" not in words
         recomputed = 0.0
         if "selective AC" in words:
             recomputed = 0.5
@@ -110,8 +127,9 @@ def derive(table: Path, path: Path = RUNS) -> Path:
             Published(
                 **{**vars(timed), "lab": "torchtitan"},
                 recomputed=recomputed,
-                is_compiled=int("compile" in words and "no compile" not in words),
-                is_divided=int("TP" in words or "PP" in words),
+                is_compiled=int(is_compiled or ALWAYS_COMPILED.search(timed.name) is not None),
+                tp=int(row["tp"] or 1),
+                pp=int(row["pp"] or 1),
                 watts=LOW_POWER_WATTS if is_low_power else WATTS,
             )
         )
@@ -142,6 +160,8 @@ def _read_case(name: str, case: dict[str, Any]) -> Step:
         recomputed=0.0,
         is_compiled=case["options"]["compile"],
         is_divided=False,
+        sending_seconds=0.0,
+        bubble=0.0,
         seconds=measurement["step_seconds"],
         source=f"benchmarks/results/gpu, commit {case['commit']}",
     )
@@ -151,6 +171,8 @@ def _read_published(row: Published) -> Step:
     tokens = (row.batch_tokens or SEQUENCES * row.sequence_length * row.gpus) / row.gpus
     model = row.model_work
     work = model.in_step(tokens, None, row.sequence_length, 1, shards=row.gpus)
+    # Where activations are computed again, so are the all-reduces of the forward pass, which are half of all.
+    received = (1 + row.recomputed / 2) * tensor_bytes(row.architecture, tokens, row.tp)
     return Step(
         name=row.name,
         group=row.lab,
@@ -161,7 +183,9 @@ def _read_published(row: Published) -> Step:
         precision=row.precision,
         recomputed=row.recomputed,
         is_compiled=bool(row.is_compiled),
-        is_divided=bool(row.is_divided),
+        is_divided=row.tp * row.pp > 1,
+        sending_seconds=float(Sent(received, row.tp).seconds(GPUS[row.gpu])),
+        bubble=float(bubble(row.pp, STAGES_PER_GPU * row.pp)),
         seconds=tokens / row.tokens_per_second,
         source=row.source,
     )
@@ -180,7 +204,7 @@ def fit(steps: Sequence[Step], public: Efficiency) -> tuple[FloatArray, FloatArr
     """Fit the parameters to the steps, by least squares on ln seconds.
 
     Returns:
-        The parameters [12] in the order of `NAMES`, and their covariance [12, 12].
+        The parameters [11] in the order of `NAMES`, and their covariance [11, 11].
     """
     centre, width = prior(public)
     log_seconds = np.log([step.seconds for step in steps])
@@ -229,9 +253,10 @@ def predict(steps: Sequence[Step], parameters: FloatArray, public: Efficiency) -
         seconds += repeated * work * np.exp(log_rates[name] + scale.get(name, 0.0)) / speed
     gpus = np.array([step.gpus for step in steps])
     nodes = np.maximum(1.0, gpus / [step.gpu.node for step in steps])
-    is_divided = np.array([step.is_divided for step in steps])
-    factor = log_rates["sharded"] * (gpus > 1) + log_rates["divided"] * is_divided + gains["growth"] * np.log(nodes)
-    return np.asarray(np.log(seconds) + factor)
+    factor = np.exp(log_rates["sharded"] * (gpus > 1) + gains["growth"] * np.log(nodes))
+    sending_seconds = np.array([step.sending_seconds for step in steps])
+    idle = np.array([step.bubble for step in steps])
+    return np.asarray(np.log(seconds * factor + sending_seconds) + np.log1p(idle))
 
 
 def misses(steps: Sequence[Step], public: Efficiency) -> tuple[FloatArray, FloatArray]:

@@ -19,7 +19,7 @@ from scipy.optimize import least_squares, nnls
 
 from scaling_law import Throughput
 from scaling_law.machine import GPUS, Efficiency
-from scaling_law.machine.efficiency import SMALL, TERMS, rates
+from scaling_law.machine.efficiency import PARAMETERS, SMALL, TERMS, rates
 from scaling_law.machine.layout import MEGATRON, Layouts
 from scaling_law.size import BatchRamp, RampStage
 from studies.common import FloatArray
@@ -61,11 +61,14 @@ class Table:
         sizes = np.array([row.n_multiplied for row in rows])
         self.smallness = np.log(np.maximum(SMALL / sizes, 1.0))
 
+    def terms(self, parameters: FloatArray) -> FloatArray:
+        """Compute the seconds of a token by `TERMS`, [4, n], without a layout."""
+        return np.array(rates(parameters, *self.gpu, *self.flags)) * self.work
+
     def predict(self, parameters: FloatArray) -> FloatArray:
         """Predict ln seconds of a token on one GPU."""
-        *_, growth, overhead = parameters
-        terms = rates(parameters, *self.gpu, *self.flags)
-        step_seconds = sum(rate * work for rate, work in zip(terms, self.work, strict=True))
+        growth, overhead = parameters[[PARAMETERS.index("growth"), PARAMETERS.index("overhead")]]
+        step_seconds = self.terms(parameters).sum(axis=0)
         computing_seconds = step_seconds * self.compute_factor * np.exp(growth * self.ln_nodes)
         slowest = np.maximum(computing_seconds, self.sending_seconds)
         return np.asarray(np.log(slowest) + overhead * self.is_whole_run * self.ln_nodes)
@@ -118,13 +121,17 @@ def fit_rates(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray]:
 # Leaving out two labs asks for the same fit twice, once for either order.
 @cache
 def _fit_rates(rows: tuple[Timed, ...]) -> tuple[FloatArray, FloatArray]:
-    table = Table(rows)
+    return solve(Table(rows), CENTRE, WIDTH)
+
+
+def solve(table: Table, centre: FloatArray, width: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Fit the parameters of a table under a prior, and return them with their covariance."""
 
     def residuals(parameters: Any) -> FloatArray:
         errors = (table.predict(parameters) - table.ln_seconds) * table.weight / NOISE
-        return np.concatenate([errors, (parameters - CENTRE) / WIDTH])
+        return np.concatenate([errors, (parameters - centre) / width])
 
-    solution = least_squares(residuals, CENTRE, loss="soft_l1")
+    solution = least_squares(residuals, centre, loss="soft_l1")
     return solution.x, np.linalg.inv(solution.jac.T @ solution.jac)
 
 
@@ -174,7 +181,7 @@ def shares(table: Table, parameters: FloatArray) -> FloatArray:
 
     Then ln(`SMALL` / parameters) of smaller models, and 1 for a whole run.
     """
-    seconds_of_terms = np.array(rates(parameters, *table.gpu, *table.flags)) * table.work
+    seconds_of_terms = table.terms(parameters)
     _, routed_flops, activations, routing = seconds_of_terms / seconds_of_terms.sum(axis=0)
     columns = [
         np.ones(len(activations)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ import numpy as np
 
 from scaling_law.figures import drawing
 from scaling_law.machine import Efficiency
+from scaling_law.machine.efficiency import TERMS
 from scaling_law.machine.efficiency import write as write_rates
 from scaling_law.machine.layout import MEGATRON, TRAIN_PY
 from studies.common import FloatArray, Page, Part, rms
 from studies.hours import engine
 from studies.hours.fit import efficiency_of, fit_rates, leave_labs_out, spreads
 from studies.hours.runs import Timed, derive, read, seconds
+from studies.hours.trials import TRIALS, misses_of
 
 RUNS = Path(__file__).with_name("runs.csv")
 # Group → rms of ln(predicted / published) that was wanted, labs left out.
@@ -118,6 +120,15 @@ def errors(r: Results) -> Iterator[Part]:
     )
 
 
+def trials(r: Results) -> Iterator[Part]:
+    """List the errors of other models of a step, fitted alike."""
+    yield ("added to the rates", *GOALS, "mean of MoE, whole runs")
+    for trial in TRIALS:
+        error = misses_of(r.rows, trial)
+        rms_of_groups = [f"{rms(error[r.groups[group]]):.3f}" for group in GOALS]
+        yield (trial.name, *rms_of_groups, f"{error[r.groups['MoE, whole runs']].mean():+.2f}")
+
+
 def rates(r: Results) -> Iterator[Part]:
     """List the rates fitted to all rows."""
     *logs, growth, overhead = fit_rates(r.rows)[0]
@@ -160,6 +171,49 @@ def engine_errors(r: Results) -> Iterator[Part]:
     )
 
 
+def engine_trials(r: Results) -> Iterator[Part]:
+    """List the errors of torchtitan's steps with less counted of what tensor and pipeline parallelism take."""
+    yield "counted", "FSDP2, rms", "mean", "divided, rms", "mean", "divided and compiled, rms"
+    without_bubble = [replace(step, bubble=0.0) for step in r.steps]
+    of_eager = [replace(step, sending_seconds=0.0) if step.is_compiled else step for step in r.steps]
+    neither = [replace(step, sending_seconds=0.0, bubble=0.0) for step in r.steps]
+    counts = {
+        "all that tensor parallelism sends, and the bubble": r.steps,
+        "what it sends and does not overlap by design, and the bubble": of_eager,
+        "all that it sends, no bubble": without_bubble,
+        "neither": neither,
+    }
+    is_compiled = np.array([step.is_compiled for step in r.steps])
+    is_sharded = np.array([step.gpus > 1 for step in r.steps])
+    is_divided = np.array([step.is_divided for step in r.steps])
+    for name, steps in counts.items():
+        error, _ = engine.misses(steps, r.public)
+        row = [name]
+        for mask in (is_sharded & ~is_divided, is_divided):
+            row += [f"{rms(error[mask]):.2f}", f"{error[mask].mean():+.2f}"]
+        yield (*row, f"{rms(error[is_divided & is_compiled]):.2f}")
+
+
+def top_1(r: Results) -> Iterator[Part]:
+    """List the seconds of steps of `train.py` with top-1 experts over those of the dense model of that width."""
+    yield "step over that of the dense model", "measured", "predicted, each model left out", "by public runs"
+    error, _ = r.engine_misses
+    cases: dict[tuple[str, str, bool], FloatArray] = {}
+    for step, miss in zip(r.steps, error, strict=True):
+        if step.group == engine.OURS:
+            d_model, experts = step.model.split(", ")
+            # The first case of a model is that of the default micro-batch.
+            by_public_runs = step.work[: len(TERMS)] @ list(r.public.seconds(step.gpu).values())
+            seconds_of_case = np.array([step.seconds, step.seconds * np.exp(miss), by_public_runs])
+            cases.setdefault((d_model, experts, step.is_compiled), seconds_of_case)
+    for (d_model, experts, is_compiled), seconds_of_step in cases.items():
+        if experts == "1":
+            continue
+        compilation = "compiled" if is_compiled else "eager"
+        ratios = seconds_of_step / cases[d_model, "1", is_compiled]
+        yield (f"E = {experts}, d_model {d_model}, {compilation}", *[f"{ratio:.2f}" for ratio in ratios])
+
+
 def engine_rates(r: Results) -> Iterator[Part]:
     """List the rates of the engine that `train.py` is."""
     parameters, _ = engine.fit(r.steps, r.public)
@@ -181,10 +235,7 @@ def engine_rates(r: Results) -> Iterator[Part]:
         f"{1e6 * rate['blocks']:.0f} µs, {1e6 * rate['blocks'] * rate['eager_blocks']:.0f} eagerly",
     )
     yield "a step", f"{1e3 * rate['steps']:.0f} ms"
-    yield (
-        "a step of several GPUs; under tensor or pipeline parallelism",
-        f"× {rate['sharded']:.2f}; × {rate['divided']:.2f}",
-    )
+    yield "a step of several GPUs", f"× {rate['sharded']:.2f}"
 
 
 def engine_steps(r: Results) -> Iterator[Part]:
@@ -254,7 +305,7 @@ def hours_predicted(r: Results) -> Any:
 
 PAGE = Page(
     lambda: Results(read(RUNS)),
-    blocks=(errors, rates, engine_errors, engine_rates),
+    blocks=(errors, trials, rates, engine_errors, engine_trials, top_1, engine_rates),
     tables=(hours, engine_steps),
     figures=(hours_predicted,),
 )

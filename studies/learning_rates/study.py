@@ -150,11 +150,11 @@ def _regrets(rates: Rates, law: LearningRateLaw, models: FloatArray) -> FloatArr
     """
     # Only sets with a grid are asked.
     assert rates.grid is not None
-    measured = np.array([rates.grid.regret(law, int(model)) for model in models])
+    regret_by_grid = np.array([rates.grid.regret(law, int(model)) for model in models])
     error = np.log(law.at(*np.exp(rates.variables).T)) - rates.ln_rate
     half_curvature = 0.5 * (rates.curvature or 0.0)
     parabola = [half_curvature * np.mean(error[rates.model == model] ** 2) for model in models]
-    return np.where(np.isnan(measured), parabola, measured)
+    return np.where(np.isnan(regret_by_grid), parabola, regret_by_grid)
 
 
 def _law_of_the_paper(rates: Rates) -> LearningRateLaw:

@@ -8,7 +8,7 @@ import pytest
 
 from scaling_law.machine import GPUS, published_runs
 from studies.common import read_csv, rows_of, write_csv
-from studies.hours import engine, runs, study
+from studies.hours import engine, runs, study, trials
 from studies.hours.fit import Table, fastest_layout, fit_rates, leave_labs_out, misses, spreads
 from studies.hours.runs import derive, read
 
@@ -72,7 +72,7 @@ def test_rates_of_an_engine_that_were_put_in_are_found(steps):
     """Predictions of its steps, and the rate of FLOPs."""
     public = published_runs()
     true, _ = engine.prior(public)
-    true = true + np.array([-0.1, -0.5, -0.5, -0.3, 0.2, 0.1, 0.5, 0.5, 0.1, 0.3, 0.2, -0.1])
+    true = true + np.array([-0.1, -0.5, -0.5, -0.3, 0.2, 0.1, 0.5, 0.5, 0.1, 0.3, 0.2])
     seconds = np.exp(engine.predict(steps, true, public)).tolist()
     made = [replace(step, seconds=one) for step, one in zip(steps, seconds, strict=True)]
     found, covariance = engine.fit(made, public)
@@ -117,21 +117,76 @@ def test_rows_of_torchtitan_say_how_they_were_made(tmp_path):
         "tflops_per_gpu_reported": "",
         "source": "a page",
     }
-    words = {"FSDP, selective AC": 100, "FSDP2 TP8, full AC, compile": 200, "FSDP, no compile": 300, "MFU alone": ""}
+    words = {
+        "FSDP, selective AC": 100,
+        "FSDP2 TP8, full AC, compile": 200,
+        "FSDP, no compile": 300,
+        "FSDP8 TP8 PP8, full AC, Float8": 400,
+        "MFU alone": "",
+    }
+    degrees = {"FSDP2 TP8, full AC, compile": (8, 1), "FSDP8 TP8 PP8, full AC, Float8": (8, 8)}
     with (tmp_path / "table.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["name", *columns, "parallelism_words", "tokens_per_s_per_gpu"])
+        writer = csv.DictWriter(file, ["name", *columns, "parallelism_words", "tokens_per_s_per_gpu", "tp", "pp"])
         writer.writeheader()
         for name, speed in words.items():
-            writer.writerow(columns | {"name": name, "parallelism_words": name, "tokens_per_s_per_gpu": speed})
+            row = columns | {"name": name, "parallelism_words": name, "tokens_per_s_per_gpu": speed}
+            row["tp"], row["pp"] = degrees.get(name, ("", ""))
+            writer.writerow(row)
     rows = read_csv(engine.derive(tmp_path / "table.csv", tmp_path / "rows.csv"), engine.Published)
-    assert [(row.recomputed, row.is_compiled, row.is_divided, row.watts) for row in rows] == [
-        (0.5, 0, 0, 500),
-        (1.0, 1, 1, 500),
-        (0.0, 0, 0, 500),
+    assert [(row.recomputed, row.is_compiled, row.tp, row.pp, row.watts) for row in rows] == [
+        (0.5, 0, 1, 1, 500),
+        (1.0, 1, 8, 1, 500),
+        (0.0, 0, 1, 1, 500),
+        (1.0, 1, 8, 8, 500),
     ]
     h100, card = GPUS["H100"], GPUS["H100 PCIe"]
     assert engine.low_power(h100, 350).peak_flops == pytest.approx(card.peak_flops)
     assert engine.low_power(h100, 700).peak_flops == pytest.approx(h100.peak_flops)
+
+
+def test_divided_steps_take_what_they_send_and_the_bubble(steps):
+    """They send four all-reduces a block, the forward's twice; stages idle for 7 of 16 micro-batches."""
+    (of_405b,) = (step for step in steps if "405B" in step.name)
+    (plain,) = (step for step in steps if step.name.endswith("TP8, no compile"))
+    received = 1.5 * 4 * 2 * (7 / 8) * 2 * 64 * 5120
+    tokens_of_group = 8 * 2 * 4096
+    assert plain.sending_seconds == pytest.approx(received * tokens_of_group / 450e9)
+    assert plain.bubble == 0
+    assert of_405b.bubble == 7 / 16
+    for step in steps:
+        assert step.is_divided or step.sending_seconds == 0
+    public = published_runs()
+    parameters, _ = engine.prior(public)
+    alone = replace(of_405b, sending_seconds=0, bubble=0)
+    both = np.exp(engine.predict([alone, of_405b], parameters, public))
+    assert both[1] == pytest.approx((both[0] + of_405b.sending_seconds) * (1 + 7 / 16))
+
+
+def test_a_trial_without_columns_is_the_fit(rows, predicted):
+    plain = trials.TRIALS[0]
+    error = trials.misses_of(rows, plain)
+    np.testing.assert_allclose(error, predicted[0], atol=1e-9)
+
+
+def test_a_trial_scales_what_experts_add(rows):
+    """Fine experts by their coefficient, top-1 by its own, a dense model by none."""
+    kinds = trials.TRIALS[1]
+    by_links = trials.TRIALS[-1]
+    names = ("DeepSeek-V3 pretraining", "Llama 4 Scout 17Bx16E", "Llama 1 7B")
+    fine, top_1, dense = (next(row for row in rows if row.name == name) for name in names)
+    assert kinds.columns(fine) == (0, 1)
+    assert kinds.columns(top_1) == (1, 0)
+    assert kinds.columns(dense) == (0, 0)
+    parameters = np.append(published_runs().parameters, [0.3, 0.7])
+    table = trials.TrialTable([fine, top_1, dense], kinds)
+    ratio = table.terms(parameters)[:, :2] / Table([fine, top_1]).terms(parameters)
+    scaled = np.exp([0.7, 0.3])
+    np.testing.assert_allclose(ratio, [[1, 1], scaled, [1, 1], scaled])
+    assert table.terms(parameters)[1, 2] == 0
+    without = Table([fine]).terms(parameters)
+    linked = trials.TrialTable([fine], by_links).terms(parameters[:9])
+    sent = 8 * fine.work["routing"] / 200e9
+    np.testing.assert_allclose(linked - without, [[0], [0], [0], [sent]], atol=1e-20)
 
 
 def test_a_layout_is_searched_where_none_is_published(rows):
@@ -162,12 +217,33 @@ def test_intervals_of_small_models_hold(rows, predicted):
 
 def test_rows_that_do_not_count_are_left_out(tmp_path):
     columns = {
-        **{"kind": "benchmark", "gpu": "A100-80", "n_gpus": "64", "precision": "bf16", "moe": "0", "hidden": "4096"},
-        **{"layers": "32", "heads": "32", "head_dim": "128", "top_k": "", "dense_first_layers": "", "routing": ""},
-        **{"moe_every_n_layers": "", "params_total_calc_B": "7", "params_active_matmul_calc_B": "6.9"},
-        **{"seq_len": "2048", "tokens_per_s_per_gpu": "3000", "tflops_per_gpu_reported": "", "source": "llm-foundry"},
+        "kind": "benchmark",
+        "gpu": "A100-80",
+        "n_gpus": "64",
+        "precision": "bf16",
+        "moe": "0",
+        "hidden": "4096",
+        "layers": "32",
+        "heads": "32",
+        "head_dim": "128",
+        "top_k": "",
+        "dense_first_layers": "",
+        "routing": "",
+        "moe_every_n_layers": "",
+        "params_total_calc_B": "7",
+        "params_active_matmul_calc_B": "6.9",
+        "seq_len": "2048",
+        "tokens_per_s_per_gpu": "3000",
+        "tflops_per_gpu_reported": "",
+        "source": "llm-foundry",
     }
-    moe = {"moe": "1", "top_k": "2", "dense_first_layers": "2", "routing": "forced balance", "precision": "mxfp8"}
+    moe = {
+        "moe": "1",
+        "top_k": "2",
+        "dense_first_layers": "2",
+        "routing": "forced balance",
+        "precision": "mxfp8",
+    }
     table = [
         {"name": "a dense model"},
         {"name": "an MoE", "tp": "2", "batch_tokens": "8e6"} | moe,
