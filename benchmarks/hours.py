@@ -29,7 +29,7 @@ from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp, RampStage
 from training.run import devices
-from training.throughput import Grid, measure
+from training.run.grid import Grid, measure
 
 # The records of each model, with the quiet seconds of each.
 RunsByModel = dict[Architecture, list[tuple[RunRecord, float]]]

@@ -1,6 +1,7 @@
 """Choosing runs within a budget: `next_runs` beside other designs, by what the chosen runs tell of larger ones.
 
     python -m benchmarks.next_runs --scalebench FOLDER [--seeds 5] [--hold-outs 20]      # or BENCH_SCALEBENCH=FOLDER
+    python -m benchmarks.next_runs --sets "our sweep hold-outs" "our sweep without public prior"
 
 FOLDER holds farseer.csv and data_constrained.csv of ScaleBench (arXiv 2604.22753; github.com/PlanarG/active-sl, MIT,
 data CC-BY-4.0), which are not shipped here; our own sweep is. A design may spend 1, 5 or 10 % of the FLOPs of all
@@ -8,11 +9,12 @@ candidates. Whatever it chooses, one forecaster predicts the runs that are judge
 there are experts) under the public prior without the laboratory of the runs, which weigh by their compute; one of the
 laws of `forecast`. The value is 1 − R² on the judged runs, R² cut at −1 as ScaleBench does.
 
-`next_runs` starts from the prior alone and refits after an eighth, a quarter and half of the budget. D- and V-optimal
-designs begin with the cheapest runs, then take the run of the largest gain per FLOP^0.4, under a vague prior and equal
-noise. Hold-outs: seven of the tenth of largest compute, at random, with candidates up to 0.6 times the compute of the
-smallest of these. Regret: at the largest judged compute, how far the size that these runs call best lies above the
-lowest loss, by the law of all runs; in percent of that loss.
+`next_runs` starts from the prior alone and refits after an eighth, a quarter and half of the budget. Each time it
+plans for all that remains and trains the cheapest runs of the plan. D- and V-optimal designs begin with the cheapest
+runs, then take the run of the largest gain per FLOP^0.4, under a vague prior and equal noise. Hold-outs: seven of the
+tenth of largest compute, at random, with candidates up to 0.6 times the compute of the smallest of these. Regret: at
+the largest judged compute, how far the size that these runs call best lies above the lowest loss, by the law of all
+runs; in percent of that loss.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ FARSEER = "Farseer"
 HOLD_OUTS = "Farseer hold-outs"
 REPEATED = "data-constrained"
 OWN = "our sweep hold-outs"
-SETS = (FARSEER, HOLD_OUTS, REPEATED, OWN)
+OWN_ALONE = "our sweep without public prior"
+SETS = (FARSEER, HOLD_OUTS, REPEATED, OWN, OWN_ALONE)
 AUTHORS = {FARSEER: (0.60, 0.88, 0.93), REPEATED: (0.73, 0.85, 0.86)}
 
 
@@ -80,19 +83,14 @@ AUTHORS = {FARSEER: (0.60, 0.88, 0.93), REPEATED: (0.73, 0.85, 0.86)}
 class Pool:
     """Candidates with the losses that they would show, and the runs that are judged.
 
-    `population` is the prior of their dense laws; `kind` that of the law that forecasts; `repeats`: tokens repeat.
+    `population` is the prior of dense laws, `prior` that of the law that forecasts; `repeats`: tokens repeat.
     """
 
     candidates: Runs
     judged: Runs
     population: Prior
-    kind: str
+    prior: Prior
     repeats: bool = False
-
-    @property
-    def prior(self) -> Prior:
-        """The prior of the law that forecasts."""
-        return for_kind(self.population, self.kind)
 
     @property
     def flops(self) -> FloatArray:
@@ -141,7 +139,10 @@ DesignOf = Callable[[Pool, float, int], Places]
 
 
 def choose_next_runs(pool: Pool, share: float, seed: int) -> Places:
-    """Choose by `next_runs`, in stages; what the runs of a stage show decides the next."""
+    """Choose by `next_runs`, in stages; what the runs of a stage show decides the next.
+
+    Each stage plans for all of the budget that remains, and trains the cheapest runs of its plan.
+    """
     runs, judged = pool.as_designed()
     variables = [*pool.prior.law.variables]
     ask = predicted_loss(**{name: judged.column(name) for name in variables})
@@ -151,7 +152,7 @@ def choose_next_runs(pool: Pool, share: float, seed: int) -> Places:
     noise = pool.prior.noise
     for stage in STAGES:
         spent = pool.flops[selection].sum()
-        remaining = stage * budget - spent
+        remaining = budget - spent
         is_affordable = pool.flops <= remaining
         places = np.setdiff1d(np.flatnonzero(is_affordable), selection)
         if not len(places):
@@ -172,8 +173,11 @@ def choose_next_runs(pool: Pool, share: float, seed: int) -> Places:
             warmup_tokens=0,
             force=True,
         )
-        indices = list(design.chosen)
-        selection += places[indices].tolist()
+        by_cost = sorted(design.chosen, key=lambda index: cost[index])
+        total = spent + np.cumsum(cost[by_cost])
+        # At least one; rounding takes no run off the last stage.
+        count = max(1, int(np.sum(total <= stage * budget * (1 + 1e-9))))
+        selection += places[by_cost[:count]].tolist()
         selected_runs = runs.take(np.array(selection))
         selected_cost = pool.flops[selection]
         weights = selected_cost / selected_cost.max()
@@ -211,8 +215,7 @@ def optimal(of_judged: bool) -> DesignOf:
 
     def choose(pool: Pool, share: float, seed: int) -> Places:
         runs, judged = pool.as_designed()
-        prior = vague_of_experts() if pool.kind == "joint" else for_kind(vague(), pool.kind)
-        prior = prior.in_units(*OTHER_UNIT)
+        prior = vague_prior(pool.prior.kind)
         cost = pool.flops
         budget = share * cost.sum()
         order = np.argsort(cost)
@@ -327,6 +330,12 @@ def population_without(*labs: str) -> Prior:
     return replace(population.in_units(*OTHER_UNIT), experts=experts)
 
 
+def vague_prior(kind: str) -> Prior:
+    """Return a prior of laws of a kind that knows no other runs, for a loss of any unit."""
+    prior = vague_of_experts() if kind == "joint" else for_kind(vague(), kind)
+    return prior.in_units(*OTHER_UNIT)
+
+
 def read_table(path: Path) -> tuple[Runs, NDArray[np.bool_]]:
     """Read a table of ScaleBench without its duplicates; the second marks the rows that are judged."""
     table = pandas.read_csv(path).drop(columns="group").drop_duplicates()
@@ -351,29 +360,29 @@ def hold_out(runs: Runs, seed: int) -> tuple[Runs, Runs]:
 def own_runs() -> Runs:
     """Return the runs of our own sweep at the rates of its law, not those that searched for rates."""
     path = ROOT / "studies" / "crossing" / "runs.jsonl"
-    runs = load_runs(path, on_invalid="skip", trunks="run")
-    is_swept = [name.startswith("crossing-") for name in runs.run_id]
-    return runs.subset(np.array(is_swept))
+    return load_runs(path, where="sweep = crossing", trunks="run")
 
 
 def pools(name: str, folder: Path | None, n_hold_outs: int) -> list[Pool]:
     """Return the pools of a set: one split, or several; none without the tables of ScaleBench that it needs."""
-    if name == OWN:
+    if name in (OWN, OWN_ALONE):
         runs = own_runs()
-        prior = population_without()
+        population = population_without()
+        prior = for_kind(population, "joint") if name == OWN else vague_prior("joint")
         splits = [hold_out(runs, seed) for seed in range(max(1, n_hold_outs // 4))]
-        return [Pool(*split, prior, "joint") for split in splits]
+        return [Pool(*split, population, prior) for split in splits]
     if folder is None:
         return []
     repeats = name == REPEATED
     runs, is_judged = read_table(folder / ("data_constrained.csv" if repeats else "farseer.csv"))
-    prior = population_without("stepfun")
+    population = population_without("stepfun")
+    prior = for_kind(population, "interaction")
     if name == HOLD_OUTS:
         splits = [hold_out(runs, seed) for seed in range(n_hold_outs)]
-        return [Pool(*split, prior, "interaction") for split in splits]
+        return [Pool(*split, population, prior) for split in splits]
     candidates = runs.subset(~is_judged)
     judged = runs.subset(is_judged)
-    return [Pool(candidates, judged, prior, "interaction", repeats)]
+    return [Pool(candidates, judged, population, prior, repeats)]
 
 
 # ------------------------------------------------------------------ scores
@@ -423,7 +432,7 @@ def measure(
     }
 )
 def main(report: Report, options: Options) -> None:
-    if options.scalebench is None:
+    if options.scalebench is None and not {OWN, OWN_ALONE}.issuperset(options.sets):
         report.skipped.append("Farseer and repeated data: need the tables of ScaleBench (BENCH_SCALEBENCH=FOLDER)")
     for name in options.sets:
         pools_of_set = pools(name, options.scalebench, options.hold_outs)

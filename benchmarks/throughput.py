@@ -26,7 +26,7 @@ from scaling_law.machine.throughput_fit import FITTED, fit_throughput
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.rows import RunsError
 from scaling_law.size.architecture import Architecture
-from training.throughput import Grid, measure
+from training.run.grid import Grid, measure
 
 # Tokens of a sequence, and sequences of the largest batch.
 STEP_LAW_LENGTH = 2048

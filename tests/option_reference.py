@@ -69,7 +69,9 @@ def section(words: str, command: Any) -> str:
     lines = [f"## {words}", "", " ".join(summary.split()), "", "| option | meaning | default |", "|---|---|---|"]
     context = typer.Context(command)
     for parameter in parameters:
-        cells = [cell.replace("|", "\\|").replace("<", "&lt;") for cell in row_of(parameter, context)]
+        name, *texts = [cell.replace("|", "\\|") for cell in row_of(parameter, context)]
+        # The name is code, in which nothing is HTML.
+        cells = [name, *(text.replace("<", "&lt;") for text in texts)]
         lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
     return "\n".join([*lines, ""])
 

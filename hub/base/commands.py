@@ -110,7 +110,18 @@ def worded(error: BaseException, command: Any) -> str:
     return error.message.worded(word) if isinstance(error, InputError) else str(error)
 
 
-class _Command(typer.core.TyperCommand):
+class _PlainFlags:
+    """The help of a command whose flags show no type, since none is typed."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class _Command(_PlainFlags, typer.core.TyperCommand):
     """A command that ends with the exit status of its error, whose message names options as they are typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -135,7 +146,7 @@ def _with_home(word: str) -> str:
     return os.path.expanduser(word)
 
 
-class _Commands(typer.core.TyperGroup):
+class _Commands(_PlainFlags, typer.core.TyperGroup):
     """Commands that are imported when they are called; --help reads what they do from their source."""
 
     places: Mapping[str, tuple[str, str]] = {}  # name → its panel, and module:function

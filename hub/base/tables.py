@@ -85,6 +85,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "train_loss": ("train_loss", _LOSS),
     "rmse": ("rmse", _LOSS),
     "times_beyond": ("× largest run", _TIMES),
+    "share_of_constant": ("share of c", "{:.0%}".format),
     "trusted": ("", lambda is_trusted: "" if is_trusted else "not trusted"),
     "gain": ("gain", "{:+.4f}".format),
     "token_ratio": ("tokens to match", "{:.3g}".format),
@@ -361,6 +362,10 @@ class Summarised(Printable):
     def summary(self) -> RenderableType:
         raise NotImplementedError
 
+    def _headline(self) -> str:
+        summary = self.summary()
+        return summary._headline() if isinstance(summary, Table) else ""
+
     def __rich__(self) -> RenderableType:
         return self.summary()
 
@@ -380,6 +385,9 @@ class Listed(Summarised):
             if field.repr and not (is_empty or is_nested):
                 rows.append((_label(field.name) or field.name, _line(field.name, value)))
         return Table((), rows, title=self._headline() or None)
+
+    def _headline(self) -> str:
+        return ""
 
 
 def _line(name: str, value: object) -> str:

@@ -109,16 +109,26 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", word)
         if match is None:
-            raise InputError(f"{field}={text!r}: {word.strip()!r} is not an integer ≥ 1 or a range such as 1-32")
+            allowed = "is not an integer ≥ 1 or a range such as 1-32"
+            raise InputError(f"{_word_in(field, text, word)} {allowed}")
         count = int(match[1])
         last = int(match[2] or match[1])
-        if not 1 <= count <= last <= 65_536:
-            raise InputError(f"{field}={text!r}: {word.strip()!r} must be within 1 and 65536, smaller end first")
+        if not (1 <= count <= 65_536 and 1 <= last <= 65_536):
+            raise InputError(f"{_word_in(field, text, word)} must lie between 1 and 65,536")
+        if last < count:
+            raise InputError(f"{_word_in(field, text, word)} must begin with its smaller end")
         while count < last:
             counts.append(count)
             count *= 2
         counts.append(last)
     return list(dict.fromkeys(counts))
+
+
+def _word_in(field: str, text: str, word: str) -> str:
+    """Name a field with its text, and which word of it if it has several."""
+    if word == text:
+        return f"{field}={text!r}"
+    return f"{field}={text!r}: {word.strip()!r}"
 
 
 def format_experts(experts: Iterable[float], most: int = 8) -> list[str]:
@@ -160,7 +170,7 @@ def format_count(value: float | None) -> str:
 
 def format_bytes(value: float | None) -> str:
     """Write bytes in decimal units: 80 GB, 1.27 TB; None is "–"."""
-    return _format(value, (" B", " kB", " MB", " GB", " TB"))
+    return _format(value, (" B", " kB", " MB", " GB", " TB", " PB"))
 
 
 def format_flops(value: float | None) -> str:

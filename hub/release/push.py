@@ -179,18 +179,14 @@ def push_runs(
         record.replaced(repo=store.repo_id(repo_name(record)), branch=branch_name(record)) for _, record in runs
     ]
     check_places(store, records)
-    done_lock = threading.Lock()
 
     def push(position: int) -> RunRecord:
         folder, record = runs[position]
         siblings = [sibling for sibling in records if sibling.sweep == record.sweep]
         loss = (predicted_losses or {}).get(record.run_id)
-        released = push_run(store, folder, record, siblings=siblings, predicted_loss=loss, license=license)
-        with done_lock:
-            done(released)
-        return released
+        return push_run(store, folder, record, siblings=siblings, predicted_loss=loss, license=license)
 
-    futures = _run_in_threads(push, len(runs), workers)
+    futures, refusal = _run_in_threads(push, done, len(runs), workers)
     pushed: list[RunRecord] = []
     errors: list[tuple[str, BaseException]] = []
     for (_, record), future in zip(runs, futures, strict=True):
@@ -200,7 +196,6 @@ def push_runs(
         else:
             errors.append((record.run_id, error))
     # Runs that were not started share the error of the one that was refused.
-    refusal = next((error for _, error in errors if isinstance(error, AccessError)), None)
     if refusal is not None:
         errors = [(run_id, refusal if isinstance(error, CancelledError) else error) for run_id, error in errors]
         if not pushed:
@@ -210,8 +205,18 @@ def push_runs(
     return pushed
 
 
-def _run_in_threads(push: Callable[[int], RunRecord], count: int, workers: int) -> list[Future[RunRecord]]:
-    """Push the runs in threads; AccessError, which holds for all runs, and an interruption end what is not started."""
+def _run_in_threads(
+    push: Callable[[int], RunRecord],
+    done: Callable[[RunRecord], object],
+    count: int,
+    workers: int,
+) -> tuple[list[Future[RunRecord]], AccessError | None]:
+    """Push the runs in threads, and call `done` with each, one call at a time; also return the store's refusal.
+
+    A refusal, which holds for all runs, and an interruption end what is not started; an error of `done` does not.
+    """
+    refusals: list[AccessError] = []
+    done_lock = threading.Lock()
     # Nothing is sent before all is submitted: the pool would not wait for a thread that an interruption catches while
     # it is being started.
     is_submitted = threading.Event()
@@ -222,10 +227,14 @@ def _run_in_threads(push: Callable[[int], RunRecord], count: int, workers: int) 
         if is_stopped.is_set():
             raise CancelledError
         try:
-            return push(position)
-        except AccessError:
+            released = push(position)
+        except AccessError as error:
+            refusals.append(error)
             is_stopped.set()
             raise
+        with done_lock:
+            done(released)
+        return released
 
     with ThreadPoolExecutor(workers, thread_name_prefix="hub-push") as pool:
         try:
@@ -240,7 +249,7 @@ def _run_in_threads(push: Callable[[int], RunRecord], count: int, workers: int) 
             is_submitted.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return futures
+    return futures, next(iter(refusals), None)
 
 
 def check_places(store: Store, records: Iterable[RunRecord]) -> None:

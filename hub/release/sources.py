@@ -267,7 +267,7 @@ def _find_tables(folder: Path) -> list[Path]:
     try:
         return [run / RECORD_NAME for run in run_folders(folder)]
     except FilesError as error:
-        problem = f"no run records: neither {JSONL_NAME} nor {PARQUET_NAME}, and {error}{_hint_at_files(folder)}"
+        problem = f"no run records ({JSONL_NAME}, {PARQUET_NAME}): {error}{_hint_at_files(folder)}"
         raise FilesError(problem) from None
 
 

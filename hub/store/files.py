@@ -154,7 +154,7 @@ def run_folders(source: str | Path) -> list[Path]:
                 next_level += [entry for entry in entries if entry.is_dir()]
         level = next_level
     if not folders:
-        raise FilesError(f"{source} has no run.json, nor has a folder in it (searched {_DEPTH} levels down)")
+        raise FilesError(f"{source}: no run.json in it or in its folders (searched {_DEPTH} levels down)")
     runs_per_parent = Counter(folder.parent for folder in folders)
     return sorted(folder for folder in folders if folder.name != "main" or runs_per_parent[folder.parent] == 1)
 

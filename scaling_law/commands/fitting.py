@@ -39,6 +39,7 @@ MODES = {
 )
 def fit(
     as_json: bool,
+    verbose: bool,
     fixed: list[Any],
     bounds: list[Any],
     outliers: str,
@@ -110,11 +111,11 @@ def fit(
         parts = holdout.split(table, split, validation, test)
         compared = backtest.compare_with_separate_laws(parts, select, joint_options=limits, **robust, **further)
         value = compared.to_dict() | {"joint": compared.joint.to_dict()} if as_json else None
-        show(value, as_json, Tables((parts, compared)))
+        show(value, as_json, Tables((parts.summary(), compared.summary())).for_shell(verbose))
         trusted = compared.joint.status.trusted
     else:
         result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
-        _show(result, bootstrap, output, {"skipped": list(table.skipped)}, as_json)
+        _show(result, bootstrap, output, {"skipped": list(table.skipped)}, as_json, verbose)
         trusted = result.trusted
     for reason in table.skipped:
         typer.secho(f"skipped {reason}", err=True, fg="yellow")
@@ -127,6 +128,7 @@ def _show(
     output: Path | None,
     more: dict[str, Any],
     as_json: bool,
+    verbose: bool,
 ) -> None:
     """Print a fit with the intervals of its bootstrap, and save its law."""
     draws = result.bootstrap(resamples, progress=not as_json) if resamples else None
@@ -135,4 +137,7 @@ def _show(
         law.save_pretrained(output)
     intervals = {name: draws.interval(name) for name in law.coefficients} if draws else None
     value = result.to_dict() | {"intervals": intervals} | more
-    show(value, as_json, Tables((result, draws) if draws else (result,)))
+    summaries: list[Any] = [result.summary()]
+    if draws:
+        summaries.append(draws.summary())
+    show(value, as_json, Tables(summaries).for_shell(verbose))

@@ -10,20 +10,28 @@ import typer
 
 from hub.base.commands import BATCH, EXPERTS, TOKENS
 from hub.base.errors import InputError
-from hub.base.tables import show
-from hub.base.units import UNKNOWN, format_count
+from hub.base.tables import Table, show
+from hub.base.units import format_count
 from scaling_law.commands.options import RATES, Mode, command, exit_untrusted, names, option, quantity, rare
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.formulas.law import positive
-from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw, describe_check, source_of_rate
+from scaling_law.rates.batch import GIVEN, usual_batch
+from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw, describe_check
 from scaling_law.rates.surface import LearningRateFit, fit_learning_rate
-from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
-from scaling_law.size.recipe import PAPER, BatchRamp
+from scaling_law.size.architecture import (
+    Architecture,
+    active_parameters,
+    name_size,
+    total_parameters,
+    training_flops,
+)
 
 WITH = "To fit: what the law has besides N and E: tokens, batch, or tokens,batch. [default: neither]"
 EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8."
 JUDGED_BY = "The column to judge by. [default: eval_loss, or the only loss column]"
-BATCH_HELP = "Tokens of a batch, for laws that have it: 0.5M. [default: that with which the paper's ramp ends]"
+BATCH_HELP = (
+    "Tokens of a batch, for laws that have it: 0.5M. [default: the paper's, above its largest run by Step Law]"
+)
 MODES = {
     "runs": Mode(
         only=("loss", "extras", "reading", "where", "columns", "format", "within", "mix", "output", "overwrite"),
@@ -55,6 +63,7 @@ class OfRates(OfRuns):
 )
 def learning_rate(
     as_json: bool,
+    verbose: bool,
     runs: Annotated[
         list[str] | None, typer.Argument(help="To fit a law: tables of runs, as for `scaling-law fit`.")
     ] = None,
@@ -89,7 +98,7 @@ def learning_rate(
         result = _fit(runs, experts, question)
         if output is not None:
             result.law.save(output)
-        show(result.to_dict() if as_json else None, as_json, result)
+        show(result.to_dict() if as_json else None, as_json, result.summary().for_shell(verbose))
         if not as_json:
             typer.echo(result.law.formula)
         return
@@ -99,7 +108,7 @@ def learning_rate(
     if len(experts) > 1:
         raise InputError(f"--experts {','.join(map(str, experts))}: an architecture has one E; several go with RUNS")
     answer = _ask(LearningRateLaw.named(law), d_model, experts[0], question)
-    show(answer, as_json, _describe(answer))
+    show(answer, as_json, _describe(answer).for_shell(verbose))
     exit_untrusted(answer["trusted"])
 
 
@@ -114,9 +123,8 @@ def _ask(law: LearningRateLaw, d_model: float, experts: int, question: dict[str,
         Architecture(width, experts, n_blocks, question["n_heads"], vocabulary)
     positive("d_model", width)
     tokens = question["tokens"]
-    batch = None
-    if law.slope_batch:
-        batch = _last_batch(tokens) if question["batch_tokens"] is None else question["batch_tokens"]
+    n_active = float(active_parameters(width, n_blocks, vocabulary))
+    batch, batch_source = _batch_of(law, n_active, tokens, question["batch_tokens"])
     counted = float(law.counted_parameters(width, n_blocks, vocabulary))
     check = law.check_at(counted, experts, tokens, batch)
     rate = float(law.at(counted, experts, tokens, batch))
@@ -128,33 +136,51 @@ def _ask(law: LearningRateLaw, d_model: float, experts: int, question: dict[str,
         "formula": law.formula,
         "tokens": tokens,
         "batch_tokens": batch,
+        "batch_source": batch_source,
         "regret": law.regret,
         "learning_rate_interval": None if check.beyond else interval,
         "d_model": width,
         "experts": experts,
-        "n_active": round(float(active_parameters(width, n_blocks, vocabulary))),
+        "n_active": round(n_active),
         "n_total": round(float(total_parameters(width, experts, n_blocks, vocabulary))),
         "trusted": bool(check.trusted),
         "warnings": describe_check(check),
     }
 
 
-def _last_batch(tokens: float | None) -> int | None:
-    """Return the batch with which the paper's ramp ends in a run of these tokens; None for a run without tokens."""
+def _batch_of(
+    law: LearningRateLaw,
+    n_active: float,
+    tokens: float | None,
+    batch: float | None,
+) -> tuple[float | None, str | None]:
+    """Return the batch that a rate is for, and where it comes from; None of a law without the batch."""
+    if not law.slope_batch:
+        return None, None
+    if batch is not None:
+        return batch, GIVEN
     if tokens is None:
-        return None
-    return BatchRamp(PAPER.batch_ramp, PAPER.sequence_length).last_batch_tokens(float(positive("tokens", tokens)))
+        return None, None
+    return usual_batch(float(training_flops(n_active, positive("tokens", tokens))), tokens)
 
 
-def _describe(answer: dict[str, Any]) -> str:
-    """Write the rate, its law and its warnings, a line each."""
-    rate = UNKNOWN if answer["learning_rate"] is None else f"{answer['learning_rate']:.4g}"
-    source = source_of_rate(answer["source"], [answer["batch_tokens"]])
-    lines = [f"{rate}  (reading {answer['reading']!r}: {source}; N_act {format_count(answer['n_active'])})"]
-    if answer["learning_rate_interval"] is not None:
-        lines.append("95 % interval {:.3g}…{:.3g}".format(*answer["learning_rate_interval"]))
-    lines += [f"⚠ {warning}" for warning in answer["warnings"]]
-    return "\n".join(lines)
+def _describe(answer: dict[str, Any]) -> Table:
+    """Lay out the rate, its model, its law and its warnings."""
+    size = name_size(answer["experts"], answer["n_active"], answer["n_total"])
+    if answer["tokens"] is not None:
+        size += f", {format_count(answer['tokens'])} tokens"
+    headline = f"no peak learning rate for {size}"
+    if answer["learning_rate"] is not None:
+        headline = f"peak learning rate {answer['learning_rate']:.3g}"
+        if answer["learning_rate_interval"] is not None:
+            headline += " ({:.3g} to {:.3g})".format(*answer["learning_rate_interval"])
+        headline += f" for {size}"
+    count = "without embeddings" if answer["reading"] == "paper" else "as the code of the paper's runs"
+    rows = [("law", answer["source"]), ("counts N", count)]
+    if answer["batch_tokens"] is not None:
+        batch = f"{format_count(answer['batch_tokens'])} tokens ({answer['batch_source']})"
+        rows.append(("batch", batch))
+    return Table((), rows, title=headline, warnings=answer["warnings"])
 
 
 def _fit(runs: list[str], experts: list[int] | None, question: dict[str, Any]) -> LearningRateFit:

@@ -50,7 +50,8 @@ def promote(
 
         scaling-law promote wandb:us/base wandb:us/variant --loss val/loss --final smoothed
     """
-    if variant is None and baseline_where == variant_where:
+    is_divided = baseline_where and variant_where and baseline_where != variant_where
+    if variant is None and not is_divided:
         raise InputError(
             "the runs of the variant are needed: a table VARIANT, or --baseline-where and --variant-where"
         )

@@ -18,7 +18,7 @@ from hub.base.commands import (
     Revision,
     several,
 )
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.tables import Table, join_words, show
 from hub.base.units import parse_count
 from scaling_law.commands.options import Mode, command, exit_untrusted, named, names, option, quantity, rare
@@ -104,13 +104,27 @@ def _losses_table(law: Law, rows: list[dict[str, Any]]) -> Table:
             name: value for name, value in row.items() if name not in ("warnings", "trusted") and value is not None
         }
         lines.append({**line, "loss_interval": row.get("loss_interval", ""), "trusted": row["trusted"]})
+    source = law.conditions.summary().title if law.conditions else "fitted law"
     return Table.of(
         lines,
-        title=repr(law),
+        title=f"{_losses_in_words(rows)}\n{source}",
         keys=("N_act", "tokens", "E"),
         first=("loss", ""),
         warnings=list(dict.fromkeys(warning for row in rows for warning in row["warnings"])),
     )
+
+
+def _losses_in_words(rows: list[dict[str, Any]]) -> str:
+    """Say the loss of one model, or of several the lowest and the highest."""
+    first = rows[0]
+    if len(rows) > 1:
+        losses = [row["loss"] for row in rows]
+        return f"{len(rows)} models: loss {min(losses):.3f} to {max(losses):.3f} nats per token"
+    text = f"loss {first['loss']:.3f}"
+    if "loss_interval" in first:
+        text += " ({:.3f} to {:.3f})".format(*first["loss_interval"])
+    text += " nats per token"
+    return text if first["trusted"] else f"{text}; not trusted"
 
 
 @command(
@@ -213,6 +227,8 @@ def speedup(
     if len(experts) > 1:
         counts = ",".join(f"{e:g}" for e in experts)
         raise InputError(f"--experts {counts}: one E goes with --flops, several with --n-active")
+    if experts[0] < 1:
+        raise InputError(given("experts", experts[0]), " must be at least 1")
     return law.speedup(experts[0], baseline, flops=flops, force=force, **question)
 
 

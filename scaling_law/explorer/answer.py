@@ -14,6 +14,7 @@ import numpy as np
 
 from hub.base import strict_json
 from hub.base.markdown import escape_markdown
+from hub.base.notices import brief_lines
 from hub.base.units import format_bytes, format_count, format_flops, parse_count
 from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
@@ -57,7 +58,8 @@ class Results:
 def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Results:
     """Answer a question. ValueError names what is wrong with it, or why the law has no answer."""
     table = best_models(question, law)
-    notes = [*table.warnings, table.batch, table.rates]
+    warnings = brief_lines(table.warnings, "the list below")
+    notes = [*warnings, table.batch, table.rates]
     if question.unit == HOURS and question.view == "map":
         flops = format_flops(table.flops)
         notes.insert(0, f"this map is for budgets of FLOPs: the star is at the {flops} of the best row")
@@ -66,10 +68,21 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Resu
         f"**{table.verdict}**",
         draw_figure(question, law, table, page),
         table_html(table),
-        "\n".join(f"- {escape_markdown(note, 400)}" for note in notes),
+        _bullets(notes) + _folded(table.warnings, len(warnings)),
         question.command(plan is not None),
         configuration,
     )
+
+
+def _bullets(notes: Sequence[str]) -> str:
+    return "\n".join(f"- {escape_markdown(note, 400)}" for note in notes)
+
+
+def _folded(warnings: Sequence[str], n_shown: int) -> str:
+    """Fold the list of all warnings away; "" if as many are shown already."""
+    if len(warnings) == n_shown:
+        return ""
+    return f"\n\n<details><summary>All {len(warnings)} warnings</summary>\n\n{_bullets(warnings)}\n\n</details>"
 
 
 def best_models(question: Question, law: Law) -> OptimalTable:

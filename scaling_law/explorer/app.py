@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
+from hub.base.commands import status_of
+from hub.base.errors import redact
 from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import pick_law, tools
 from scaling_law.explorer.question import CHOICES, FLOPS, HOURS, LAW_FILE, PRESETS, PUBLISHED, VIEWS, Question
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
+from scaling_law.formulas.conditions import ExtrapolationError
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import SHELF
 from scaling_law.law_files import law_to_json
@@ -35,14 +38,28 @@ from scaling_law.planning.question import parse_field
 if TYPE_CHECKING:
     from gradio import Blocks
 
+# Names under which only this machine is reached.
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 TITLE = "Joint MoE scaling laws"
 INTRODUCTION = """# How many experts, how big, how many tokens?
 
 A joint scaling law of dense and Mixture-of-Experts models
 ([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)) answers for a training budget and a memory limit."""
-CAPTION = """Dashed lines and pale cells lie outside the runs that a law was fitted to, faint cells too far outside to
-be trusted. Bands are 95 % intervals, bars those of where one E overtakes another, dots the best models, and hatching
-marks ties. The address of this page is a link to what it shows."""
+LINKED = "The address of this page is a link to what it shows."
+DASHED = "Dashed lines lie outside the runs that the law was fitted to."
+# What each figure shows, by the name of its view.
+CAPTIONS = {
+    "memory": f"""Each curve is the best model of one E within a memory limit, and ends at the compute optimum (dot).
+The shading is in the colour of the best E, the band is the 95 % interval of its loss, and bars are those of where one
+E overtakes another. {DASHED}""",
+    "map": """The colour is that of the best E. Pale cells lie outside the runs that the law was fitted to, faint cells
+too far outside to be trusted, and where there is no colour the law has no answer. Hatching marks ties. Dots are
+released models, in the colours of their E; the star is this question.""",
+    "isoflop": f"""Each curve spends the budget on models of one E, larger ones on fewer tokens; it begins where the
+memory limit does, and the dot is its best model. Bands are 95 % intervals. {DASHED}""",
+    "tokens": f"""Each curve trains the model that the table has for one E (dot) on fewer or more tokens. Bands are
+95 % intervals. {DASHED}""",
+}
 # The fields, in the order of their components.
 FIELDS = [field.name for field in fields(Question)]
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
@@ -64,7 +81,9 @@ TURN = "String(performance.now() + Math.random())"
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
 ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...values]; }}"
 # Undefined writes nothing.
-ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : undefined"
+ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : document.body.classList.remove('opening')"
+# Results of a page whose link asks what has no answer: none, as it has not had any other question yet.
+NOTHING = ["", None, "", "", "", ""]
 # Where a page has a <base>, Plotly writes the page's address into what clips a figure, which is then lost when the
 # address changes. Gradio's own means the same as none.
 NO_BASE = """<script>document.querySelector('base[href="./"]')?.remove()</script>"""
@@ -77,11 +96,18 @@ SAVE = f"""(text) => {{
 }}"""
 CSS = """
 .gradio-container { max-width: 1400px !important; margin: 0 auto !important; }
+.gradio-container > .main { max-width: none !important; padding: 1em 1.5em !important; }
+.question { flex: 0 0 290px !important; }
 .problem { border-left: 4px solid #D55E00; padding: 0.5em 0.8em; }
 .answer { font-size: 1.15em; }
 .wide { overflow-x: auto; contain: inline-size; }
 #problem:not(:has(p)) { display: none; }
 .result { transition: opacity 0.2s; }
+.opening.dark .js-plotly-plot { visibility: hidden; }
+:is(input:not([type=radio]), textarea, [role=region]):focus-visible { outline: 2px solid #3b82f6 !important; }
+label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offset: 1px; }
+.modebar-container { top: auto !important; bottom: 0; height: 2em !important; }
+.modebar-btn:not([data-title^="Download"]) { display: none !important; }
 .asking .result { opacity: 0.4; transition-delay: 0.5s; }
 .gradio-container:has(#problem .unanswered) .result { opacity: 0.4; }
 .gradio-container:has(#unit [value="hours"]:checked) .in-flops { display: none; }
@@ -91,24 +117,57 @@ CSS = """
 .wide table { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .wide :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.5em; }
 .wide :is(th, td) + :is(th, td) { text-align: right; }
+#table .html-container { padding: 0; }
+#table .wide {
+    --page: var(--body-background-fill);
+    --shade: rgb(128 128 128 / 0.4);
+    background:
+        linear-gradient(to right, var(--page) 40%, transparent) left / 2em 100% no-repeat local,
+        linear-gradient(to left, var(--page) 40%, transparent) right / 2em 100% no-repeat local,
+        linear-gradient(to right, var(--shade), transparent) left / 0.7em 100% no-repeat scroll,
+        linear-gradient(to left, var(--shade), transparent) right / 0.7em 100% no-repeat scroll;
+}
 .wide tr.best { font-weight: bold; }
 .cm-content, .cm-content * { color: var(--body-text-color) !important; }
+.cm-gutters { display: none !important; }
+#yaml .cm-content { padding-right: 4.5em; }
+footer .divider { display: none; }
 .caption p { font-size: 0.875em; }
+.gradio-container:not(:has(#table table)) :is(.result, .caption, .plan) { display: none; }
 .slider :is(.head, .min_value, .max_value) { display: none; }
-@media (max-width: 640px) {
-    h1 { font-size: 1.4em !important; }
-    .question .form { display: grid; grid-template-columns: 1fr 1fr; align-items: end; }
+@media (max-width: 960px) {
+    .question { flex: 1 0 100% !important; }
+    .question .form { display: grid; grid-template-columns: repeat(4, 1fr); align-items: end; }
     .question .form { background: var(--block-background-fill); }
     .question .form > .block { min-width: 0 !important; padding: 0.25em 0.8em; }
-    .question .form > .broad { grid-column: 1 / -1; }
+    .question .form > .broad { grid-column: span 2; }
+}
+@media (max-width: 640px) {
+    h1 { font-size: 1.4em !important; }
+    .gradio-container > .main { padding: 1em !important; }
+    .question .form { grid-template-columns: 1fr 1fr; }
     .question .info-text { display: none; }
+    .question :is(input, textarea) { padding-inline: 0.4em !important; }
+    #view .wrap { display: grid; grid-template-columns: 1fr 1fr; }
+    #view label { font-size: 0.875em; padding: 0.4em 0.6em; }
+}
+@media print {
+    .question, .plan, #view, button { display: none !important; }
+    .wide { overflow: visible; contain: none; }
+    .wide table { font-size: 0.6em; }
 }
 """
-# The field that a problem names has a frame.
+# The field that a problem names has a frame: a text, or a choice as a whole.
 CSS += "".join(
-    f'.gradio-container:has(#problem [data-field="{name}"]) #{name} :is(input, textarea)'
+    f'.gradio-container:has(#problem [data-field="{name}"])'
+    f" :is(#{name} :is(input:not([type=radio]), textarea), fieldset#{name})"
     " { box-shadow: inset 0 0 0 2px #D55E00 !important; }\n"
     for name in FIELDS
+)
+# A figure has its own caption.
+CSS += "".join(
+    f'.gradio-container:has(#view [value="{name}"]:checked) .caption:not(.of-{name}) {{ display: none; }}\n'
+    for name in CAPTIONS
 )
 
 
@@ -123,8 +182,11 @@ def offer_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
     return laws
 
 
-def page(own: Mapping[str, Law] | None = None) -> Blocks:
-    """Make the app, not yet served; it opens with the first of `own` laws, or the paper's."""
+def page(own: Mapping[str, Law] | None = None, reads_files: bool = True) -> Blocks:
+    """Make the app, not yet served; it opens with the first of `own` laws, or the paper's.
+
+    Only if it `reads_files` has it the tools that read files of this machine and repositories of the Hub.
+    """
     import gradio as gr
 
     laws = offer_laws(own)
@@ -162,7 +224,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
 
         saved = save.click(partial(_law_text, laws), [inputs["law"]], law_text, **quiet)
         saved.success(None, law_text, None, js=SAVE)
-        for tool in tools(laws):
+        for tool in tools(laws, reads_files):
             gr.api(_with_messages(tool), api_name=tool.__name__)
     return app
 
@@ -202,8 +264,8 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("experts", "Numbers of experts", "1,2,4, or doublings: 1-32; empty: those of the law's runs")
     text("sequence_length", "Tokens of a sequence", "4k; empty: 512, and 4,096 above the paper's runs")
     text("batch", "Tokens of a batch", "4M, or a ramp of sequences: 0:128,0.5B:256; empty: the paper's or Step Law's")
-    text("accuracy", "Accuracy of tasks", "arc_easy, hellaswag: what to expect at the loss")
-    inputs["law"] = gr.Dropdown([*laws], label="Law", value=first.law, elem_id="law", elem_classes="broad")
+    inputs["law"] = gr.Dropdown([*laws], label="Law", value=first.law, elem_id="law")
+    text("accuracy", "Accuracy of tasks", "arc_easy, hellaswag: what to expect at the loss", elem_classes="broad")
     return preset, inputs, sliders
 
 
@@ -216,13 +278,15 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     sentence = gr.Markdown(start[1], elem_classes=["answer", "result"])
     view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory", elem_id="view")
     plot = gr.Plot(start[2], show_label=False, elem_classes="result")
-    gr.Markdown(CAPTION, elem_classes="caption")
+    for name, caption in CAPTIONS.items():
+        gr.Markdown(f"{caption} {LINKED}", elem_classes=["caption", f"of-{name}"])
     table = gr.HTML(start[3], elem_id="table", elem_classes="result")
     notes = gr.Markdown(start[4], elem_id="notes", elem_classes="result")
     shell = {"language": "shell", "label": "The same in the shell", "lines": 1, "wrap_lines": True}
     command = gr.Code(start[5], elem_id="command", **shell, **fixed)
-    with gr.Accordion("YAML of the plan, for train.py", open=False):
-        configuration = gr.Code(start[6], language="yaml", show_label=False, elem_id="yaml", **fixed)
+    with gr.Accordion("YAML of the plan, for train.py", open=False, elem_classes="plan"):
+        yaml = {"language": "yaml", "show_label": False, "wrap_lines": True}
+        configuration = gr.Code(start[6], elem_id="yaml", **yaml, **fixed)
     save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[7] and start[7]["visible"]), size="sm")
     return view, [problem, sentence, plot, table, notes, command, configuration], save
 
@@ -246,6 +310,9 @@ def _refresh(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> 
         position = positions.get(name, old_position)
         sliders.append(SKIP if position == old_position else position)
     problem, *results = _answer_components(laws, question, dark)
+    # The page has answered nothing but what it opened with, at no turn.
+    if problem and answered.startswith('[""'):
+        results[: len(NOTHING)] = NOTHING
     try:
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))
     # The link asked for what no field could take.
@@ -271,6 +338,9 @@ def _answer_components(laws: Mapping[str, Law], question: Question, dark: bool) 
 def _message(error: Exception, kind: str = "problem unanswered") -> str:
     """Write a problem; `data-field` is the field that it begins with, if any."""
     message = str(error)
+    # The page cannot force an answer.
+    if isinstance(error, ExtrapolationError):
+        message = str(error.args[0]).removesuffix("; ")
     name = message.partition("=")[0]
     field = name if name in FIELDS else ""
     return f'<p class="{kind}" role="alert" data-field="{field}">{escape(message)}</p>'
@@ -317,6 +387,7 @@ def _opening_script(laws: Mapping[str, Law], first: Question) -> str:
         const start = query ? {json.dumps(linked)} : {json.dumps(asdict(first))};
         const values = Object.entries(start).map(([name, value]) =>
             asked.has(name) && (offered[name]?.includes(asked.get(name)) ?? true) ? asked.get(name) : value);
+        document.body.classList.add('opening');
         return [...values, query || dark ? {TURN} : '', query || {json.dumps(first.query())}, dark];
     }}"""
 
@@ -327,15 +398,17 @@ def _law_text(laws: Mapping[str, Law], name: str) -> str:
 
 
 def _with_messages(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `tool` so that callers see what is wrong with their question, and nothing of other errors."""
+    """Wrap `tool` so that callers see what is wrong with their question, and nothing of bugs."""
     import gradio as gr
 
     @wraps(tool)
     def checked(*arguments: Any, **named: Any) -> Any:
         try:
             return tool(*arguments, **named)
-        except ValueError as error:
-            raise gr.Error(str(error), print_exception=False) from None
+        except Exception as error:
+            if status_of(error) is None and not isinstance(error, ValueError):
+                raise
+            raise gr.Error(redact(str(error)), print_exception=False) from None
 
     return checked
 
@@ -373,7 +446,7 @@ def explore(
     check_packages()
     from mcp.types import TextContent
 
-    app = page(own)
+    app = page(own, reads_files=host in LOCAL_HOSTS)
     _, address, _ = app.launch(**settings(), server_name=host, server_port=port, inbrowser=browser, quiet=True)
     # Gradio writes what tools return as Python, not as JSON.
     app.mcp_server_obj.postprocess_output_data = lambda data, _: [

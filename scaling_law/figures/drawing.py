@@ -37,15 +37,16 @@ FLOPS = "training FLOPs"
 # blindness tell any two apart; an E between takes a colour between, and from 128 on they darken to brown.
 _POWERS = (0, 1, 2, 3, 4, 5, 6, 7, 10)
 _COLOURS = ["#1f1f1f", "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#882255", "#4D3000"]
-_DENSE_ON_DARK = "#E8E8E8"
+# On a dark page dense is near-white, and from 128 on colours brighten to sand.
+_COLOURS_ON_DARK = ["#E8E8E8", *_COLOURS[1:-2], "#AA4499", "#C9A66B"]
 
 
 def colour_of(experts: float, dark: bool = False) -> tuple[float, float, float]:
     """Return the colour (red, green, blue) of E in every figure, for E ≥ 1: near-black for dense, then blue to red.
 
-    On a `dark` page dense is near-white.
+    On a `dark` page the darkest are bright.
     """
-    colours = [_DENSE_ON_DARK, *_COLOURS[1:]] if dark else _COLOURS
+    colours = _COLOURS_ON_DARK if dark else _COLOURS
     power = np.log2(max(experts, 1.0))
     # Red, green and blue stand at these places of "#rrggbb".
     channels = []

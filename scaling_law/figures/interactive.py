@@ -6,7 +6,7 @@ Plotly is imported when a figure is made; the extra `[explorer]` brings it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,16 @@ FONT = "system-ui, sans-serif"
 # The name of the line around models within the fitted range.
 WITHIN = "fitted"
 LEGEND = {"entrywidth": 62, "entrywidthmode": "pixels", "itemwidth": 30}
-# Ticks on an axis, so that they have room on a phone.
+# Digits of a loss at the ticks, which all ticks of an axis share, by the distance between ticks.
+LOSS_TICKS = [
+    {"dtickrange": [None, 0.0099], "value": ".3f"},
+    {"dtickrange": [0.0099, None], "value": ".2f"},
+]
+# The intervals of more curves would cover each other and the curves.
+MOST_INTERVALS = 6
+# The most ticks on an axis, and the least share of it between two, so that they have room on a phone.
 TICKS = 6
+TICK_SPACING = 0.18
 # Share of the height of a figure between the bars below its curves.
 BAR_SPACING = 0.045
 # Opacity of a cell of the map: where the law extrapolates, further than it is trusted, or not at all.
@@ -96,28 +104,54 @@ def loss_by_memory(by_memory: MemoryCurves, page: Page = LIGHT, limit: float | N
         height = BAR_SPACING * number
         shapes.append(_bar(low, high, height, page))
         annotations.append(_bar_label(names[number - 1], (low, high), span, height))
-    if limit is not None:
-        line = {"color": page.ink, "width": 1.5, "dash": "dot"}
-        shapes.append(_shape("line", limit, limit, line=line))
     lowest = by_memory.loss.min() - 0.03
     if by_memory.interval is not None:
         lowest = min(lowest, by_memory.interval[0].min())
-    highest = float(by_memory.loss[0]) + 0.02
+    # Every curve has at least its end in sight.
+    ends = [float(curve.loss.min()) for curve in by_memory.curves]
+    highest = max(float(by_memory.loss[0]), *ends) + 0.02
     # The bars have the lowest part of the figure to themselves.
     bars_share = BAR_SPACING * (len(annotations) + 1) if annotations else 0.0
     losses = (highest - (highest - float(lowest)) / (1 - bars_share), highest)
+    if limit is not None and span[0] <= limit <= span[1]:
+        traces.append(_limit(limit, losses, page))
     x_axis = _log_axis("memory limit", by_memory.memory, format_bytes, page)
-    return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, losses), shapes, annotations)
+    return _figure(_in_layers(traces), page, x_axis, _loss_axis(page, losses), shapes, annotations)
 
 
 def loss_by_tokens(curves: Sequence[Curve], page: Page = LIGHT, losses: tuple[float, float] | None = None) -> Figure:
     """Draw the loss against training tokens with intervals and marks; `losses` bound the axis."""
     traces = []
+    best = min(curves, key=_lowest_mark)
     for curve in curves:
-        traces += _lines(curve, page)
+        has_room = len(curves) <= MOST_INTERVALS or curve is best
+        traces += _lines(curve if has_room else replace(curve, interval=None), page)
     tokens = np.concatenate([curve.x for curve in curves])
     x_axis = _log_axis(drawing.TOKENS, tokens, format_count, page)
-    return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, losses))
+    return _figure(_in_layers(traces), page, x_axis, _loss_axis(page, losses))
+
+
+def _lowest_mark(curve: Curve) -> float:
+    """Return the loss of the model that a curve marks, or the lowest of its losses."""
+    return float(curve.loss.min() if curve.mark is None else curve.loss[curve.mark])
+
+
+def _in_layers(traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort intervals behind all lines, and these behind all marks."""
+    return sorted(traces, key=lambda trace: ("fill" not in trace, trace["mode"] == "markers"))
+
+
+def _limit(limit: float, losses: tuple[float, float], page: Page) -> dict[str, Any]:
+    """Draw the memory limit that is asked, from the bottom of the figure to its top."""
+    return {
+        "type": "scatter",
+        "name": "limit",
+        "x": [limit, limit],
+        "y": losses,
+        "mode": "lines",
+        "line": {"color": page.ink, "width": 1.5, "dash": "dot"},
+        **_SILENT,
+    }
 
 
 def best_by_budget(
@@ -148,7 +182,8 @@ def best_by_budget(
             "color": "#ffffff",
             "line": {"color": "#000000", "width": 1.5},
         }
-        traces.append(_markers("question", [flops], [memory], star))
+        # At an edge of the map the star is whole.
+        traces.append({**_markers("question", [flops], [memory], star), "cliponaxis": False})
     x_axis = _log_axis(drawing.FLOPS, grid.flops, format_flops, page)
     y_axis = _log_axis("memory limit", grid.memory, format_bytes, page)
     return _figure(traces, page, x_axis, y_axis)
@@ -358,12 +393,14 @@ def _axis(title: str, page: Page, bounds: tuple[float, float] | None = None) -> 
     return axis
 
 
+def _loss_axis(page: Page, bounds: tuple[float, float] | None) -> dict[str, Any]:
+    return {**_axis(drawing.LOSS, page, bounds), "tickformatstops": LOSS_TICKS}
+
+
 def _log_axis(title: str, values: FloatArray, form: Callable[[float], str], page: Page) -> dict[str, Any]:
     low = float(np.min(values))
     high = float(np.max(values))
-    ticks = log_ticks(low, high, TICKS)
-    step = -(-len(ticks) // (TICKS + 2))
-    ticks = ticks[::step]
+    ticks = _spaced_ticks(low, high)
     return {
         **_axis(title, page),
         "type": "log",
@@ -371,6 +408,18 @@ def _log_axis(title: str, values: FloatArray, form: Callable[[float], str], page
         "ticktext": [form(tick) for tick in ticks],
         "range": np.log10([low, high]).tolist(),
     }
+
+
+def _spaced_ticks(low: float, high: float) -> list[float]:
+    """Return the densest round numbers of which each has its share of a logarithmic axis."""
+    spacing = TICK_SPACING * np.log10(high / low)
+    for most in range(TICKS, 1, -1):
+        ticks = log_ticks(low, high, most)
+        distances = np.diff(np.log10(ticks))
+        if (distances >= spacing).all():
+            return ticks
+    # These are powers of ten.
+    return ticks[:: int(np.ceil(spacing))]
 
 
 def _figure(
@@ -400,9 +449,15 @@ def _figure(
         "font": {"family": FONT, "size": 13, "color": page.ink},
         "paper_bgcolor": page.paper,
         "plot_bgcolor": page.paper,
-        "margin": {"l": 8, "r": 16, "t": 8, "b": 8},
+        # Half of a label at the right end of an axis has room in the margin: Plotly leaves out one that has not.
+        "margin": {"l": 8, "r": 28, "t": 8, "b": 8},
         "legend": legend,
-        "hoverlabel": {"font": {"family": FONT}},
+        "hoverlabel": {
+            "font": {"family": FONT, "color": page.ink},
+            "bgcolor": page.paper,
+            "bordercolor": page.ink,
+            "align": "left",
+        },
         "template": "none",
     }
     return Figure({"data": list(traces), "layout": layout})

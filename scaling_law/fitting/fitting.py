@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import as_it_is, reads, whole
+from hub.base.notices import Notice
 from hub.base.progress import Advance, progress_line
-from hub.base.tables import Table, Tables
+from hub.base.tables import Listed, Table, Tables
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
@@ -74,8 +75,8 @@ FINALISTS = 8
 MANY = 1000
 
 
-@dataclass(frozen=True)
-class FitStatus:
+@dataclass(frozen=True, repr=False)
+class FitStatus(Listed):
     """Convergence and identifiability of a fit: `n_agree` of the `n_released` best starts reached the best objective.
 
     `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of the logarithm of the
@@ -156,32 +157,33 @@ class FitStatus:
     @property
     def messages(self) -> tuple[str, ...]:
         """The status as sentences, most important first."""
-        sentences = []
+        sentences: list[str] = []
         if not self.converged:
-            sentences.append("The best start did not converge: the optimum is not reached.")
+            sentence = "The best start did not converge: the optimum is not reached."
+            sentences.append(Notice(sentence, "not converged"))
         if not self.determines_any and not self.prior:
-            sentences.append(
-                "These runs determine no coefficient: a prior adds what other labs' runs say (prior='public', "
-                "--prior public)."
-            )
+            advice = "a prior (public) adds what other labs' runs say"
+            sentences.append(Notice(f"These runs determine no coefficient: {advice}.", advice))
         for text in (*self.doubts, *self.omitted, *self.warnings):
-            sentences.append(f"{text[0].upper()}{text[1:]}.")
+            sentences.append(_as_sentence(text))
         few = max(2, self.n_released // 10)
         if self.n_agree < few and self.n_released > 1:
-            sentences.append(f"Only {self.n_agree} of {self.n_released} starts reached the best objective.")
+            subject = f"only {self.n_agree} of {self.n_released} starts reached the best objective"
+            sentences.append(Notice(f"{subject.capitalize()}.", subject))
         if self.suspicious:
             sentences.append(self._list_suspicious())
         if self.bounds_hit:
-            sentences.append(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
+            # The table says so, too, as of coefficients that are not determined.
+            sentences.append(Notice(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}."))
         if self.undetermined:
             errors = [f"{name} ({self.error_in_words(name)})" for name in self.undetermined]
             source = f", so as in the prior from {self.prior}" if self.prior else ""
-            sentences.append(f"Not determined by these runs{source}: {', '.join(errors)}.")
+            sentences.append(Notice(f"Not determined by these runs{source}: {', '.join(errors)}."))
         if not self.prior and (self.bounds_hit or self.undetermined):
-            sentences.append(
-                "These coefficients are not identifiable from the runs. Trust predictions inside the fitted range; "
-                "bootstrap before extrapolating."
-            )
+            advice = "bootstrap before extrapolating"
+            reason = "These coefficients are not identifiable from the runs"
+            sentence = f"{reason}. Trust predictions inside the fitted range; {advice}."
+            sentences.append(Notice(sentence, f"not identifiable, {advice}"))
         return (*sentences, *self.repetition)
 
     def _list_suspicious(self) -> str:
@@ -192,7 +194,8 @@ class FitStatus:
         pairs = zip(self.suspicious[:10], self.deviations, strict=False)
         names = ", ".join(f"{name} ({nats:+.3g} nats)" for name, nats in pairs)
         ellipsis = ", …" if count > 10 else ""
-        return f"{subject} far from the law of the others ({fate}): {names}{ellipsis}."
+        topic = f"{subject} far from the law of the others"
+        return Notice(f"{topic} ({fate}): {names}{ellipsis}.", topic)
 
     def error_in_words(self, name: str) -> str:
         """Format the standard error of a coefficient, as a factor where it is that of a logarithm."""
@@ -214,6 +217,9 @@ class FitStatus:
         values["verdict"] = self.verdict
         values["messages"] = list(self.messages)
         return values
+
+    def _headline(self) -> str:
+        return self.verdict
 
     def __str__(self) -> str:
         return self.verdict
@@ -414,8 +420,11 @@ class FitResult(Answer, Generic[LawT_co]):
         """Plot predicted against observed losses, with the errors below."""
         return predicted_against_observed(self, axes)
 
-    def __repr__(self) -> str:
-        return f"FitResult({self.law!r}, rmse={self.rmse:.4g}, objective={self.objective:.6g}, {self.status.verdict})"
+
+def _as_sentence(text: str) -> str:
+    """Write a warning as a sentence; a notice keeps its short form."""
+    sentence = f"{text[0].upper()}{text[1:]}."
+    return Notice(sentence, text.topic) if isinstance(text, Notice) else sentence
 
 
 def finite(value: float) -> float | None:

@@ -323,12 +323,22 @@ class Modes:
 
         The losses of the runs are not read.
         """
+        log_losses, slopes = self._linearise(runs)
+        variance = np.einsum("snp,spq,snq->sn", slopes, self.covariance, slopes)
+        return log_losses, np.sqrt(np.maximum(variance, 0.0))
+
+    def covariance_with(self, coefficient: str, runs: Runs) -> FloatArray:
+        """Return the covariance of ln L of each run with a natural coordinate, [S, n]."""
+        _, slopes = self._linearise(runs)
+        place = LAWS[self.kind].form.coefficients.index(coefficient)
+        return np.asarray(np.einsum("snp,sp->sn", slopes, self.covariance[:, :, place]))
+
+    def _linearise(self, runs: Runs) -> tuple[FloatArray, FloatArray]:
+        """Return ln L of each run [S, n] and its derivatives by natural coordinates [S, n, k]."""
         objective = make_problem(replace(runs, loss=np.ones(len(runs))), self.kind).objective
         from_natural = np.linalg.inv(objective.to_natural)
         log_losses, jacobian = objective.linearise(self.natural @ from_natural.T)
-        slopes = jacobian @ from_natural
-        variance = np.einsum("snp,spq,snq->sn", slopes, self.covariance, slopes)
-        return log_losses, np.sqrt(np.maximum(variance, 0.0))
+        return log_losses, jacobian @ from_natural
 
 
 def modes(

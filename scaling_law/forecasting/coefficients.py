@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
 
 from scaling_law.size.arrays import FloatArray
 
@@ -17,6 +19,8 @@ from scaling_law.size.arrays import FloatArray
 ROUNDS = 12
 # Runs that the prior of the scatter between runs counts as.
 PRIOR_RUNS = 2.0
+# The level at which the intervals of mixtures hold what they say.
+LEVEL = 0.9
 
 
 class Normal(NamedTuple):
@@ -152,13 +156,27 @@ def mix(
     probabilities: FloatArray,
     coefficients: Sequence[Normal],
     basis: FloatArray,
+    noise: float = 0.0,
 ) -> tuple[float, float]:
-    """Return mean and variance of coefficients times a basis [k], over hypotheses about the coefficients."""
+    """Return mean and spread of coefficients times a basis [k], plus normal noise, over hypotheses.
+
+    The spread is the standard deviation of a normal distribution whose interval of `LEVEL` around the mean holds as
+    much as that of the mixture: an improbable hypothesis that is far off widens it less than a standard deviation.
+    """
     means = np.array([normal.mean @ basis for normal in coefficients])
     variances = np.array([basis @ normal.covariance @ basis for normal in coefficients])
-    mean = probabilities @ means
-    variance = probabilities @ (variances + (means - mean) ** 2)
-    return float(mean), float(variance)
+    mean = float(probabilities @ means)
+    distances = np.abs(means - mean)
+    spreads = np.sqrt(variances + noise**2)
+    quantile = float(ndtri(0.5 + LEVEL / 2))
+
+    def excess(spread: float) -> float:
+        nearer = ndtr((quantile * spread + distances) / spreads)
+        farther = ndtr((distances - quantile * spread) / spreads)
+        return float(probabilities @ (nearer - farther)) - LEVEL
+
+    # Every hypothesis has more than that within twice the widest of them around the farthest mean.
+    return mean, float(brentq(excess, 0.0, 2.0 * (spreads.max() + distances.max())))
 
 
 def _design(positions: FloatArray, size: int) -> FloatArray:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm
 
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.tables import Table, Tables
 from hub.base.units import format_count
@@ -18,9 +18,19 @@ from scaling_law.figures import drawing
 from scaling_law.fitting.holdout import count_sizes, distances
 from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
+from scaling_law.forecasting.counting import (
+    BODY,
+    WITH,
+    WITHOUT,
+    count_points,
+    count_without,
+    mix_counts,
+    weigh_counts,
+    with_both_counts,
+)
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, match_experts
 from scaling_law.forecasting.repetition import count_worth, fit_worth, say_repetition
-from scaling_law.forecasting.stack import Defaults, gather, read_defaults, stack
+from scaling_law.forecasting.stack import Defaults, Evidence, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import RangeCheck
@@ -41,6 +51,8 @@ FREE_UNIT = 1.0
 EXPERTS_ERROR = 0.015
 # Laws are fitted to at most this many runs, at many cuts and on a hundred resamples.
 MOST = 2000
+# From this share of the variance on, an interval is said to be the constant's.
+MOSTLY = 0.5
 # Steps of a fan, from the largest run to a point.
 STEPS = np.linspace(0.0, 1.0, 9)
 
@@ -49,9 +61,12 @@ STEPS = np.linspace(0.0, 1.0, 9)
 class Forecast(Answer):
     """The loss at each point, with the interval that holds a new run with probability `level`.
 
-    `laws` has a row for each law, with a value for each point: its forecasts, weights, and RMSE at the cuts within
-    the runs (NaN without one). `left_out` says why others say nothing. `fans` [points, steps] are FLOPs, ln L and its
-    spread on the way from the largest run. `blended`: the runs differ too much in other settings for one forecast.
+    A row's `share_of_constant` is the part of the variance of ln L that would go if the constant c, the loss at
+    infinite N and D, were known. `laws` has a row for each law, with a value for each point: its forecasts, weights,
+    and RMSE at the cuts within the runs (NaN without one). `left_out` says why others say nothing. `fans` [points,
+    steps] are FLOPs, ln L and its spread on the way from the largest run. `blended`: the runs differ too much in other
+    settings for one forecast. Where the runs know N with and without embeddings, laws are fitted to either, and
+    `n_counts` has the weights of those "with embeddings" and "without embeddings".
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -61,6 +76,7 @@ class Forecast(Answer):
     runs: Runs
     fans: tuple[FloatArray, FloatArray, FloatArray]
     blended: bool = False
+    n_counts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def trusted(self) -> bool:
@@ -79,7 +95,13 @@ class Forecast(Answer):
         return verdict if self.trusted else f"{verdict}; not trusted"
 
     def facts(self) -> dict[str, Any]:
-        return {"level": self.level, "runs": len(self.runs), "laws": list(self.laws), "left_out": dict(self.left_out)}
+        return {
+            "level": self.level,
+            "runs": len(self.runs),
+            "laws": list(self.laws),
+            "left_out": dict(self.left_out),
+            "n_counts": dict(self.n_counts),
+        }
 
     def summary(self) -> Tables:  # type: ignore[override]
         return Tables((self._points_table(), self._laws_table()))
@@ -91,7 +113,10 @@ class Forecast(Answer):
             cells = {name: value for name, value in row.items() if name != "accuracy"}
             cells.update(accuracy_cells(row.get("accuracy")))
             rows.append(cells)
-        notes = [f"intervals of {self.level:.0%}; × largest run: how far a model lies beyond the runs"]
+        notes = [
+            f"intervals of {self.level:.0%}; × largest run: how far a model lies beyond the runs",
+            "share of c: the part of the variance that would go if the constant c were known",
+        ]
         return Table.of(rows, title=self.verdict, keys=("N_act", "tokens", "E"), notes=notes)
 
     def _laws_table(self) -> Table:
@@ -146,7 +171,8 @@ def forecast(
     Args:
         runs: a Runs, or anything `load_runs` reads.
         at: the models: a mapping such as {"n_active": "2B", "tokens": "8T", "experts": 256}, whose values broadcast,
-            a list of such, a DataFrame or a Runs. `experts` may be left out where the runs share one E.
+            a list of such, a DataFrame or a Runs. `experts` may be left out where the runs share one E. Where the runs
+            count N without embeddings, too, so may a model: `n_active_non_embedding`. Else its share is as theirs.
         prior: "public" (laws like those of other labs are among the candidates), what `scaling_law.prior` returns, or
             None for laws of these runs alone.
         kinds: the laws that compete: "chinchilla", "interaction", "ladder", "published", the interaction law under the
@@ -173,6 +199,9 @@ def forecast(
         table = with_unique_tokens(table, unique_tokens, epochs)
     doubts, blended = table.doubts({*REPEATED, *names_mixed(mix)})
     points = points_of(at, table)
+    table = with_both_counts(table)
+    if BODY in table:
+        points = count_points(points, table)
     prior_in_units, defaults, notes = update_prior(prior, table)
 
     # Each point is the last step of its fan.
@@ -200,6 +229,7 @@ def forecast(
     columns["loss"] = np.exp(log_loss[:, -1])
     columns["low"], columns["high"] = interval(log_loss[:, -1], spread[:, -1], level)
     columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
+    columns["share_of_constant"] = prediction.share_of_constant.reshape(fan_shape)[:, -1]
     rows = _make_rows(columns)
     if tasks:
         for row in rows:
@@ -215,6 +245,7 @@ def forecast(
         runs=table,
         fans=(flops, log_loss, spread),
         blended=blended,
+        n_counts=prediction.n_counts,
         check=RangeCheck(table.conditions(table.source), MODEL, models),
         notes=(
             *([table.thinned] if table.thinned else []),
@@ -222,6 +253,8 @@ def forecast(
             *notes,
             *describe_accuracies(tasks, columns["loss"]),
             *_blind_spots(table, points, was_tested),
+            *_say_constant(rows),
+            *_say_counts(prediction.n_counts),
         ),
     )
 
@@ -251,12 +284,17 @@ def read_table(runs: Any) -> Runs:
 
 @dataclass(frozen=True)
 class _StackPrediction:
-    """ln L of the stack and its spread at points [n], what laws say there [3, n], and why others say nothing."""
+    """ln L of the stack, its spread and the constant's share of that at points [n], and what laws say there [3, n].
+
+    `left_out` says why others say nothing; `n_counts` are those of `Forecast`.
+    """
 
     log_loss: FloatArray
     spread: FloatArray
+    share_of_constant: FloatArray
     laws: dict[str, FloatArray]
     left_out: dict[str, str]
+    n_counts: Mapping[str, float]
 
 
 def _predict_stack(
@@ -268,35 +306,78 @@ def _predict_stack(
     defaults: Defaults,
 ) -> _StackPrediction:
     """Fit the laws, and predict the steps of fans from all of them together."""
-    plain_runs = runs.without_settings(VARIABLES)
+    plain_runs = runs.without_settings(VARIABLES | {BODY})
     n_steps = len(steps)
-    is_last = np.arange(n_steps) % len(STEPS) == len(STEPS) - 1
-    prediction = _StackPrediction(np.zeros(n_steps), np.zeros(n_steps), {}, {})
+    groups = []
     for e in np.unique(steps.experts):
         indices = np.flatnonzero(steps.experts == e)
-        is_matching = match_experts(runs, float(e))
-        has_matching = bool(is_matching.any())
-        candidates = forecasters(plain_runs, float(e), prior, kinds, seed)
-        evidence = gather(
-            plain_runs,
-            steps.take(indices),
-            candidates,
-            tested=is_matching if has_matching else True,
-        )
-        answer = stack(evidence, defaults)
-        experts_error = 0.0 if has_matching else EXPERTS_ERROR
-        prediction.log_loss[indices] = answer.log_loss
-        prediction.spread[indices] = np.hypot(answer.spread, experts_error)
-        prediction.left_out.update(evidence.left_out)
-        for name, values in answer.laws.items():
-            if np.isnan(values[0, is_last[indices]]).all():
-                prediction.left_out[name] = candidates[name].silent
-                continue
-            if name not in prediction.laws:
-                # Losses, weights and RMSE at the points of an E for which the law says nothing.
-                prediction.laws[name] = np.repeat([[np.nan], [0.0], [np.nan]], n_steps, axis=1)
-            prediction.laws[name][:, indices] = values
+        groups.append(_gather_group(plain_runs, steps.take(indices), indices, prior, kinds, seed))
+    prediction = _StackPrediction(
+        log_loss=np.zeros(n_steps),
+        spread=np.zeros(n_steps),
+        share_of_constant=np.zeros(n_steps),
+        laws={},
+        left_out={},
+        n_counts=weigh_counts([group.evidence for group in groups]),
+    )
+    for group in groups:
+        _predict_group(group, prediction, defaults)
     return prediction
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The steps of one E, by their `indices`, with the `evidence` for them by count of N, and why laws are silent."""
+
+    indices: NDArray[np.intp]
+    evidence: Mapping[str, Evidence]
+    silent: Mapping[str, str]
+    has_matching: bool
+
+
+def _gather_group(
+    runs: Runs,
+    steps: Runs,
+    indices: NDArray[np.intp],
+    prior: Prior | None,
+    kinds: Collection[str] | None,
+    seed: int,
+) -> _Group:
+    """Fit the laws for steps of one E, with N counted either way where the runs know both."""
+    e = float(steps.experts[0])
+    is_matching = match_experts(runs, e)
+    has_matching = bool(is_matching.any())
+    tested: Any = is_matching if has_matching else True
+    laws = forecasters(runs, e, prior, kinds, seed)
+    evidence = {WITH: gather(runs, steps, laws, tested)}
+    if BODY in runs:
+        evidence[WITHOUT] = gather(runs, steps, count_without(laws), tested)
+    silent = {name: law.silent for name, law in laws.items()}
+    return _Group(indices, evidence, silent, has_matching)
+
+
+def _predict_group(group: _Group, prediction: _StackPrediction, defaults: Defaults) -> None:
+    """Predict the steps of one E, and fill their places."""
+    weights = prediction.n_counts or {WITH: 1.0}
+    answers = {count: stack(group.evidence[count], defaults) for count in weights}
+    answer = mix_counts(answers, weights)
+    indices = group.indices
+    experts_error = 0.0 if group.has_matching else EXPERTS_ERROR
+    spread = np.hypot(answer.spread, experts_error)
+    prediction.log_loss[indices] = answer.log_loss
+    prediction.spread[indices] = spread
+    prediction.share_of_constant[indices] = answer.share_of_constant * (answer.spread / spread) ** 2
+    prediction.left_out.update(group.evidence[WITH].left_out)
+    n_steps = len(prediction.log_loss)
+    is_last = indices % len(STEPS) == len(STEPS) - 1
+    for name, values in answer.laws.items():
+        if np.isnan(values[0, is_last]).all():
+            prediction.left_out[name] = group.silent[name]
+            continue
+        if name not in prediction.laws:
+            # Losses, weights and RMSE at the points of an E for which the law says nothing.
+            prediction.laws[name] = np.repeat([[np.nan], [0.0], [np.nan]], n_steps, axis=1)
+        prediction.laws[name][:, indices] = values
 
 
 def interval(
@@ -339,7 +420,7 @@ def _points(at: Any, runs: Runs) -> Runs:
     median_experts = float(np.exp(np.median(np.log(runs.experts))))
     if "experts" not in at and not match_experts(runs, median_experts).all():
         choices = ", ".join(f"{e:g}" for e in np.unique(runs.experts))
-        raise InputError(f"experts must be given: the runs have {choices}")
+        raise InputError(given("experts"), f" must be given: the runs have {choices}")
     values = {"experts": median_experts, **at}
     missing = [name for name in MODEL if name not in values]
     if missing:
@@ -402,8 +483,9 @@ def _steps_to(runs: Runs, point: Runs) -> Runs:
     largest = int(np.argmax(candidates.flops))
     columns = {name: np.full(len(STEPS), point[name][0]) for name in (*MODEL, *point.columns)}
     moving = ["n_active", "tokens"]
-    if UNIQUE in candidates and UNIQUE in columns:
-        moving.append(UNIQUE)
+    for name in (UNIQUE, BODY):
+        if name in candidates and name in columns:
+            moving.append(name)
     for name in moving:
         columns[name] = candidates[name][largest] ** (1 - STEPS) * columns[name] ** STEPS
         columns[name][-1] = point[name][0]
@@ -429,6 +511,22 @@ def update_prior(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[
     ratio = f"×{np.exp(log_ratio):.2g} those of other labs' laws at these sizes"
     note = f"the losses ({runs.loss_name}) are {ratio}: the prior's scale is left free"
     return law_prior.in_units(FREE_UNIT, UNITS[1]), defaults, (note,)
+
+
+def _say_constant(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say that the constant is most of what is not known, where it is."""
+    shares = [row["share_of_constant"] for row in rows]
+    if max(shares) > MOSTLY:
+        part = span([share for share in shares if share > MOSTLY], "{:.0%}".format)
+        unknown_part = f"{part} of the variance of ln L"
+        yield f"{unknown_part} is that of the constant c, the loss at infinite N and D: only larger runs tell it"
+
+
+def _say_counts(n_counts: Mapping[str, float]) -> Iterator[str]:
+    """Say how much weight laws have whose N is not that of `n_active`, where it is most."""
+    weight = n_counts.get(WITHOUT, 0.0)
+    if weight > MOSTLY:
+        yield f"laws of N without embeddings have {weight:.0%} of the weight: they forecast better within the runs"
 
 
 def _blind_spots(

@@ -12,6 +12,7 @@ from hub.base.errors import InputError, unknown
 from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.fitting.penalty import values_of
 from scaling_law.fitting.prior import Modes, Prior, for_kind, law_of, modes, vague
+from scaling_law.forecasting.asymptote import Asymptote, robust_deviation
 from scaling_law.law import LAWS, Law
 from scaling_law.law.kinds import JointLaw
 from scaling_law.runs.table import Runs
@@ -37,19 +38,19 @@ EQUAL_RATIOS = float(np.log(1.25))
 # E closer than this in ln E are one: shared experts and dense blocks blur what is counted.
 SAME_EXPERTS = 0.1
 OFF_THE_LADDER = "a ladder needs a model of about the tokens per parameter of the runs"
-ONE_SIGMA = (0.158655, 0.841345)
 
 
 @dataclass(frozen=True)
 class Prediction:
     """ln L of a law at the points [n], its standard error [n] and the noise of ln L of one run there [n].
 
-    NaN where the law says nothing; `error` is 0 where it was not asked for.
+    NaN where the law says nothing; where errors were not asked for, `error` is 0 and `asymptote` None.
     """
 
     log_loss: FloatArray
     error: FloatArray
     noise: FloatArray
+    asymptote: Asymptote | None = None
 
 
 # Predicts points from runs, with standard errors or without.
@@ -169,7 +170,8 @@ def from_prior(
         mode = find_mode(runs)
         log_loss, error = mode.losses(points)
         noise = mode.noise[0] * (points.flops / runs.flops.max()) ** (-power / 2)
-        return Prediction(log_loss[0], error[0], noise)
+        asymptote = _asymptote_of_mode(mode, points, error[0]) if errors else None
+        return Prediction(log_loss[0], error[0], noise, asymptote)
 
     def make_law(runs: Runs) -> Law:
         mode = find_mode(runs)
@@ -180,6 +182,24 @@ def from_prior(
         return law.replace(draws=np.stack([draws[name] for name in law.coefficient_names()], axis=1))
 
     return Forecaster(name, predict, make_law)
+
+
+def _asymptote_of_mode(mode: Modes, points: Runs, error: FloatArray) -> Asymptote:
+    """Return the constant of a law of greatest density, whose errors of ln L at the points are these [n]."""
+    form = LAWS[mode.kind].form
+    if not form.constants:
+        return Asymptote.nothing(len(points))
+    name = form.constants[0]
+    place = form.coefficients.index(name)
+    loss = np.exp(mode.natural[0, place])
+    # The constant is fitted as its logarithm.
+    log_error = float(np.sqrt(mode.covariance[0, place, place]))
+    correlation = mode.covariance_with(name, points)[0] / (log_error * error)
+    return Asymptote(
+        np.full(len(points), loss),
+        np.full(len(points), loss * log_error),
+        np.clip(correlation, -1.0, 1.0),
+    )
 
 
 def fresh(kind: str, seed: int = 0) -> Forecaster:
@@ -201,19 +221,30 @@ def fresh(kind: str, seed: int = 0) -> Forecaster:
         log_residuals = result.problem.objective.residuals(result.theta[None])[0]
         noise = np.sqrt((log_residuals**2).sum() / max(len(runs) - len(result.fitted), 1))
         error = np.zeros(len(points))
+        asymptote = None
         if errors and runs.n_trunks > 1:
             law = result.bootstrap(RESAMPLES, seed).law
             losses = law.loss_draws(**_inputs(law, points))
-            low, high = np.quantile(np.log(np.maximum(losses, 1e-9)), ONE_SIGMA, axis=0)
-            error = 0.5 * (high - low)
+            log_losses = np.log(np.maximum(losses, 1e-9))
+            error = robust_deviation(log_losses)
+            asymptote = _asymptote_of_draws(law, log_losses)
         log_loss = np.log(result.law.loss(**_inputs(result.law, points)))
-        return Prediction(log_loss, error, np.full(len(points), noise))
+        return Prediction(log_loss, error, np.full(len(points), noise), asymptote)
 
     def make_law(runs: Runs) -> Law:
         result = fit(runs, kind)
         return result.bootstrap(RESAMPLES, seed).law if runs.n_trunks > 1 else result.law
 
     return Forecaster(kind if kind in BASE else CHINCHILLA, predict, make_law)
+
+
+def _asymptote_of_draws(law: Law, log_losses: FloatArray) -> Asymptote:
+    """Return the constant of a law whose draws of ln L at points are these [r, n]."""
+    if not law.form.constants or law.draws is None:
+        return Asymptote.nothing(log_losses.shape[1])
+    name = law.form.constants[0]
+    draws = np.asarray(law.draws)[:, law.coefficient_names().index(name)]
+    return Asymptote.of_draws(law.coefficients[name], draws, log_losses)
 
 
 def one_constant(published: JointLaw, seed: int = 0) -> Forecaster:
@@ -231,7 +262,10 @@ def one_constant(published: JointLaw, seed: int = 0) -> Forecaster:
         loss = np.asarray(published.loss(**_inputs(published, points))) + off.mean()
         loss = np.where(loss > 0, loss, np.nan)
         noise = (off.std(ddof=1) if len(runs) > 1 else 0.0) / loss
-        return Prediction(np.log(loss), noise / np.sqrt(len(runs)), noise)
+        error = noise / np.sqrt(len(runs))
+        # All that is open is its constant.
+        asymptote = Asymptote(np.full(len(loss), published.c + off.mean()), error * loss, np.ones(len(loss)))
+        return Prediction(np.log(loss), error, noise, asymptote)
 
     def make_law(runs: Runs) -> Law:
         errors = errors_of(published, runs)
@@ -265,7 +299,8 @@ def ladder(seed: int = 0) -> Forecaster:
         if not is_near.any():
             raise InputError(OFF_THE_LADDER)
         prediction = any_ratio.predict(runs, points, errors)
-        return Prediction(
+        return replace(
+            prediction,
             log_loss=np.where(is_near, prediction.log_loss, np.nan),
             error=np.where(is_near, prediction.error, np.nan),
             noise=np.where(is_near, prediction.noise, np.nan),
@@ -303,7 +338,9 @@ def moved_to_dense(predict: Predict) -> Predict:
     ) -> Prediction:
         dense_runs = replace(runs, loss=runs.loss / gain_of_experts(runs))
         prediction = predict(dense_runs, points, errors)
-        return replace(prediction, log_loss=prediction.log_loss + np.log(gain_of_experts(points)))
+        gain = gain_of_experts(points)
+        asymptote = prediction.asymptote.times(gain) if prediction.asymptote else None
+        return replace(prediction, log_loss=prediction.log_loss + np.log(gain), asymptote=asymptote)
 
     return predict_from_dense
 

@@ -54,9 +54,10 @@ def stack_laws(
         flops: of training, at which it will be asked (None: ten times the largest run's).
         runs, prior, kinds, seed, mix, unique_tokens, epochs: as in `forecast`.
 
-    Laws of one E alone and ladders are left out; where the runs have several E, Chinchilla laws are of all runs, moved
-    to dense by the published gain. Its draws hold the errors of the laws and their disagreement; what `forecast` adds
-    for the noise of a new run and for distance they do not. ValueError and RunsError as `forecast`.
+    Its N is `n_active`, however else runs count it. Laws of one E alone and ladders are left out; where the runs have
+    several E, Chinchilla laws are of all runs, moved to dense by the published gain. Its draws hold the errors of the
+    laws and their disagreement; what `forecast` adds for the noise of a new run and for distance they do not.
+    ValueError and RunsError as `forecast`.
     """
     table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))

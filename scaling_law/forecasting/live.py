@@ -10,8 +10,9 @@ a drift in ln D, ln N and ln E of which near runs tell most, and runs scatter ar
 before any run has finished, finished runs with their whole curves move means and scatter (expectation maximisation),
 and the lines of the run itself its own coefficients: what the end is expected to be, and how surely, follows.
 
-A law is of the run's corpus and recipe (its level is right to 2 %), or of another (13 %, as between laboratories):
-each is weighed by how well it predicts the lines. docs/studies/live.md measures errors and coverage.
+A law is of the run's corpus and recipe (its level is right to 1.5 %), or of another (13 %, as between laboratories),
+and the final losses of finished runs are of their training text or of a text that is held out: each hypothesis is
+weighed by how well it predicts the lines and the finished runs. docs/studies/live.md measures errors and coverage.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,9 +44,11 @@ WARMUPS = 2.0
 SHARPNESS = 6.0
 # Lines whose tokens differ by less than this factor are averaged.
 STEP = 1.01
+# Lines of the run itself that those of finished runs count as in the scatter of its lines.
+USUAL_LINES = 10.0
 # Misfit of a curve's form in lines within a factor of e^0.08, as a number and as a share of the scatter of lines; both
 # grow with the distance to the run's end in ln t, by this much per unit.
-MISFIT = 0.0005
+MISFIT = 0.0004
 MISFIT_OF_SCATTER = 0.2
 MISFIT_SPAN = 0.08
 MISFIT_GROWTH = 2.0
@@ -55,15 +59,14 @@ END_OF_SCATTER = 0.1
 # The coefficients: level, slope, bend, gap, lag, shift.
 GAP = 0.045
 GAP_SPREAD = 0.013
-LAG_SPREAD = 0.012
-# Without finished runs, the shift is about the scatter of a line; with them it may be anything near this.
+LAG_SPREAD = 0.01
+# Without finished runs, the shift is about the scatter of a line.
 SHIFT = 0.0002
-SHIFT_SPREAD = 0.03
 # Standard deviations between runs: these times the scatter of lines, and SEEDS.
-BETWEEN_RUNS = np.array([0.6, 0.5, 0.3, 0.3, 0.2, 0.03])
+BETWEEN_RUNS = np.array([0.5, 0.2, 0.45, 0.3, 0.2, 0.03])
 SEEDS = 0.004
-# Prior standard deviations of the coefficients' drifts in ln D, ln N and ln E; the level's depends on the law.
-DRIFTS = np.array([0.0, 0.01, 0.01, 0.01, 0.005, 0.003])
+# Prior standard deviations of the coefficients' drifts in ln D, ln N and ln E: slope, bend, gap and lag.
+DRIFTS = np.array([0.006, 0.04, 0.01, 0.003])
 # Standard deviation of a finished run's weight in ln D, ln N and ln E.
 NEARNESS = 1.5
 # Degrees of freedom where no run has finished.
@@ -200,10 +203,22 @@ class _Corpus(NamedTuple):
     probability: float
 
 
+class _Text(NamedTuple):
+    """A hypothesis about the final loss of finished runs: standard deviations of shift and of its drifts."""
+
+    shift: float
+    drift: float
+    probability: float
+
+
+# The final loss is that of the training text, or of a text that is held out.
+TRAINING_TEXT = _Text(0.0005, 0.0002, 0.5)
+HELD_OUT_TEXT = _Text(0.03, 0.015, 0.5)
+TEXTS = (TRAINING_TEXT, HELD_OUT_TEXT)
 # The law is of this corpus and recipe; of another one; or there is none.
-SAME_CORPUS = _Corpus(0.02, 0.03, 0.15, 0.02, 0.5)
-OTHER_CORPUS = _Corpus(0.13, 0.03, 0.5, 0.03, 0.5)
-NO_LAW_CORPUS = _Corpus(3.0, 0.15, 0.5, 0.03, 1.0)
+SAME_CORPUS = _Corpus(0.015, 0.03, 0.15, 0.06, 0.6)
+OTHER_CORPUS = _Corpus(0.13, 0.03, 0.5, 0.06, 0.4)
+NO_LAW_CORPUS = _Corpus(3.0, 0.15, 0.5, 0.06, 1.0)
 
 
 class _Lines(NamedTuple):
@@ -264,7 +279,7 @@ class LiveForecast:
         None before its first tenth, and without a law where no run like it has finished.
         """
         share = curve.share
-        lines = _average(curve)
+        lines = _average(curve, self._scatter)
         if lines is None or share < FIRST_SHARE:
             return None
         if self.law is None and not _is_covered(curve, self.finished):
@@ -274,11 +289,12 @@ class LiveForecast:
         excess = lines.log_losses - law_end - law_slope * basis[:, 1]
         evidence = measure(basis, excess, lines.variances)
         family = self._pool(curve, law_slope, lines.scatter)
+        hypotheses = [*product(self._corpora, self._texts(lines.scatter))]
         beliefs = []
-        for corpus in self._corpora:
-            prior = self._prior(corpus, law_slope, lines.scatter)
+        for corpus, text in hypotheses:
+            prior = self._prior(corpus, text, law_slope)
             beliefs.append(believe(prior, family, evidence))
-        odds = np.array([corpus.probability for corpus in self._corpora])
+        odds = np.array([corpus.probability * text.probability for corpus, text in hypotheses])
         before = normalize(odds, [belief.log_evidence_before for belief in beliefs])
         after = normalize(odds, [belief.log_evidence_after for belief in beliefs])
         coefficients_before = [belief.before for belief in beliefs]
@@ -286,29 +302,35 @@ class LiveForecast:
 
         end = _end(curve)
         expected = law_end + law_slope * end[1]
-        law_excess, law_variance = mix(before, coefficients_before, end)
-        end_excess, end_variance = mix(after, coefficients_after, end)
+        law_excess, law_spread = mix(before, coefficients_before, end)
         end_scatter = np.hypot(END_SCATTER, END_OF_SCATTER * lines.scatter) * _misfit_growth(share)
+        end_excess, end_spread = mix(after, coefficients_after, end, float(end_scatter))
         weights = lines.weights / lines.weights.sum()
-        recent_excess, recent_variance = mix(before, coefficients_before, weights @ basis)
-        recent_noise = weights**2 @ lines.variances
+        recent_noise = float(np.sqrt(weights**2 @ lines.variances))
+        recent_excess, recent_spread = mix(before, coefficients_before, weights @ basis, recent_noise)
         return LiveEstimate(
             share=share,
             loss=float(np.exp(expected + end_excess)),
-            spread=float(np.sqrt(end_variance + end_scatter**2)),
+            spread=end_spread,
             law=float(np.exp(expected + law_excess)),
-            law_spread=float(np.sqrt(law_variance)),
+            law_spread=law_spread,
             ahead=float(weights @ excess - recent_excess),
-            ahead_spread=float(np.sqrt(recent_variance + recent_noise)),
+            ahead_spread=recent_spread,
             freedom=FREEDOM + family.runs,
             basis="law" if self.law else "finished runs",
-            other_corpus=float(after[-1]) if self.law else 0.0,
+            other_corpus=float(after @ [corpus is OTHER_CORPUS for corpus, _ in hypotheses]),
         )
 
     @property
     def _corpora(self) -> Sequence[_Corpus]:
         """Hypotheses about the law."""
         return (SAME_CORPUS, OTHER_CORPUS) if self.law else (NO_LAW_CORPUS,)
+
+    def _texts(self, scatter: float) -> Sequence[_Text]:
+        """Return hypotheses about the text of the final loss; without finished runs nothing can tell them apart."""
+        if self.finished:
+            return TEXTS
+        return (_Text(float(np.hypot(SHIFT, scatter)), 0.003, 1.0),)
 
     @cached_property
     def _evidence(self) -> list[Evidence]:
@@ -329,19 +351,22 @@ class LiveForecast:
         return evidence
 
     @cached_property
-    def _scatter(self) -> float:
-        """Typical scatter of the lines of finished runs."""
+    def _scatter(self) -> float | None:
+        """Typical scatter of the lines of finished runs; None without any."""
         averages = [_average(peer) for peer in self.finished]
         scatters = [lines.scatter for lines in averages if lines is not None]
-        return float(np.median(scatters or [SEEDS]))
+        return float(np.median(scatters)) if scatters else None
 
-    def _prior(self, corpus: _Corpus, law_slope: float, scatter: float) -> Prior:
+    def _prior(
+        self,
+        corpus: _Corpus,
+        text: _Text,
+        law_slope: float,
+    ) -> Prior:
         """Return the prior of the coefficients' means and drifts."""
-        shift = SHIFT_SPREAD if self.finished else np.hypot(SHIFT, scatter)
         slope = corpus.slope * law_slope
-        spreads = [corpus.level, slope, corpus.bend, GAP_SPREAD, LAG_SPREAD, shift]
-        drifts = DRIFTS.copy()
-        drifts[0] = corpus.level_drift
+        spreads = [corpus.level, slope, corpus.bend, GAP_SPREAD, LAG_SPREAD, text.shift]
+        drifts = np.array([corpus.level_drift, *DRIFTS, text.drift])
         means = np.zeros(4 * len(spreads))
         means[3] = GAP
         return Prior(means, np.concatenate([spreads, drifts, drifts, drifts]))
@@ -354,15 +379,27 @@ class LiveForecast:
     ) -> Family:
         """Learn from finished runs the coefficients of runs at this N, D and E."""
         if self.finished:
-            scatter = self._scatter
-        prior = self._prior(self._corpora[-1], law_slope, scatter)
+            scatter = self._scatter or SEEDS
+        prior = self._prior(self._corpora[-1], HELD_OUT_TEXT, law_slope)
         between = np.diag(BETWEEN_RUNS**2 * (SEEDS**2 + scatter**2))
         if not self.finished:
             return alone(prior, between)
-        positions = np.array([_position(peer) - _position(curve) for peer in self.finished])
+        position = _position(curve)
+        asked_at = (*position.tolist(), law_slope)
+        if asked_at in self._families:
+            return self._families[asked_at]
+        positions = np.array([_position(peer) for peer in self.finished]) - position
         trunks = [peer.trunk or str(i) for i, peer in enumerate(self.finished)]
         weights = _weigh(positions, trunks)
-        return pool(self._evidence, positions, weights, prior, between)
+        family = pool(self._evidence, positions, weights, prior, between)
+        self._families.clear()
+        self._families[asked_at] = family
+        return family
+
+    @cached_property
+    def _families(self) -> dict[tuple[float, ...], Family]:
+        """The family that was asked for last: all lines of a run ask for the same."""
+        return {}
 
     def _law_terms(self, curve: TrainingCurve) -> tuple[float, float]:
         """Return ln of the law's loss at the run's end, and by how much it falls there per unit of ln D."""
@@ -417,8 +454,11 @@ def _check_losses(name: str, values: FloatArray) -> None:
         raise InputError(f"{name}={wrong[0]:g} must be positive and finite")
 
 
-def _average(curve: TrainingCurve) -> _Lines | None:
-    """Average the lines of near tokens since the warm-up; None for too few."""
+def _average(curve: TrainingCurve, usual_scatter: float | None = None) -> _Lines | None:
+    """Average the lines of near tokens since the warm-up; None for too few.
+
+    `usual_scatter` is that of lines of runs like it, which a run of few lines hardly shows itself.
+    """
     now = curve.share
     shares = curve.tokens / curve.horizon
     is_warm = curve.tokens >= WARMUPS * curve.warmup_tokens
@@ -427,7 +467,7 @@ def _average(curve: TrainingCurve) -> _Lines | None:
         return None
     shares = shares[is_recent]
     log_losses = np.log(curve.losses[is_recent])
-    scatter = _scatter(log_losses)
+    scatter = _scatter(log_losses, usual_scatter)
     steps_ago = np.round(np.log(shares / now) / np.log(STEP))
     _, groups, counts = np.unique(steps_ago, return_inverse=True, return_counts=True)
     mean_shares = np.exp(np.bincount(groups, np.log(shares)) / counts)
@@ -444,14 +484,18 @@ def _average(curve: TrainingCurve) -> _Lines | None:
     )
 
 
-def _scatter(log_losses: FloatArray) -> float:
+def _scatter(log_losses: FloatArray, usual_scatter: float | None) -> float:
     """Estimate the standard deviation of a line around the curve.
 
     Second differences of independent normal errors have six times their variance. A mean of few is uncertain.
     """
     differences = np.abs(np.diff(log_losses, 2))
-    caution = 1.0 + 2.0 / len(differences)
-    return float(caution * np.sqrt(np.pi / 12) * differences.mean())
+    scatter = float(np.sqrt(np.pi / 12) * differences.mean())
+    count = len(differences)
+    if usual_scatter is None:
+        return scatter * (1.0 + 2.0 / count)
+    squares = count * scatter**2 + USUAL_LINES * usual_scatter**2
+    return float(np.sqrt(squares / (count + USUAL_LINES)))
 
 
 def _misfit_growth(share: ArrayLike) -> FloatArray:

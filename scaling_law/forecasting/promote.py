@@ -8,7 +8,7 @@ speed-up: how many times the compute the baseline needs for the variant's loss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -19,9 +19,18 @@ from scipy.special import ndtr, ndtri
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table, Tables
-from hub.base.units import format_count, format_flops
+from hub.base.units import format_flops
 from scaling_law.figures import drawing
-from scaling_law.forecasting.trends import POWER, Cells, Gaps, TrendPrior, fit_slopes, predict_gaps, read_trend_prior
+from scaling_law.forecasting.trends import (
+    POWER,
+    RATE_BY_BATCH,
+    Cells,
+    Gaps,
+    TrendPrior,
+    fit_slopes,
+    predict_gaps,
+    read_trend_prior,
+)
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import check_level, numbers
 from scaling_law.runs.loading import load_runs
@@ -30,8 +39,6 @@ from scaling_law.size.arrays import FloatArray
 
 Cost = Literal["flops", "hours", "inference"]
 Decision = Literal["promote", "drop", "undecided"]
-# FLOPs, and the mean gap with both ends of its interval.
-Fan = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
 # A verdict needs this probability at `DECIDED_AT` times the compute.
 DECIDED = 0.75
 DECIDED_AT = 10.0
@@ -48,6 +55,10 @@ NEXT = (1.0, 3.0, 10.0, 30.0)
 DRAWS = 4000
 # The row of the least compute beyond the largest cell, after those of N and D.
 BEYOND = 3
+# The place of the loss after those of N and D.
+LOSS = 2
+# Cells that a summary shows.
+SHOWN = 12
 # Times the compute of the largest cell that may be asked.
 FURTHEST = 1e6
 RATE_COLUMNS = (
@@ -79,7 +90,7 @@ COSTS = {
 }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class Promotion(Answer):
     """The standing of a variant against a baseline, at the largest size run and beyond.
 
@@ -96,7 +107,7 @@ class Promotion(Answer):
     `cells` are the sizes at which both were run, with the runs of both sides and the variant's cost over the
     baseline's. `decision` is "promote", "drop" or "undecided". `next_runs` is the cheapest size at which a run of
     either side would more likely than not decide, with the probability that it `decides`; None where it is decided,
-    or where no size up to thirty times the largest would. `fan` is what `figure` draws.
+    or where no size up to thirty times the largest would.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -105,7 +116,6 @@ class Promotion(Answer):
     next_runs: dict[str, float] | None
     at_equal: Cost
     level: float
-    fan: Fan
 
     @property
     def best(self) -> dict[str, Any]:
@@ -121,30 +131,19 @@ class Promotion(Answer):
         if self.decision != "undecided":
             return f"{self.decision}: {facts}"
         if self.next_runs is None:
-            return f"undecided, two more runs hardly decide: {facts}"
+            return f"undecided, and two more runs at up to {NEXT[-1]:g} × C would hardly decide: {facts}"
         return f"two more runs decide ({format_flops(self.next_runs['flops'])} FLOPs each): {facts}"
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "decision": self.decision,
-            "at_equal": self.at_equal,
-            "level": self.level,
-            "cells": list(self.cells),
-            "next_runs": self.next_runs,
-        }
-
     def summary(self) -> Tables:  # type: ignore[override]
-        columns = ("at", "n_active", "tokens", "gap", "interval", "speed-up", "interval ", "ahead")
         rows = []
         for row in self.rows:
-            gap = f"{row['gap']:+.4f}"
-            gap_interval = f"{row['gap_low']:+.4f} to {row['gap_high']:+.4f}"
-            speedup_interval = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
-            speedup = f"{row['speedup']:.2f}"
-            ahead = f"{row['ahead']:.2f}"
-            n_active = format_count(row["n_active"])
-            tokens = format_count(row["tokens"])
-            rows.append((row["at"], n_active, tokens, gap, gap_interval, speedup, speedup_interval, ahead))
+            cells = {name: row[name] for name in ("at", "n_active", "tokens")}
+            cells["gap"] = f"{row['gap']:+.4f}"
+            cells["interval"] = f"{row['gap_low']:+.4f} to {row['gap_high']:+.4f}"
+            cells["speed-up"] = f"{row['speedup']:.2f}"
+            cells["interval "] = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
+            cells["ahead"] = f"{row['ahead']:.2f}"
+            rows.append(cells)
         notes = [
             f"gap: ln(L_baseline / L_variant) at {COSTS[self.at_equal]}; intervals of {self.level:.0%}",
             "speed-up: times the compute that the baseline needs for the variant's loss; ahead: probability",
@@ -152,20 +151,22 @@ class Promotion(Answer):
         if self.next_runs:
             text = "two more runs: both at N = {n_active:.3g}, D = {tokens:.3g} decide with probability {decides:.2f}"
             notes.append(text.format(**self.next_runs))
-        points = Table(columns, rows, title=self.verdict, notes=notes)
-        cells = Table.of(self.cells, title="Sizes at which both were run", warnings=self.warnings)
-        return Tables([points, cells])
+        points = Table.of(rows, title=self.verdict, notes=notes)
+        title = "Sizes at which both were run"
+        if len(self.cells) > SHOWN:
+            title = f"The largest {SHOWN} of {len(self.cells)} sizes at which both were run"
+        sizes = Table.of(self.cells[-SHOWN:], title=title, warnings=self.warnings)
+        return Tables([points, sizes])
 
     def figure(self, ax: Any = None) -> Any:
         """Draw the gap of each cell, and how it goes on with compute."""
         ax = drawing.axes_or_new(ax)
-        flops, mean, low, high = self.fan
+        points = [self.rows[0], *self.rows[BEYOND:]]
+        flops, mean, low, high = ([row[name] for row in points] for name in ("flops", "gap", "gap_low", "gap_high"))
         ax.axhline(0.0, color="0.5", linewidth=0.8)
         ax.fill_between(flops, low, high, alpha=0.2, linewidth=0, label=f"{self.level:.0%}")
         ax.plot(flops, mean)
-        cell_flops = [cell["flops"] for cell in self.cells]
-        cell_gaps = [cell["gap"] for cell in self.cells]
-        ax.plot(cell_flops, cell_gaps, "ko", label="both run")
+        ax.plot([cell["flops"] for cell in self.cells], [cell["gap"] for cell in self.cells], "ko", label="both run")
         drawing.log_axis(ax, drawing.FLOPS)
         ax.set_ylabel(f"ln(L baseline / L variant) at {COSTS[self.at_equal]}")
         drawing.legend(ax)
@@ -183,112 +184,81 @@ def _times(
 
 
 class _Side(NamedTuple):
-    """The distinct models of one side: means over its repeated runs of ln N, ln D, ln L, and further columns."""
+    """The distinct models of one side, averaged over repeated runs: ln of N, D, L and further columns [models, k].
 
-    sizes: FloatArray
-    log_loss: FloatArray
+    `scatter` [runs, k] is how far each run lies from its model's mean.
+    """
+
+    means: FloatArray
     n_runs: NDArray[np.int64]
-    squares: float
-    columns: dict[str, FloatArray]
-    mixed: tuple[str, ...]
+    scatter: FloatArray
 
 
 def _summarise_side(
     runs: Runs,
     names: Sequence[str],
 ) -> _Side:
-    """Average the repeated runs of each model; `names` are columns whose logarithm is averaged, too."""
-    sizes = np.log(np.column_stack([runs.n_active, runs.tokens]))
-    log_loss = np.log(runs.loss)
-    _, group = np.unique(np.round(sizes / REPEATED), axis=0, return_inverse=True)
-    count = np.bincount(group)
-
-    def mean(values: FloatArray) -> FloatArray:
-        return np.asarray(np.bincount(group, values) / count)
-
-    loss_means = mean(log_loss)
-    columns = {}
-    mixed = []
-    for name in names:
-        values = np.log(runs.positive(name))
-        columns[name] = mean(values)
-        if name not in SPEED_COLUMNS and np.any(np.abs(values - columns[name][group]) > SAME_SETTING):
-            mixed.append(name)
-    squares = float(np.sum((log_loss - loss_means[group]) ** 2))
-    size_means = np.column_stack([mean(sizes[:, 0]), mean(sizes[:, 1])])
-    return _Side(size_means, loss_means, count, squares, columns, tuple(mixed))
+    """Average the repeated runs of each model; `names` are further columns."""
+    columns = [runs.n_active, runs.tokens, runs.loss]
+    columns += [runs.positive(name) for name in names]
+    values = np.log(np.column_stack(columns))
+    _, model = np.unique(np.round(values[:, :LOSS] / REPEATED), axis=0, return_inverse=True)
+    n_runs = np.bincount(model)
+    sums = np.zeros((len(n_runs), values.shape[1]))
+    np.add.at(sums, model, values)
+    means = sums / n_runs[:, None]
+    return _Side(means, n_runs, values - means[model])
 
 
 def _match(
-    baseline: _Side,
-    variant: _Side,
-) -> list[tuple[int, int]]:
-    """Pair the models of two sides by N and D; where none match, the best of equal budgets."""
-    apart = np.abs(baseline.sizes[:, None] - variant.sizes)
-    distance = np.where((apart[..., 0] < SAME_SIZE) & (apart[..., 1] < SAME_TOKENS), apart.sum(axis=2), np.inf)
-    matches = _nearest(distance)
-    if matches:
-        return matches
-    compute = [side.sizes.sum(axis=1) for side in (baseline, variant)]
-    frontiers = [_frontier(flops, side.log_loss) for flops, side in zip(compute, (baseline, variant), strict=True)]
-    distance = np.abs(compute[0][frontiers[0]][:, None] - compute[1][frontiers[1]])
-    distance = np.where(distance < SAME_BUDGET, distance, np.inf)
-    matches = []
-    for i, j in _nearest(distance):
-        matches.append((int(frontiers[0][i]), int(frontiers[1][j])))
-    return matches
-
-
-def _nearest(distance: FloatArray) -> list[tuple[int, int]]:
-    """Pair rows and columns that are each other's nearest."""
-    matches = []
-    for i, row in enumerate(distance):
-        j = int(np.argmin(row))
-        if np.isfinite(row[j]) and int(np.argmin(distance[:, j])) == i:
-            matches.append((i, j))
-    return matches
-
-
-def _frontier(
-    log_flops: FloatArray,
-    log_loss: FloatArray,
+    baseline: FloatArray,
+    variant: FloatArray,
 ) -> NDArray[np.int64]:
-    """Return the places of the best runs of each budget."""
-    places = []
-    for i, budget in enumerate(log_flops):
-        is_same = np.abs(log_flops - budget) < SAME_BUDGET
-        if log_loss[i] <= log_loss[is_same].min():
-            places.append(i)
-    return np.array(places)
+    """Pair the models of two sides by N and D, [pairs, 2]; where none match, the best of equal budgets."""
+    apart = baseline[:, None, :LOSS] - variant[:, :LOSS]
+    matches = _nearest(apart / (SAME_SIZE, SAME_TOKENS))
+    if len(matches):
+        return matches
+    frontiers = [_frontier(models) for models in (baseline, variant)]
+    budgets = [models[best, :LOSS].sum(axis=1) for models, best in zip((baseline, variant), frontiers, strict=True)]
+    apart = budgets[0][:, None] - budgets[1]
+    matches = _nearest(apart[..., None] / SAME_BUDGET)
+    return np.column_stack([frontiers[0][matches[:, 0]], frontiers[1][matches[:, 1]]])
 
 
-def _common_column(
-    baseline: Runs,
-    variant: Runs,
-    names: Sequence[str],
-) -> list[str]:
-    """Return the first of these columns that both tables have for all runs, in a list; else an empty one."""
-    for name in names:
-        if all(name in runs and bool(np.all(runs.column(name) > 0)) for runs in (baseline, variant)):
-            return [name]
-    return []
+def _nearest(apart: FloatArray) -> NDArray[np.int64]:
+    """Pair rows and columns that are each other's nearest and in all respects less than 1 apart, [pairs, 2]."""
+    apart = np.abs(apart)
+    distance = np.where((apart < 1.0).all(axis=-1), apart.sum(axis=-1), np.inf)
+    rows = np.arange(len(distance))
+    nearest = distance.argmin(axis=1)
+    is_mutual = distance.argmin(axis=0)[nearest] == rows
+    is_mutual &= np.isfinite(distance[rows, nearest])
+    return np.column_stack([rows, nearest])[is_mutual]
+
+
+def _frontier(models: FloatArray) -> NDArray[np.int64]:
+    """Return the places of the best models of each budget."""
+    budgets = models[:, :LOSS].sum(axis=1)
+    is_same = np.abs(budgets[:, None] - budgets) < SAME_BUDGET
+    best_losses = np.where(is_same, models[:, LOSS], np.inf).min(axis=1)
+    return np.flatnonzero(models[:, LOSS] <= best_losses)
 
 
 class _Pair(NamedTuple):
     """Matched cells in the order of compute, the largest last, with gaps at equal cost.
 
-    `slopes` [n, 2] are those of the baseline's −ln L in ln N and ln D at each cell, `slope_covariance` [2, 2] that at
-    the largest.
+    `sizes` [n, 2] are ln N and ln D of the baseline, `slopes` [n, 2] those of its −ln L at each cell, and
+    `slope_deviation` is the standard deviation of their mean at the largest.
     """
 
     sizes: FloatArray
-    gaps: FloatArray
     counts: NDArray[np.int64]
     cost_ratio: FloatArray
     slopes: FloatArray
-    slope_covariance: FloatArray
+    slope_deviation: float
     cells: Cells
-    mixed: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def _pair(
@@ -298,70 +268,114 @@ def _pair(
     prior: TrendPrior,
 ) -> _Pair:
     """Match the runs of both sides, and correct the gaps for costs."""
-    settings = {name: _common_column(baseline, variant, columns) for name, columns in SETTINGS.items()}
-    if at_equal == "hours" and not settings["speed"]:
+    columns = {}
+    for setting, names in SETTINGS.items():
+        column = _common_column(baseline, variant, names)
+        if column:
+            columns[setting] = column
+    if at_equal == "hours" and "speed" not in columns:
         raise InputError(f"at_equal='hours' needs a column of measured speed in both tables: {SPEED_COLUMNS[0]}")
-    names = [name for columns in settings.values() for name in columns]
-    sides = [_summarise_side(runs, names) for runs in (baseline, variant)]
-    matches = _match(*sides)
-    if not matches:
+    sides = [_summarise_side(runs, [*columns.values()]) for runs in (baseline, variant)]
+    matches = _match(sides[0].means, sides[1].means)
+    if not len(matches):
         text = "no run of the variant has a run of the baseline of equal N and D, or of equal compute"
         raise InputError(f"{baseline.source}, {variant.source}: {text}")
-    order = np.array(sorted(matches, key=lambda match: sides[0].sizes[match[0]].sum()))
-    base, challenger = (_take(side, order[:, column]) for column, side in enumerate(sides))
-    largest = base.sizes[-1]
-    slope, slope_covariance = fit_slopes(prior, sides[0].sizes - largest, sides[0].log_loss)
-    slopes = slope * np.exp(-POWER * (base.sizes - largest))
-    ratio = _cost_ratio(at_equal, base, challenger, settings["speed"])
+    order = np.argsort(sides[0].means[matches[:, 0], :LOSS].sum(axis=1), kind="stable")
+    places = matches[order].T
+    base, challenger = (side.means[place] for side, place in zip(sides, places, strict=True))
+    base_runs, variant_runs = (side.n_runs[place] for side, place in zip(sides, places, strict=True))
+    sizes = base[:, :LOSS]
+    difference = challenger - base
+    settings = dict(zip(columns, difference.T[LOSS + 1 :], strict=True))
+    all_sizes = sides[0].means[:, :LOSS] - sizes[-1]
+    slope, slope_covariance = fit_slopes(prior, all_sizes, sides[0].means[:, LOSS])
+    slopes = slope * np.exp(-POWER * (sizes - sizes[-1]))
     # At equal inference cost the baseline would be as much larger, on the same tokens.
     per_cost = slopes[:, 0] if at_equal == "inference" else slopes.mean(axis=1)
-    gaps = base.log_loss - challenger.log_loss - per_cost * ratio
-    freedom = int(sum(side.n_runs.sum() - len(side.n_runs) for side in sides))
-    squares = sum(side.squares for side in sides)
-    log_ratios = {}
-    for name in ("rate", "batch"):
-        log_ratios[name] = 0.0
-        for column in settings[name]:
-            ratio_of_setting = challenger.columns[column] - base.columns[column]
-            # A ratio that changes with size was tuned at each size.
-            if np.ptp(ratio_of_setting) < SAME_SETTING:
-                log_ratios[name] = float(ratio_of_setting.mean())
+    cost_ratio = _cost_ratio(at_equal, difference, settings)
+    freedom = sum(len(side.scatter) - len(side.means) for side in sides)
+    squares = sum(float(np.sum(side.scatter[:, LOSS] ** 2)) for side in sides)
     cells = Cells(
-        sizes=base.sizes - largest,
-        gaps=gaps,
-        runs=2.0 / (1.0 / base.n_runs + 1.0 / challenger.n_runs),
-        rate=log_ratios["rate"],
-        batch=log_ratios["batch"],
+        sizes=sizes - sizes[-1],
+        gaps=-difference[:, LOSS] - per_cost * cost_ratio,
+        runs=2.0 / (1.0 / base_runs + 1.0 / variant_runs),
+        excess_rate=_constant(settings.get("rate")) - RATE_BY_BATCH * _constant(settings.get("batch")),
         seed_variance=2.0 * squares / freedom if freedom else 0.0,
         seed_freedom=freedom,
     )
-    counts = base.n_runs + challenger.n_runs
-    mixed = tuple(dict.fromkeys((*sides[0].mixed, *sides[1].mixed)))
-    return _Pair(base.sizes, gaps, counts, ratio, slopes, slope_covariance, cells, mixed)
+    return _Pair(
+        sizes=sizes,
+        counts=base_runs + variant_runs,
+        cost_ratio=cost_ratio,
+        slopes=slopes,
+        slope_deviation=float(np.sqrt(slope_covariance.sum()) / 2),
+        cells=cells,
+        notes=tuple(_notes(baseline, variant, sides, columns, difference, cells)),
+    )
 
 
-def _take(
-    side: _Side,
-    places: NDArray[np.int64],
-) -> _Side:
-    """Return the models of a side at these places."""
-    columns = {name: values[places] for name, values in side.columns.items()}
-    return _Side(side.sizes[places], side.log_loss[places], side.n_runs[places], side.squares, columns, side.mixed)
+def _common_column(
+    baseline: Runs,
+    variant: Runs,
+    names: Sequence[str],
+) -> str:
+    """Return the first of these columns that both tables have for all runs; else nothing."""
+    for name in names:
+        if all(name in runs and bool(np.all(runs.column(name) > 0)) for runs in (baseline, variant)):
+            return name
+    return ""
+
+
+def _constant(log_ratio: FloatArray | None) -> float:
+    """Return ln of a setting's ratio; 0 where it is unknown, or changes with size and so was tuned at each."""
+    if log_ratio is None or np.ptp(log_ratio) >= SAME_SETTING:
+        return 0.0
+    return float(log_ratio.mean())
 
 
 def _cost_ratio(
     at_equal: Cost,
-    base: _Side,
-    challenger: _Side,
-    speed: Sequence[str],
+    difference: FloatArray,
+    settings: dict[str, FloatArray],
 ) -> FloatArray:
-    """Return ln of the variant's cost over the baseline's in each cell."""
+    """Return ln of the variant's cost over the baseline's in each cell, from the `difference` of the two sides."""
     if at_equal == "inference":
-        return np.asarray(challenger.sizes[:, 0] - base.sizes[:, 0])
+        return difference[:, 0]
     if at_equal == "flops":
-        return np.asarray((challenger.sizes - base.sizes).sum(axis=1))
-    slower = base.columns[speed[0]] - challenger.columns[speed[0]]
-    return np.asarray(challenger.sizes[:, 1] - base.sizes[:, 1] + slower)
+        return np.asarray(difference[:, :LOSS].sum(axis=1))
+    return difference[:, 1] - settings["speed"]
+
+
+def _notes(
+    baseline: Runs,
+    variant: Runs,
+    sides: Sequence[_Side],
+    columns: dict[str, str],
+    difference: FloatArray,
+    cells: Cells,
+) -> Iterator[str]:
+    """Say what the runs cannot show, and what is odd about them."""
+    if baseline.loss_name != variant.loss_name:
+        yield f"the baseline's loss is {baseline.loss_name}, the variant's {variant.loss_name}: are they one measure?"
+    if not np.any(cells.gaps):
+        yield "all losses of the two sides are equal: are they the same runs?"
+    is_by_budget = bool(np.any(np.abs(difference[:, :LOSS]) >= (SAME_SIZE, SAME_TOKENS)))
+    if is_by_budget:
+        yield "no sizes match: the best runs of equal budgets are compared"
+    for name, side in zip(("baseline", "variant"), sides, strict=True):
+        n_unmatched = len(side.means) - len(cells.gaps)
+        if n_unmatched and not is_by_budget:
+            verb = "has" if n_unmatched == 1 else "have"
+            yield f"{n_unmatched} of the {len(side.means)} sizes of the {name} {verb} no partner"
+    for name, span in zip(("N", "D"), np.ptp(cells.sizes, axis=0), strict=True):
+        if span < SAME_TOKENS:
+            yield f"all runs have one {name}: the trend with {name} is that of public pairs"
+    for place, (setting, name) in enumerate(columns.items(), start=LOSS + 1):
+        is_mixed = any(np.any(np.abs(side.scatter[:, place]) > SAME_SETTING) for side in sides)
+        if is_mixed and setting != "speed":
+            yield f"runs of one size differ in {name} and were averaged: keep the best ones (best_of) or one setting"
+    if not cells.seed_freedom:
+        yield "no size was run twice: the noise of seeds is that of public pairs"
 
 
 # ------------------------------------------------------------------ the answer
@@ -417,7 +431,8 @@ def promote(
     labels, points = _points(factors)
     gaps = predict_gaps(prior, pair.cells, points)
     rows = _rows(pair, labels, points, gaps, level)
-    decision, next_runs = _decide(prior, pair)
+    place = labels.index(_times("C", DECIDED_AT))
+    decision, next_runs = _decide(pair, points, gaps, place, len(labels))
     return Promotion(
         rows=rows,
         cells=_cell_rows(pair),
@@ -425,18 +440,20 @@ def promote(
         next_runs=next_runs,
         at_equal=at_equal,
         level=level,
-        fan=_fan(prior, pair, float(factors[-1]), level),
         check=None,
-        notes=_notes(pair),
+        notes=pair.notes,
     )
 
 
 def _points(factors: FloatArray) -> tuple[list[str], FloatArray]:
-    """Return the names of the sizes that are asked, and their ln N and ln D from the largest cell on, [m, 2]."""
+    """Return the names of the sizes that are asked, and their ln N and ln D from the largest cell on, [m, 2].
+
+    The points after them, without a name, are those where further runs might decide.
+    """
     labels = ["the largest run", _times("N", DECIDED_AT), _times("D", DECIDED_AT)]
     points = [(0.0, 0.0), (np.log(DECIDED_AT), 0.0), (0.0, np.log(DECIDED_AT))]
-    for factor in factors:
-        labels.append(_times("C", factor))
+    labels += [_times("C", factor) for factor in factors]
+    for factor in (*factors, *NEXT):
         points.append((np.log(factor) / 2, np.log(factor) / 2))
     return labels, np.array(points)
 
@@ -449,27 +466,26 @@ def _rows(
     level: float,
 ) -> tuple[dict[str, Any], ...]:
     """Lay out gap, speed-up and probability at each size."""
-    draws = gaps.draw(DRAWS)
-    slopes = _draw_slopes(pair)
     ratio = pair.cost_ratio[-1]
+    slope = pair.slopes[-1].mean()
+    normal = np.random.default_rng(1).standard_normal((DRAWS, 1))
+    # The baseline's loss falls at least a little.
+    slopes = np.maximum(slope + pair.slope_deviation * normal, slope / 5)
     # An error of the slope is one of what the variant's cost is worth.
-    draws = draws - (slopes - slopes.mean()) * ratio
-    quantiles = _quantiles(level)
+    draws = gaps.draw(DRAWS) - (slopes - slopes.mean()) * ratio
+    log_speedups = _log_speedup(draws, slopes * np.exp(-POWER * points.mean(axis=1)))
     ahead = np.where(ratio == 0.0, gaps.probability(), np.mean(draws > 0, axis=0))
+    outer = [(1.0 - level) / 2, (1.0 + level) / 2]
+    lows, highs = np.quantile(draws, outer, axis=0)
+    speedups = _exp(np.quantile(log_speedups, [0.5, *outer], axis=0))
     rows = []
     for i, label in enumerate(labels):
-        point_slopes = slopes * np.exp(-POWER * points[i].mean())
-        log_speedup = _log_speedup(draws[:, [i]], point_slopes)
-        low, high = np.quantile(draws[:, i], quantiles)
-        speedup_low, speedup_high = np.quantile(log_speedup, quantiles)
         row: dict[str, Any] = {"at": label}
         row.update(_describe_size(pair.sizes[-1] + points[i]))
         row["gap"] = float(gaps.mean[i])
-        row["gap_low"] = float(low)
-        row["gap_high"] = float(high)
-        row["speedup"] = _exp(np.median(log_speedup))
-        row["speedup_low"] = _exp(speedup_low)
-        row["speedup_high"] = _exp(speedup_high)
+        row["gap_low"] = float(lows[i])
+        row["gap_high"] = float(highs[i])
+        row["speedup"], row["speedup_low"], row["speedup_high"] = speedups[:, i].tolist()
         row["ahead"] = float(ahead[i])
         rows.append(row)
     return tuple(rows)
@@ -477,58 +493,45 @@ def _rows(
 
 def _describe_size(size: FloatArray) -> dict[str, float]:
     """Return N, D and FLOPs of ln N and ln D."""
-    n_active, tokens = np.exp(size)
+    n_active, tokens = np.exp(size).tolist()
     return {
-        "n_active": float(n_active),
-        "tokens": float(tokens),
-        "flops": float(6 * n_active * tokens),
+        "n_active": n_active,
+        "tokens": tokens,
+        "flops": 6 * n_active * tokens,
     }
 
 
-def _exp(value: Any) -> float:
-    """Return a finite exponential."""
-    return float(np.exp(np.clip(value, -50.0, 50.0)))
+def _exp(values: Any) -> FloatArray:
+    """Return finite exponentials."""
+    return np.asarray(np.exp(np.clip(values, -50.0, 50.0)))
 
 
-def _log_speedup(gap: Any, slope: Any) -> Any:
+def _log_speedup(gap: Any, slope: Any) -> FloatArray:
     """Return ln of the factor of compute that is worth a gap, where ln L falls with ln C by a slope that flattens.
 
     N and D grow as √C, so ln L falls by 2 slope / POWER at most, and a gap above that has no factor.
     """
     share = np.minimum(gap * POWER / (2.0 * slope), 1.0 - 1e-9)
-    return -2.0 / POWER * np.log1p(-share)
-
-
-def _quantiles(level: float) -> list[float]:
-    """Return the quantiles between which an interval holds `level`."""
-    return [(1.0 - level) / 2, (1.0 + level) / 2]
-
-
-def _draw_slopes(pair: _Pair) -> FloatArray:
-    """Draw the fall of the baseline's ln L with ln C at the largest cell, [draws, 1]; it falls at least a little."""
-    mean = pair.slopes[-1].mean()
-    deviation = np.sqrt(pair.slope_covariance.sum()) / 2
-    normal = np.random.default_rng(1).standard_normal((DRAWS, 1))
-    return np.asarray(np.maximum(mean + deviation * normal, mean / 5))
+    return np.asarray(-2.0 / POWER * np.log1p(-share))
 
 
 def _decide(
-    prior: TrendPrior,
     pair: _Pair,
+    points: FloatArray,
+    gaps: Gaps,
+    place: int,
+    n_labels: int,
 ) -> tuple[Decision, dict[str, float] | None]:
-    """Decide at `DECIDED_AT` times the compute, or find the cheapest cell that would more likely than not."""
-    target = np.full(2, np.log(DECIDED_AT) / 2)
-    candidates = np.column_stack([np.log(NEXT) / 2] * 2)
-    gaps = predict_gaps(prior, pair.cells, np.vstack([target, candidates]))
-    probability = gaps.probability()[0]
+    """Decide at a place among the points, or find the cheapest cell after the labels that would probably do so."""
+    probability = gaps.probability()[place]
     if probability >= DECIDED:
         return "promote", None
     if probability <= 1.0 - DECIDED:
         return "drop", None
-    for i, candidate in enumerate(candidates, start=1):
-        decides = _chance_to_decide(gaps, i)
+    for candidate in range(n_labels, len(points)):
+        decides = _chance_to_decide(gaps, place, candidate)
         if decides > 0.5:
-            cell = _describe_size(pair.sizes[-1] + candidate)
+            cell = _describe_size(pair.sizes[-1] + points[candidate])
             cell["decides"] = decides
             return "undecided", cell
     return "undecided", None
@@ -536,55 +539,32 @@ def _decide(
 
 def _chance_to_decide(
     gaps: Gaps,
+    place: int,
     candidate: int,
 ) -> float:
-    """Return the probability that a cell of two single runs at a point decides at point 0."""
-    variance = gaps.covariances[:, 0, 0]
+    """Return the probability that a cell of two single runs at one point decides at another."""
+    variance = gaps.covariances[:, place, place]
     candidate_variance = gaps.covariances[:, candidate, candidate] + gaps.noises
-    explained = gaps.covariances[:, 0, candidate] ** 2 / candidate_variance
+    explained = gaps.covariances[:, place, candidate] ** 2 / candidate_variance
     remaining = np.sqrt(np.maximum(variance - explained, 1e-18))
     margin = ndtri(DECIDED) * remaining
     shift = np.sqrt(explained) + 1e-12
-    mean = gaps.means[:, 0]
+    mean = gaps.means[:, place]
     chances = ndtr((mean - margin) / shift) + ndtr((-mean - margin) / shift)
     return float(gaps.weights @ chances)
 
 
-def _fan(prior: TrendPrior, pair: _Pair, furthest: float, level: float) -> Fan:
-    """Return FLOPs, mean gap and interval from the smallest cell's compute to the furthest point."""
-    start = pair.cells.sizes.sum(axis=1).min()
-    steps = np.linspace(start, np.log(furthest), 41)
-    gaps = predict_gaps(prior, pair.cells, np.column_stack([steps / 2, steps / 2]))
-    low, high = np.quantile(gaps.draw(DRAWS), _quantiles(level), axis=0)
-    flops = 6.0 * np.exp(pair.sizes[-1].sum() + steps)
-    return flops, gaps.mean, low, high
-
-
 def _cell_rows(pair: _Pair) -> tuple[dict[str, Any], ...]:
     """Lay out the cells."""
+    speedups = _exp(_log_speedup(pair.cells.gaps, pair.slopes.mean(axis=1)))
+    ratios = _exp(pair.cost_ratio)
     rows = []
     for i, size in enumerate(pair.sizes):
         row: dict[str, Any] = {}
         row.update(_describe_size(size))
         row["runs"] = int(pair.counts[i])
-        row["cost ratio"] = _exp(pair.cost_ratio[i])
-        row["gap"] = float(pair.gaps[i])
-        row["speedup"] = _exp(_log_speedup(pair.gaps[i], pair.slopes[i].mean()))
+        row["cost ratio"] = float(ratios[i])
+        row["gap"] = float(pair.cells.gaps[i])
+        row["speedup"] = float(speedups[i])
         rows.append(row)
     return tuple(rows)
-
-
-def _notes(pair: _Pair) -> tuple[str, ...]:
-    """Say what the runs cannot show."""
-    notes = []
-    spans = np.ptp(pair.sizes, axis=0)
-    for name, span in zip(("N", "D"), spans, strict=True):
-        if span < SAME_TOKENS:
-            notes.append(f"all runs have one {name}: the trend with {name} is that of public pairs")
-    for name in pair.mixed:
-        notes.append(
-            f"runs of one size differ in {name} and were averaged: keep the best ones (best_of) or one setting"
-        )
-    if not pair.cells.seed_freedom:
-        notes.append("no size was run twice: the noise of seeds is that of public pairs")
-    return tuple(notes)

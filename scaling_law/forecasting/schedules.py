@@ -3,11 +3,12 @@
 Two things move it. The run makes progress, S = ∫ u^(2/3) dt, where u is the rate over its peak, and the loss falls
 with S as a power law. And a lower rate leaves less noise in the weights: each fall of u by du lowers the loss by
 
-    gap · du · x / (1 + x),    x = LAG · (S / S_then − 1)
+    gap · du · (1 − 1 / √(1 + 2 x)),    x = LAG · (S / S_then − 1)
 
-so it follows the rate within about 1/LAG of the progress so far. This is the multi-power law of Luo et al. (2025,
-arXiv 2503.12811) with two changes found on their curves: lags are in proportion to the progress, so that no unit of
-steps is needed, and progress goes with a power of the rate below one. docs/studies/live.md shows how near it comes.
+so it follows the rate within about 1/LAG of the progress so far, and the rest ever slower. This is the multi-power law
+of Luo et al. (2025, arXiv 2503.12811) with two changes found on their curves: lags are in proportion to the progress,
+so that no unit of steps is needed, and progress goes with a power of the rate below one. docs/studies/live.md shows
+how near it comes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from scaling_law.size.arrays import FloatArray
 
 # Progress goes with this power of the rate.
 PROGRESS_POWER = 2.0 / 3.0
-# The loss has followed half of a fall of the rate after 1/LAG of the progress so far.
-LAG = 120.0
+# At first the loss follows a fall of the rate as if it had done so after 1/LAG of the progress so far.
+LAG = 240.0
 # Lags that differ by this factor either way span those that occur.
 LAG_FACTOR = 3.0
 # Exponents of the fall with progress, and two whose difference bends it.
@@ -85,7 +86,8 @@ class RateSchedule:
         is_change = falls != 0
         then = (self._progress[:-1] + self._progress[1:])[is_change] / 2
         x = lag * np.maximum(progress[:, None] / then - 1.0, 0.0)
-        return np.asarray(self.rates[0] - (x / (1.0 + x)) @ falls[is_change])
+        followed = 1.0 - 1.0 / np.sqrt(1.0 + 2.0 * x)
+        return np.asarray(self.rates[0] - followed @ falls[is_change])
 
 
 def _fall(progress: FloatArray, power: float) -> FloatArray:

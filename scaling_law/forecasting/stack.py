@@ -6,11 +6,15 @@ cuts. For each point the weights, w ≥ 0 and Σ w = 1, minimise w'Mw, where M h
 like the point in direction and distance, and those of public sets in the point's direction (`defaults.json`;
 studies/forecasts derives it), which count as one cut. So the runs' own backtest decides where it can. Where the laws
 together leave the 90 % interval of the fresh fit that is best at the cuts, that fit gets so much weight that they do
-not: no prior pulls a well-determined fit away.
+not: no prior pulls a well-determined fit away. It then counts as one cut by itself, beside those within the runs and
+the public sets: where few cuts say how laws do, the fit of the runs alone is heard, too.
 
 The variance of ln L of a new run is a sum of five components, with coefficients learnt on the public sets: the errors
 of the laws, their disagreement, the scatter of runs, and the growth of errors with distance on the public sets and at
 the cuts. The spread is then scaled in each direction so that 90 % intervals hold 90 % of these sets' runs.
+
+The share of the constant c in that variance is what goes of the first two components when all laws are told the same c
+(`asymptote`). What c has in the growth with distance is not counted: the share is the least that it can be.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from scaling_law.fitting.holdout import (
     distances,
     pool_errors,
 )
+from scaling_law.forecasting.asymptote import Asymptote, spread_at_one_constant, spread_of
 from scaling_law.forecasting.forecasters import BASE, CHINCHILLA, INTERACTION, Forecaster, Prediction
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
@@ -91,13 +96,15 @@ class Defaults:
 class Stacked:
     """ln L [n], its spread [n], and of each law losses, weights and RMSE at the cuts (NaN without one), [3, n].
 
-    `components` [7, n] are those of the variance, without their coefficients.
+    `components` [7, n] are those of the variance, without their coefficients; `share_of_constant` [n] is the part of
+    the variance that would go if c were known.
     """
 
     log_loss: FloatArray
     spread: FloatArray
     laws: Mapping[str, FloatArray]
     components: FloatArray
+    share_of_constant: FloatArray
 
 
 def gather(
@@ -147,8 +154,10 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
     laws = np.zeros((len(names), 3, count))
     laws[:, 0] = np.exp(predictions[:, 0])
     laws[:, 2] = np.nan
+    constants = _constants(evidence.predictions, count)
     log_loss = np.zeros(count)
     components = np.zeros((len(COMPONENTS), count))
+    of_constant = np.zeros(count)
     tests_of_laws: dict[bytes, _Tests] = {}
     for i, beyond in enumerate(evidence.beyond.T):
         says = np.isfinite(predictions[:, 0, i])
@@ -167,15 +176,35 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
         mean, error, noise = predictions[rows, :, i].T
         if fresh is not None:
             weights = _hold_to_fresh(weights, predictions[rows, :, i].T, fresh)
+            weights = _count_fresh(weights, fresh, tests.cuts + defaults.cuts)
         laws[rows, 1, i] = weights
         log_loss[i] = weights @ mean
         distance = max(beyond[direction], 0.0) ** 2 + NEAR**2
-        components[:3, i] = weights @ error**2, weights @ (mean - log_loss[i]) ** 2, weights @ noise**2
+        spread_of_laws = spread_of(weights, mean, error)
+        components[:3, i] = *spread_of_laws, weights @ noise**2
+        told_spread = spread_at_one_constant(weights, mean, error, constants[rows, :, i].T)
+        fall = np.subtract(spread_of_laws, told_spread)
+        of_constant[i] = max(float(defaults.variances[:2] @ fall), 0.0)
         components[3 + direction, i] = (1 - share) * distance
         components[-1, i] = share * growth * distance
     width = defaults.widths[np.argmax(evidence.beyond, axis=0)]
-    spread = width * np.sqrt(defaults.variances @ components + LEAST_VARIANCE)
-    return Stacked(log_loss, spread, dict(zip(names, laws, strict=True)), components)
+    variance = defaults.variances @ components + LEAST_VARIANCE
+    return Stacked(
+        log_loss,
+        spread=width * np.sqrt(variance),
+        laws=dict(zip(names, laws, strict=True)),
+        components=components,
+        share_of_constant=of_constant / variance,
+    )
+
+
+def _constants(predictions: Mapping[str, Prediction], count: int) -> FloatArray:
+    """Return what each law says of its constant, [J, 3, n], as of `Asymptote`."""
+    constants = np.zeros((len(predictions), 3, count))
+    for row, prediction in zip(constants, predictions.values(), strict=True):
+        asymptote = prediction.asymptote or Asymptote.nothing(count)
+        row[:] = asymptote.loss, asymptote.error, asymptote.correlation
+    return constants
 
 
 class _Tests(NamedTuple):
@@ -235,6 +264,13 @@ def _hold_to_fresh(
     held_weights = kept_share * weights
     held_weights[fresh] += 1.0 - kept_share
     return held_weights
+
+
+def _count_fresh(weights: FloatArray, fresh: int, cuts: float) -> FloatArray:
+    """Let a fresh law count as one cut beside those that gave the weights [J]."""
+    counted_weights = weights * cuts / (cuts + 1.0)
+    counted_weights[fresh] += 1.0 / (cuts + 1.0)
+    return counted_weights
 
 
 def _weigh(

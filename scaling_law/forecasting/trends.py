@@ -82,16 +82,16 @@ def read_trend_prior(path: Path = DEFAULTS) -> TrendPrior:
 class Cells(NamedTuple):
     """Cells at which both were run: `sizes` [..., n, 2] are ln N and ln D from the largest on, `gaps` [..., n].
 
-    `runs` [..., n] divides the variance of the noise: 1 for one run of each. `rate` and `batch` [...]
-    are ln of the variant's learning rate and batch over the baseline's. `seed_variance` is that of a gap of single
-    runs, as repeated cells show it, with `seed_freedom` degrees of freedom. Leading axes are further pairs.
+    `runs` [..., n] divides the variance of the noise: 1 for one run of each. `excess_rate` [...] is ln of the
+    variant's learning rate over the baseline's, beyond `RATE_BY_BATCH` times that of the batches. `seed_variance` is
+    that of a gap of single runs, as repeated cells show it, with `seed_freedom` degrees of freedom. Leading axes are
+    further pairs.
     """
 
     sizes: FloatArray
     gaps: FloatArray
     runs: FloatArray
-    rate: Any = 0.0
-    batch: Any = 0.0
+    excess_rate: Any = 0.0
     seed_variance: float = 0.0
     seed_freedom: int = 0
 
@@ -124,25 +124,21 @@ class Gaps(NamedTuple):
         return np.asarray((self.weights[..., None] * chances).sum(axis=-2))
 
     def draw(self, count: int, seed: int = 0) -> FloatArray:
-        """Draw gaps of one pair, [count, m], each point by itself."""
+        """Draw gaps of one pair, [count, m], each point by itself and whatever points follow."""
         generator = np.random.default_rng(seed)
         components = generator.choice(len(self.weights), count, p=self.weights)
-        normal = generator.standard_normal((count, self.means.shape[-1]))
-        return np.asarray(self.means[components] + self.deviations[components] * normal)
+        normal = generator.standard_normal((self.means.shape[-1], count))
+        return np.asarray(self.means[components] + self.deviations[components] * normal.T)
 
 
 def expected_gaps(
     prior: TrendPrior,
     sizes: FloatArray,
-    rate: Any,
-    batch: Any,
+    excess_rate: Any,
 ) -> FloatArray:
-    """Return what learning rates and batches make of a gap at sizes [..., n, 2]."""
-    excess = rate - RATE_BY_BATCH * batch
-    trend_n = prior.rate_n * excess
-    trend_d = prior.rate_d * excess
-    trend = np.stack([trend_n, trend_d], axis=-1)
-    return np.asarray((sizes * trend[..., None, :]).sum(axis=-1))
+    """Return what a higher learning rate makes of a gap at sizes [..., n, 2]."""
+    per_rate = sizes @ (prior.rate_n, prior.rate_d)
+    return np.asarray(per_rate * np.asarray(excess_rate)[..., None])
 
 
 def covariance(
@@ -183,7 +179,7 @@ def predict_gaps(
     """Predict gaps at points [..., m, 2], ln N and ln D from the largest cell on, from cells; without their noise."""
     n = cells.gaps.shape[-1]
     sizes = np.concatenate([cells.sizes, points], axis=-2)
-    expected = expected_gaps(prior, sizes, cells.rate, cells.batch)
+    expected = expected_gaps(prior, sizes, cells.excess_rate)
     residuals = cells.gaps - expected[..., :n]
     scales, noise_factors, log_prior = _scales()
     noises = prior.noise**2 * noise_factors

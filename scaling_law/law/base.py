@@ -70,7 +70,7 @@ class Law(Formula):
         try:
             content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
         except hub.NotFoundError as error:
-            problem = f"neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
+            problem = f"no folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
             raise FileNotFoundError(f"{source}: {problem}") from None
         data = strict_json.loads(content, what=str(source), max_bytes=strict_json.MAX_FILE_BYTES)
         law = law_from_dict(data, str(source))

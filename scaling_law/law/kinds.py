@@ -219,7 +219,7 @@ class LadderLaw(Law):
 @register
 @dataclass(frozen=True, repr=False)
 class InteractionLaw(Law):
-    """L = ((A / N^α)^(1/q) + (B / D^β)^(1/q))^q + c, which `of` converts; q = 1 is Chinchilla's law.
+    """`L = ((A / N^α)^(1/q) + (B / D^β)^(1/q))^q + c`, which `of` converts; q = 1 is Chinchilla's law.
 
     The smaller q is, the more the larger of the two shortages dominates.
     """

@@ -200,7 +200,12 @@ class Shelf(ResultTable):
         notes = [
             "scaling-law compare --laws NAME shows the equation, source and coefficients of a law, and how it counts"
         ]
-        return Table(header, rows, notes=notes)
+        count = sum(entry.published for entry in self.entries)
+        title = f"{len(self.entries)} scaling laws from the literature, {count} with public coefficients"
+        return Table(header, rows, title=title, notes=notes)
+
+    def _headline(self) -> str:
+        return f"{len(self.entries)} scaling laws from the literature"
 
 
 def laws() -> Shelf:

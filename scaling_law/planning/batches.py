@@ -10,28 +10,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hub.base.errors import InputError, given
 from hub.base.units import parse_context
 from scaling_law.formulas.law import one_positive
 from scaling_law.planning.question import RunFields, parse_field
-from scaling_law.rates.batch import DEFAULT_LAW, batch_of
-from scaling_law.size.architecture import training_flops
-from scaling_law.size.recipe import PAPER, ROWS, BatchRamp, RampStage
+from scaling_law.rates.batch import (
+    DEFAULT_LAW,
+    GIVEN,
+    LONG_SEQUENCE,
+    OF_PAPER,
+    batch_of,
+    largest_paper_run,
+    round_sequences,
+)
+from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# Tokens of a sequence in runs larger than the paper's.
-LONG_SEQUENCE = 4096
 # More tokens in a sequence than any model reads.
 LONGEST_SEQUENCE = 10**9
-# Sources of a batch: the question, the paper, or the name of a published law.
-GIVEN = "given"
-OF_PAPER = "paper"
 PAPER_RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
 
 
@@ -86,12 +87,6 @@ def batch_source(run: RunFields, is_recommended: bool) -> str:
     return DEFAULT_LAW if is_recommended else OF_PAPER
 
 
-@cache
-def largest_paper_run() -> float:
-    """Return the training FLOPs of the paper's largest run."""
-    return max(float(training_flops(row.architecture.n_active, 1e9 * max(row.tokens))) for row in ROWS)
-
-
 def paper_stages(sequence_length: int = PAPER.sequence_length, gpus: int = 1) -> tuple[RampStage, ...]:
     """Return the paper's batches in sequences of this length, rounded up so that one micro-batch divides all."""
     shorter = sequence_length / PAPER.sequence_length
@@ -129,8 +124,7 @@ def _round_batch(
     share = tokens / (length * unit)
     if share.is_integer():
         return int(share) * unit
-    step = max(1, 2 ** (math.floor(math.log2(share)) - 2))
-    return unit * step * max(1, round(share / step))
+    return unit * round_sequences(share)
 
 
 def _round_up(count: float, divisor: int) -> int:

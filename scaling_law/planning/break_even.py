@@ -45,13 +45,13 @@ class BreakEven(ArrayAnswer):
 
     @property
     def verdict(self) -> str:
-        size = f"E = {span(self.experts, '{:g}'.format)} of {span(self.n_active, format_count)} active parameters"
+        size = f"{span(self.n_active, format_count)} active parameters, E = {span(self.experts, '{:g}'.format)}"
         if np.isinf(self.tokens).all():
-            return f"{size}: never overtakes the dense model within the searched tokens"
+            return f"{size}: dense models stay ahead within the searched tokens"
         if not self.tokens.any():
-            return f"{size}: ahead of the dense model throughout the searched tokens"
+            return f"{size}: ahead of dense models throughout the searched tokens"
         tokens = span(self.tokens[np.isfinite(self.tokens)], format_count)
-        return f"{size}: overtakes the dense model at {tokens} tokens"
+        return f"{size}: dense models are overtaken at {tokens} tokens"
 
 
 @reads

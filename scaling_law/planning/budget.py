@@ -196,8 +196,8 @@ def _read_throughput(fields: ClusterFields, engine: str) -> Throughput:
         return _read_measured(measured, fields)
     if gpu is None:
         reason = () if mfu is None else (given("mfu", mfu), " is that of a GPU: ")
-        needed = ' must be given, such as "h100", or throughput, measured step times'
-        raise InputError(*reason, given("gpu", None), needed)
+        needed = ' must be given, such as "h100", or '
+        raise InputError(*reason, given("gpu", None), needed, given("throughput", None), ", measured step times")
     return Throughput.assumed(gpu, mfu=mfu, precision=fields.get("precision") or "bf16", engine=engine)
 
 

@@ -7,7 +7,7 @@ smallest model that reaches it within the budget.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.notices import Notice, about
+from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
@@ -145,18 +146,16 @@ class Reached(ArrayAnswer):
         best = self.best
         if best is None:
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
-        size = name_size(best["experts"], best["n_active"], best["n_total"])
-        tokens = format_count(best["tokens"])
         loss = f"loss {best['loss']:.3f}"
         if best["loss_interval"] is not None:
             loss += " ({:.3f} to {:.3f})".format(*best["loss_interval"])
-        text = f"{loss} takes {self._cost(best)} at least: {size}, {tokens} tokens"
+        text = f"{loss} takes at least {self._cost(best)}, with {_describe_model(best)}"
         if not best["trusted"]:
             return f"{text}; not trusted"
         rows = [row for row in self.rows if row["loss"] == best["loss"]]
         cheapest = min(rows, key=lambda row: float(row[self.least]))
         if cheapest[self.least] < best[self.least]:
-            text += f"; E = {cheapest['experts']:g} takes {self._cost(cheapest)}, but is not trusted"
+            text += f"; E = {cheapest['experts']:g} would take {self._cost(cheapest)}, but is not trusted"
         return text
 
     def _cost(self, row: Mapping[str, Any]) -> str:
@@ -170,6 +169,19 @@ class Reached(ArrayAnswer):
                 f"{cost:.3g} hours" if interval is None else "{:.3g} hours ({:.3g} to {:.3g})".format(cost, *interval)
             )
         return f"{format_bytes(cost)} of memory"
+
+    def summary(self) -> Table:
+        """Tabulate the rows, without what is the same in all: the loss that was asked for, and the limit of memory."""
+        table = super().summary()
+        header = list(table.header)
+        hidden = []
+        for name in ("loss", "memory"):
+            column = header.index(name) if name in header else None
+            if column is not None and len({row[column] for row in table.rows}) == 1 and len(table.rows) > 1:
+                hidden.append(column)
+        columns = [i for i in range(len(header)) if i not in hidden]
+        rows = [[row[i] for i in columns] for row in table.rows]
+        return replace(table, header=[header[i] for i in columns], rows=rows)
 
     def _columns(self) -> dict[str, Any]:
         return {**super()._columns(), "trusted": cast(RangeCheck, self.check).trusted}
@@ -188,6 +200,13 @@ class Reached(ArrayAnswer):
                 # The remark stands at the end.
                 row["trusted"] = row.pop("trusted")
         return rows
+
+
+def _describe_model(row: Mapping[str, Any]) -> str:
+    """Describe the model of a row: "E = 4 (3.1B active of 9.02B parameters, 281B tokens)"."""
+    name, _, size = name_size(row["experts"], row["n_active"], row["n_total"]).partition(": ")
+    model = "a dense model" if name == "dense" else name
+    return f"{model} ({size}, {format_count(row['tokens'])} tokens)"
 
 
 @lists_keywords

@@ -273,7 +273,8 @@ def _read_gpus(
 ) -> tuple[Cluster | None, QuestionFields]:
     """Read the GPUs that train or serve what FLOPs buy, None where none are named; and the fields of the budget."""
     cluster_fields: ClusterFields = pick(ClusterFields, fields)
-    if flops is None or all(value is None for value in cluster_fields.values()):
+    has_other_budget = fields.get("hours") is not None or fields.get("money") is not None
+    if flops is None or has_other_budget or all(value is None for value in cluster_fields.values()):
         return None, fields
     if decode_batch is not None and cluster_fields.get("gpus") is None:
         # One GPU is enough to say what a token takes.

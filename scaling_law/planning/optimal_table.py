@@ -438,7 +438,7 @@ class OptimalTable(Answer):
             first=FIRST,
             styles=[self._style(row) for row in self.rows],
             title=f"{self.verdict}\n{self._subtitle()}",
-            notes=[self.batch, self.rates],
+            notes=[self.batch, self.rates, *self._describe_serving()],
             warnings=self.warnings,
         )
 
@@ -467,7 +467,7 @@ class OptimalTable(Answer):
             parts.append(f"{format_count(limits.unique_tokens)} unique tokens")
         subtitle = f"{', '.join(parts)}  ({self.law})"
         if self.placement:
-            subtitle += f"\nbest row: {self.placement}; {self.placement.advice}"
+            subtitle += f"\nbest row: {self.placement}. {self.placement.advice}"
         return subtitle
 
     def _cells(self, row: OptimalRow) -> dict[str, object]:
@@ -503,6 +503,14 @@ class OptimalTable(Answer):
         seconds = 1e6 * row.decode_seconds
         price = cluster.price
         return {"GPU-s per M": seconds} if price is None else {"price per M": price * seconds / 3600}
+
+    def _describe_serving(self) -> list[str]:
+        """Say what the column of the cost of serving holds."""
+        cluster = self.budget.cluster or self.cluster
+        if cluster is None or self.best.decode_seconds is None:
+            return []
+        unit = "seconds" if cluster.price is None else "the price"
+        return [f"serving: {unit} of one {cluster.throughput.device} for a million generated tokens, at least"]
 
     def _remark(self, row: OptimalRow) -> str:
         if row is self.best:

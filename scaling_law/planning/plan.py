@@ -207,8 +207,7 @@ class Plan(Answer):
         per_parameter = self.tokens / a.n_active
         lines["tokens"] = f"{self.tokens:,} in {self.steps:,} steps ({per_parameter:.1f} per active parameter)"
         lines["branches"] = ", ".join(format_count(tokens) for tokens in self.branches)
-        ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
-        lines["batch"] = f"{ramp} tokens on, of {self.sequence_length:,} tokens each ({self.batch_source})"
+        lines["batch"] = self._describe_batch()
         lines["warm-up, decay"] = f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens"
         lines["peak learning rate"] = self._describe_rate()
         lines["training"] = self._describe_flops()
@@ -221,6 +220,13 @@ class Plan(Answer):
         interval = "" if self.loss_interval is None else " ({:.4f}…{:.4f})".format(*self.loss_interval)
         lines["predicted loss"] = f"{self.loss:.4f}{interval} nats per token"
         return lines
+
+    def _describe_batch(self) -> str:
+        first, *later = self.batch_ramp
+        ramp = f"{first.sequences:,}"
+        for stage in later:
+            ramp += f", from {format_count(stage.from_tokens)} tokens on {stage.sequences:,}"
+        return f"{ramp} sequences of {self.sequence_length:,} tokens ({self.batch_source})"
 
     def _describe_rate(self) -> str:
         rate = UNKNOWN if self.learning_rate is None else f"{self.learning_rate:.3g}"
@@ -481,7 +487,9 @@ def _widest_that_fits(row: OptimalRow, limits: Limits, cluster: Cluster) -> floa
 
 
 def _format_hours(hours: float) -> str:
-    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
+    if hours >= 1000:
+        return f"{hours:,.0f}"
+    return f"{hours:.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
 def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:

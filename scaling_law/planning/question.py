@@ -236,15 +236,14 @@ def lists_keywords(function: FunctionT) -> FunctionT:
             annotation=FIELD_TYPES[name],
         )
         parameters.append(parameter)
-        lines.append(f"    {name}: {describe_field(name)}")
+        lines.append(f"    {name}: {describe_field(FIELDS[name])}")
     documentation = inspect.cleandoc(function.__doc__ or "")
     function.__doc__ = "\n".join([documentation, "", *lines])
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function
 
 
-def describe_field(name: str) -> str:
+def describe_field(field: Field) -> str:
     """Say what a field means, with the names of other fields as Python has them."""
-    field = FIELDS[name]
     text = re.sub("--([a-z-]+)", lambda match: match[1].replace("-", "_"), field.help)
     return f"{text} [default: {field.default_meaning}]" if field.default_meaning else text

@@ -18,7 +18,7 @@ def question_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a question: an object whose members are keywords of `law.optimal`.
 
     `law.optimal(**question)` answers it, as do `scaling-law optimal` with the members as options, and the explorer's
-    API and MCP server for those that its form has.
+    API and MCP server with the members as texts.
     """
     properties = {}
     for name, field in FIELDS.items():

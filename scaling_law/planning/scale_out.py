@@ -9,7 +9,7 @@ from typing import Any
 
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import reads
-from hub.base.tables import Table
+from hub.base.tables import Table, join_words
 from hub.base.units import format_bytes, format_count, parse_batch, parse_tokens
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
@@ -81,13 +81,24 @@ class ScaleOut(Answer):
 
     @property
     def verdict(self) -> str:
-        limits = ", ".join(f"{row.gpus} by {row.limited_by}" for row in self.rows)
-        text = f"{format_count(self.architecture.n_total)} parameters on GPUs, limited on {limits}"
+        size = f"{format_count(self.architecture.n_total)} parameters"
         timed = [row for row in self.rows if row.hours is not None]
         if not timed:
-            return text
-        spans = ", ".join(f"{_amount(row.hours)} hours on {row.gpus}" for row in timed)
-        return f"{text}; {format_count(self.tokens)} tokens take {spans}"
+            return f"{size}: {self._limits}"
+        spans = ", ".join(f"{_amount(row.hours)} hours on {row.gpus} GPUs" for row in timed)
+        return f"{size}, {format_count(self.tokens)} tokens: {spans}; {self._limits}"
+
+    @property
+    def _limits(self) -> str:
+        """What limits the rows, in words."""
+        limits = list(dict.fromkeys(row.limited_by for row in self.rows))
+        if len(limits) == 1:
+            return f"limited by {limits[0]}"
+        places = []
+        for limit in limits:
+            gpus = [str(row.gpus) for row in self.rows if row.limited_by == limit]
+            places.append(f"by {limit} on {join_words(gpus)}")
+        return f"limited {', '.join(places)} GPUs"
 
     def summary(self) -> Table:
         a = self.architecture

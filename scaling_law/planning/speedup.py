@@ -20,7 +20,7 @@ import numpy as np
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.notices import about
-from hub.base.tables import Table
+from hub.base.tables import Listed, Table
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
@@ -49,8 +49,8 @@ FACTORS = {"compute": "× FLOPs", "data": "× tokens", "time": "× hours"}
 ALLOWED_LIMITS = ("granularity", "shared_ratio", "vocab_size")
 
 
-@dataclass(frozen=True)
-class SpeedupRow:
+@dataclass(frozen=True, repr=False)
+class SpeedupRow(Listed):
     """One way for the baseline to reach the model's loss: at its "best size", or at one size with more tokens.
 
     `compute`, `data` and `time` are the baseline's FLOPs, tokens and hours over the model's, each with 95 % of its
@@ -74,6 +74,10 @@ class SpeedupRow:
     time: float | None = None
     time_interval: tuple[float, float] | None = None
     warnings: tuple[str, ...] = ()
+
+    def _headline(self) -> str:
+        flops = f"{_format_factor(self.compute)} times the FLOPs"
+        return f"{self.size}: {flops} and {_format_factor(self.data)} times the tokens"
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,10 +154,9 @@ class EffectiveSpeedup(Answer):
     def summary(self) -> Table:
         model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
         cost = f"{model}, {format_flops(self.flops)} FLOPs"
-        question = f"{self.baseline} for the loss of {self.model} ({cost}): {self.loss:.4f}"
         return Table.of(
             [_cells(self.baseline, row) for row in self.rows],
-            title=f"{self.verdict}\n{question}  ({self.law})",
+            title=f"{self.verdict}\n{self.model}: {cost}, loss {self.loss:.4f}  ({self.law})",
             notes=[self._describe_asymptote()],
             warnings=self.warnings,
         )

@@ -6,6 +6,7 @@ theirs. Step Law's, in the tokens alone, is nearest to the batches of 12 publish
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,10 +14,17 @@ from typing import Any
 
 from hub.base.units import format_count
 from scaling_law.formulas.literature import power_law, read_literature
+from scaling_law.size.architecture import training_flops
+from scaling_law.size.recipe import PAPER, ROWS, BatchRamp
 
 # What a published law answers, and the batch that it means.
 BATCHES = {"learning rate, batch": "best", "critical batch": "critical"}
 DEFAULT_LAW = "step_law"
+# Other sources of a batch: the question, and the recipe of the paper.
+GIVEN = "given"
+OF_PAPER = "paper"
+# Tokens of a sequence in runs larger than the paper's.
+LONG_SEQUENCE = 4096
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,32 @@ def batch_of(tokens: float, law: str = DEFAULT_LAW) -> float:
     """Return the tokens of the best batch by a law that depends on the tokens of a run alone."""
     (row,) = (row for row in _batch_laws() if row["name"] == law)
     return float(power_law(row["coefficients"]["batch_tokens"], {"tokens": tokens}))
+
+
+@cache
+def largest_paper_run() -> float:
+    """Return the training FLOPs of the paper's largest run."""
+    return max(float(training_flops(row.architecture.n_active, 1e9 * max(row.tokens))) for row in ROWS)
+
+
+def usual_batch(flops: float, tokens: float) -> tuple[int, str]:
+    """Return the last batch of a run that names none, in tokens, and where it comes from.
+
+    It is the paper's up to its largest run; above, that of a published law, in sequences of 4,096 tokens.
+    """
+    if flops <= largest_paper_run():
+        ramp = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
+        return ramp.last_batch_tokens(tokens), OF_PAPER
+    sequences = round_sequences(batch_of(tokens) / LONG_SEQUENCE)
+    return sequences * LONG_SEQUENCE, DEFAULT_LAW
+
+
+def round_sequences(count: float) -> int:
+    """Round a number of sequences to 4 to 7 times a power of two, which micro-batches divide well."""
+    if count < 1:
+        return 1
+    step = max(1, 2 ** (math.floor(math.log2(count)) - 2))
+    return step * max(1, round(count / step))
 
 
 def describe_batches(batches: tuple[PublishedBatch, ...]) -> str:

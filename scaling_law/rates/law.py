@@ -33,7 +33,14 @@ from hub.base.tables import Listed
 from scaling_law.formulas.answers import span
 from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of, rate_support_of
 from scaling_law.formulas.law import Values, check_level, positive
-from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
+from scaling_law.rates.batch import usual_batch
+from scaling_law.size.architecture import (
+    VOCAB_SIZE,
+    Architecture,
+    active_parameters,
+    non_embedding_parameters,
+    training_flops,
+)
 from scaling_law.size.recipe import PAPER, ROWS
 
 Reading = Literal["code", "paper"]
@@ -45,7 +52,7 @@ PUBLIC = "public"
 PUBLIC_FILE = Path(__file__).with_name("public_learning_rates.json")
 # The level of the paper, whose recipe `train.py` runs.
 DEFAULT_LAW = f"{PUBLIC}:ludziejewski"
-INSTEAD = "name another law (learning_rate_law, --learning-rate-law) or give the rate"
+INSTEAD = "name another learning-rate law or give the rate"
 # A number of tokens, or None where it is not known.
 Count: TypeAlias = float | None
 # Rows of the positional table that the code of the paper's runs counted.
@@ -190,7 +197,7 @@ class LearningRateLaw(Listed):
 
     def _log_of(self, name: str, tokens: Values, owner: str) -> Any:
         if tokens is None:
-            requirement = f" must be given, the tokens of {owner}: this law is {self.formula}"
+            requirement = f" must be given, the tokens of {owner}, on which the rates of this law depend"
             raise InputError(given(name, None), requirement)
         return np.log(positive(name, tokens))
 
@@ -220,9 +227,21 @@ class LearningRateLaw(Listed):
         return float(architecture.n_active + PHANTOM_POSITIONS * architecture.d_model)
 
     def learning_rate(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> float:
-        """Compute the peak LR. Never refused: `warnings` and `check` say how far it extrapolates; errors as `at`."""
+        """Compute the peak LR. Never refused: `warnings` and `check` say how far it extrapolates; errors as `at`.
+
+        Without `batch_tokens` a law that has the batch takes that of `law.optimal` (`rates.batch.usual_batch`).
+        """
         size = self.counted(architecture)
-        return float(self.at(size, architecture.experts_equivalent, tokens, batch_tokens))
+        batch = self._batch_of(architecture, tokens, batch_tokens)
+        return float(self.at(size, architecture.experts_equivalent, tokens, batch))
+
+    def _batch_of(self, architecture: Architecture, tokens: Count, batch_tokens: Count) -> Count:
+        """Return the batch that is given, or of a law that has it the usual one."""
+        if batch_tokens is not None or tokens is None or not self.slope_batch:
+            return batch_tokens
+        tokens = float(positive("tokens", tokens))
+        batch, _ = usual_batch(float(training_flops(architecture.n_active, tokens)), tokens)
+        return batch
 
     def warnings(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> list[str]:
         """Say how far a run lies outside the runs of this law; [] inside. Variables left out are not checked."""
@@ -234,7 +253,8 @@ class LearningRateLaw(Listed):
         `beyond`, and not trusted, where it is too far to train at this rate (`conditions.RATE_GUARD`).
         """
         size = self.counted(architecture)
-        return self.check_at(size, architecture.experts_equivalent, tokens, batch_tokens)
+        batch = self._batch_of(architecture, tokens, batch_tokens)
+        return self.check_at(size, architecture.experts_equivalent, tokens, batch)
 
     def check_at(
         self,

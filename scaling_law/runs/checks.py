@@ -56,6 +56,30 @@ def row_problems(
     return problems
 
 
+def repeated_runs(
+    rows: Sequence[Row],
+    places: Iterable[int],
+    loss: str,
+    settings: Sequence[str],
+) -> dict[int, str]:
+    """Describe the run records that repeat a run of another sweep, by their place.
+
+    The same run trained in two sweeps gives the same loss to the last bit, and counts once.
+    """
+    first_places: dict[str, int] = {}
+    notes: dict[int, str] = {}
+    for i in places:
+        row = rows[i]
+        if row.get("schema_version") is None or row.get("sweep") is None:
+            continue
+        names = (*INPUTS, loss, *settings)
+        key = repr([row.get(name) for name in names])
+        first = first_places.setdefault(key, i)
+        if row["sweep"] != rows[first]["sweep"]:
+            notes[i] = f"{label(i, row)}: the same run as {label(first, rows[first])}, trained in two sweeps"
+    return notes
+
+
 def _bad_numbers(row: Row, values: Mapping[str, float | None]) -> str:
     """Describe the values that a law needs and cannot use; "" if all are usable."""
     problems = []

@@ -15,7 +15,7 @@ import hub
 from hub.base.errors import InputError, Message, RecordError, given, message
 from hub.base.inputs import reads
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
-from scaling_law.runs.checks import row_problems, unusable_rows
+from scaling_law.runs.checks import repeated_runs, row_problems, unusable_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.logged import RULES, RUNS, Final, check_final, end_of, lines_by_run, varies
 from scaling_law.runs.readers import Reader, reader
@@ -93,7 +93,8 @@ def load_runs(
     (N_act, D, E, Held-out loss) are read as ours, and counts that are texts ("80M") as numbers.
 
     A row needs `experts`, `tokens`, the loss, and `n_active` or `d_model` and `n_blocks` (`vocab_size` is 50,257
-    where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates, sizes
+    where not given). Of a run record that was trained in two sweeps, to the same loss, the first is read and the other
+    listed in `.skipped`. RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates, sizes
     that contradict their shape (unless `columns` or `format` say what n_active is), and numbers that cannot be in
     parameters, tokens and nats per token (`runs.units`); `hub.HubError` for what the Hub does not have.
     """
@@ -118,6 +119,8 @@ def load_runs(
 
     places = _select(table, status, where, public, problems)
     loss = _find_loss(table, [table.rows[i] for i in places], loss)
+    repeats = repeated_runs(table.rows, places, loss, _settings_of(table))
+    places = [i for i in places if i not in repeats]
 
     wrong = _row_problems(table, places, loss, check_sizes=public is None and "n_active" not in mapping)
     problems += filter(None, wrong)
@@ -146,7 +149,7 @@ def load_runs(
         run_id=tuple(row_name(i, table.rows[i]) for i in usable),
         source=table.origin,
         loss_name=loss,
-        skipped=(*problems, *_describe_ended(table, status), *table.skipped_steps),
+        skipped=(*problems, *repeats.values(), *_describe_ended(table, status), *table.skipped_steps),
         dataset=table.loaded.dataset,
         commit=table.loaded.commit,
         trunk_source=trunk_source,
@@ -462,12 +465,11 @@ def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[st
 
 def _row_problems(table: _Table, places: Sequence[int], loss: str, check_sizes: bool) -> list[str]:
     """Describe the problem of each row at these places, "" for a sound row."""
-    present = {*names_of(table.rows)}
     problems = row_problems(
         table.rows,
         places,
         loss,
-        [name for name in _TUNED if name in present],
+        _settings_of(table),
         check_ids=True,
         check_sizes=check_sizes,
         is_step_log=not table.has_final_losses and lines_by_run(table.rows) is not None,
@@ -476,6 +478,12 @@ def _row_problems(table: _Table, places: Sequence[int], loss: str, check_sizes: 
         if i in table.failed:
             problems[place] = table.failed[i]
     return problems
+
+
+def _settings_of(table: _Table) -> list[str]:
+    """List the columns of the table in which rows of equal N, D, E and loss may differ."""
+    present = {*names_of(table.rows)}
+    return [name for name in _TUNED if name in present]
 
 
 def _unit_problems(

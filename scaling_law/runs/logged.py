@@ -60,8 +60,12 @@ def row_of(
     metrics: Mapping[str, Any],
     identity: tuple[str, str],
     status: str,
+    group: str | None = None,
 ) -> dict[str, Any]:
-    """Make a run's row. A metric hides a configured value of its name, which may only be a plan."""
+    """Make a run's row. A metric hides a configured value of its name, which may only be a plan.
+
+    The `group` under which the tracker shows the run is a column, unless the run has one of that name.
+    """
     numbers: dict[str, Any] = {}
     for name, value in metrics.items():
         if number(value) is not None:
@@ -73,6 +77,8 @@ def row_of(
             row[name] = value
     row["run_id"], row["id"] = identity
     row["status"] = status
+    if group:
+        row.setdefault("group", group)
     return row
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hub.base.notices import Notice
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray, IntArray
 
@@ -58,11 +59,9 @@ def with_few_checkpoints(runs: Runs, rows: IntArray) -> Runs:
     checkpoints = np.unique(runs.trunk, return_counts=True)[1]
     long_runs = int(np.sum(checkpoints > POINTS))
     long_trunks = "1 run has" if long_runs == 1 else f"{long_runs} runs have"
-    note = (
-        f"{long_trunks} more than {POINTS} checkpoints: {len(rows):,} of {len(runs):,} rows are fitted, "
-        f"evenly spaced in ln D; {KEEP_ALL}"
-    )
-    return replace(runs.take(rows), thinned=note)
+    topic = f"{len(rows):,} of {len(runs):,} rows are fitted"
+    note = f"{long_trunks} more than {POINTS} checkpoints: {topic}, evenly spaced in ln D; {KEEP_ALL}"
+    return replace(runs.take(rows), thinned=Notice(note, topic))
 
 
 def spread_evenly(columns: Sequence[FloatArray], most: int) -> IntArray:

@@ -161,7 +161,8 @@ def _read_trackio_runs(place: str, final: Final, losses: Collection[str]) -> Ite
 
     for run, metrics in logged.items():
         status = "running" if _is_under_way(times[run]) else "final"
-        yield row_of(settings.get(run[1], {}), final_values(metrics, final, losses), run, status)
+        config = settings.get(run[1], {})
+        yield row_of(config, final_values(metrics, final, losses), run, status, config.get("_Group"))
 
 
 def _identity(row: Row) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from itertools import product
 
 import numpy as np
 
+from hub.base.notices import Notice
 from hub.base.units import format_count
 from scaling_law.formulas.published import published_loss
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
@@ -81,13 +82,15 @@ def unit_warnings(
     if not len(loss) or (vocab_size is not None and vocab_size < BYTES):
         return ()
     if _BITS.search(loss_name):
-        return (f"the losses are {loss_name}, not nats per token, and so is what a law of them predicts",)
+        topic = f"the losses are {loss_name}, not nats per token"
+        return (Notice(f"{topic}, and so is what a law of them predicts", topic),)
     largest = float(sizes["n_active"].max())
     if largest < FEW_PARAMETERS:
         if has_shapes:
             return ()
         count = format_count(largest)
-        return (f"no model has more than {count} parameters: n_active may be in thousands or millions",)
+        topic = f"no model has more than {count} parameters"
+        return (Notice(f"{topic}: n_active may be in thousands or millions", topic),)
 
     deviation = _deviation(sizes, loss)
     if abs(deviation) < ODD_LOSS:
@@ -98,7 +101,9 @@ def unit_warnings(
         if loss.min() > 1.0 and abs(_deviation(sizes, np.log(loss))) < ODD_LOSS:
             explanation = f"as perplexities are; {_suggest_logarithm(loss_name)}"
     factor = f"×{np.exp(deviation):.2g}"
-    return (f"the losses ({loss_name}) are {factor} what other labs' laws say at these sizes, {explanation}",)
+    topic = f"losses {factor} what other labs' laws say"
+    sentence = f"the losses ({loss_name}) are {factor} what other labs' laws say at these sizes, {explanation}"
+    return (Notice(sentence, topic),)
 
 
 def _deviation(sizes: Sizes, loss: FloatArray) -> float:

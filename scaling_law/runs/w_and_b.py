@@ -68,7 +68,9 @@ def _rows(api: Any, place: str, final: Final, losses: Collection[str]) -> Iterat
                     logged[name] = _history(run, name)
             logged = {name: values for name, values in logged.items() if values}
             metrics.update(final_values(logged, final, losses))
-        yield row_of(run.config, metrics, (run.name, run.id), status_of(run.state))
+        # The client has no group for runs outside of one.
+        group = getattr(run, "group", None)
+        yield row_of(run.config, metrics, (run.name, run.id), status_of(run.state), group)
 
 
 def _history(run: Any, name: str) -> list[float]:

@@ -123,7 +123,7 @@ def _read(source: str | Path, revision: str | None) -> Any:
     try:
         content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
     except hub.NotFoundError as error:
-        raise FileNotFoundError(f"{source}: neither a folder or Hub repo with a {FILE_NAME} ({error})") from None
+        raise FileNotFoundError(f"{source}: no folder or Hub repo with a {FILE_NAME} ({error})") from None
     return strict_json.loads(content, what=f"{source}: {FILE_NAME}")
 
 

@@ -1,14 +1,14 @@
 """Write the tables of docs/studies/forecasts.md, and what the library ships of the public sets.
 
-    python -m studies.forecasts prior|stack|page|accuracy --data FOLDER
+    python -m studies.forecasts prior|stack|page|counts|accuracy --data FOLDER
     python -m studies.forecasts experts
 
 FOLDER holds the public tables under their own names, anywhere below it; `sets.py` says where they are from, and every
 table that is missing is named: the page leaves its sets out, `prior` and `stack` refuse. `prior` writes
-scaling_law/fitting/population.json, `stack` scaling_law/forecasting/defaults.json and the page, `accuracy`, from one
-of the tables alone, scaling_law/formulas/accuracy.json and its section of the page. `experts` needs no table: from the
-points of studies/evidence it derives the terms of E in population.json and their section of the page; `prior` does so,
-too, but for the page.
+scaling_law/fitting/population.json, `stack` scaling_law/forecasting/defaults.json and the page, `counts` its section
+on the counts of N, `accuracy`, from one of the tables alone, scaling_law/formulas/accuracy.json and its section of the
+page. `experts` needs no table: from the points of studies/evidence it derives the terms of E in population.json and
+their section of the page; `prior` does so, too, but for the page.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from studies.forecasts import accuracy, page, population
+from studies.forecasts import accuracy, counts, page, population
 from studies.forecasts.sets import read_sets
 from studies.forecasts.stacking import cases_of, write_defaults
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("prior", "stack", "page", "accuracy", "experts"))
+    parser.add_argument("what", choices=("prior", "stack", "page", "counts", "accuracy", "experts"))
     parser.add_argument("--data", type=Path, help="the public tables (for all but experts)")
     options = parser.parse_args()
     if options.what == "experts":
@@ -39,10 +39,12 @@ def main() -> None:
         tables, missing = read_sets(options.data)
         print(*missing, sep="\n", file=sys.stderr)
         # The files that ship need all sets.
-        if not tables or (missing and options.what != "page"):
+        if not tables or (missing and options.what in ("prior", "stack")):
             raise SystemExit(2)
         if options.what == "prior":
             written = [population.write_population(tables)]
+        elif options.what == "counts":
+            written = counts.write(tables, page.FORECASTS)
         else:
             cases = [*cases_of(tables)]
             written = page.page(cases).write(page.FORECASTS)

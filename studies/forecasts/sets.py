@@ -20,9 +20,10 @@ from scaling_law.runs import best_of, reader
 
 # Runs outside of this range are left out.
 TOKENS_PER_PARAMETER = (1.0, 700.0)
-# The vocabulary of OpenLM's models, GPT-NeoX's padded, and that of Marin's MoE models.
+# The vocabulary of OpenLM's models, GPT-NeoX's padded, that of Marin's MoE models, and that of xLSTM's repository.
 NEOX = 50_432
 LLAMA3 = 128_256
+XLSTM = 50_304
 GADRE_LOSS = "loss:eval_data/c4_val/shard-{0000000..0000010}"
 PORIAN_WIDTHS = (96, 128, 160, 224, 288, 320, 384, 480, 576, 640, 704, 832, 1024, 1120, 1312, 1504)
 _PORIAN_BODIES = (0.33, 1.05, 1.74, 4.30, 7.96, 12.5, 17.7, 33.2, 55.7, 76.2, 113.5, 178.9, 295.4, 398.8, 545.8, 825.9)
@@ -34,6 +35,7 @@ _MARIN_MOE: Mapping[str, Any] = {
     "n_active": f"n_blocks * (2 * d_model**2 + 256 * d_model * kv_heads + 9 * d_model**2) + {2 * LLAMA3} * d_model",
     # 64 of width d/2 and one of width d, over 3 d
     "experts": 11,
+    "vocab_size": LLAMA3,
 }
 _OVERTRAINED = {"tokens": "tpp * n_active", "n_active": f"n_active + {2 * LLAMA3} * d_model", "experts": 65 / 3}
 
@@ -139,7 +141,10 @@ _GADRE = RunSet(
     "github.com/mlfoundations/scaling at a003c49, exp_data",
     "MIT",
     "N with both embeddings",
-    {"loss": GADRE_LOSS, "columns": {"n_active": "params", "experts": 1}},
+    {
+        "loss": GADRE_LOSS,
+        "columns": {"n_active": "params", "n_active_non_embedding": "params_no_embed", "experts": 1},
+    },
     unit="other",
 )
 _PORIAN = RunSet(
@@ -212,7 +217,7 @@ _XLSTM = RunSet(
     "github.com/NX-AI/xlstm_scaling_laws at 604bb30, data/*_wandb_data.pkl",
     "none stated",
     "N with both embeddings",
-    {"loss": "val_loss", "columns": {"n_active": "params", "experts": 1}, "on_invalid": "skip"},
+    {"loss": "val_loss", "columns": {"n_active": "params", "experts": 1, "vocab_size": XLSTM}, "on_invalid": "skip"},
     member=False,
     first_read="2026-11-27",
 )

@@ -99,7 +99,11 @@ def _last_rows(losses: np.ndarray, share: float = LAST_SHARE) -> int:
     return int(np.ceil(share * len(losses)))
 
 
-def judge(runs: Sequence[Run]) -> Iterator[Judged]:
+def judge(
+    runs: Sequence[Run],
+    ways: Sequence[str] = WAYS,
+    shares: Sequence[float] = SHARES,
+) -> Iterator[Judged]:
     """Forecast every run at every share, from no finished run, each decayed one of its model, and all of them."""
     law = published("chinchilla")
     for run in runs:
@@ -111,17 +115,22 @@ def judge(runs: Sequence[Run]) -> Iterator[Judged]:
         for peer in peers:
             if not peer.schedule.startswith("constant"):
                 forecasts.append((ONE, LiveForecast([peer.curve], law)))
-        final = run.curve.final or np.nan
-        for share in SHARES:
-            curve = run.curve.until(share)
-            n_recent = _last_rows(run.curve.losses, 2 * LAST_SHARE)
-            recent = curve.losses[-n_recent:]
-            smoothed_error = float(np.log(recent.mean() / final))
-            for finished, forecast in forecasts:
-                estimate = forecast.of(curve)
-                if estimate:
-                    error = float(np.log(estimate.loss / final))
-                    yield Judged(finished, run, share, smoothed_error, error, estimate)
+        asked_forecasts = [(way, forecast) for way, forecast in forecasts if way in ways]
+        for share in shares:
+            yield from _judge_at(run, share, asked_forecasts)
+
+
+def _judge_at(run: Run, share: float, forecasts: Sequence[tuple[str, LiveForecast]]) -> Iterator[Judged]:
+    """Forecast a run at a share."""
+    final = run.curve.final or np.nan
+    curve = run.curve.until(share)
+    n_recent = _last_rows(run.curve.losses, 2 * LAST_SHARE)
+    smoothed_error = float(np.log(curve.losses[-n_recent:].mean() / final))
+    for finished, forecast in forecasts:
+        estimate = forecast.of(curve)
+        if estimate:
+            error = float(np.log(estimate.loss / final))
+            yield Judged(finished, run, share, smoothed_error, error, estimate)
 
 
 def rms_percent(errors: Sequence[float]) -> float:

@@ -26,6 +26,7 @@ from scaling_law.forecasting.promote import DECIDED
 from scaling_law.forecasting.trends import (
     DEFAULTS,
     FORMAT,
+    RATE_BY_BATCH,
     VERSION,
     Cells,
     TrendPrior,
@@ -77,6 +78,8 @@ IN_LOGARITHMS = (
     "decay",
 )
 ITERATIONS = 15
+# Widths of what a stratum may learn of its own, relative to those of what all cases teach.
+STRATUM_WIDTH = 0.25
 RESAMPLES = 500
 # Bounds of |gap| within which the sign is right equally often.
 GAP_BINS = (0.001, 0.003, 0.01, 0.03)
@@ -120,6 +123,7 @@ class Judged:
     gap_target: float
     ahead: float
     ahead_without_settings: float
+    ahead_by_stratum: float
 
     @property
     def is_ahead(self) -> bool:
@@ -156,8 +160,7 @@ def cases_of(pairs: Sequence[Pair]) -> list[Case]:
                 sizes=sizes - sizes[-1],
                 gaps=visible.gap.to_numpy(float),
                 runs=np.ones(len(visible)),
-                rate=float(target.log_rate),
-                batch=float(target.log_batch),
+                excess_rate=float(target.log_rate - RATE_BY_BATCH * target.log_batch),
             )
             point = np.log(target[list(CELL)].to_numpy(float)) - sizes[-1]
             cases.append(Case(pair, cut, cells, point[None], float(target.gap)))
@@ -198,7 +201,7 @@ def _batches(cases: Sequence[Case]) -> list[Batch]:
     batches = []
     for group in groups.values():
         columns: dict[str, Any] = {}
-        for name in ("sizes", "gaps", "runs", "rate", "batch"):
+        for name in ("sizes", "gaps", "runs", "excess_rate"):
             columns[name] = np.array([getattr(case.cells, name) for case in group])
         points = np.array([case.point for case in group])
         targets = np.array([case.target for case in group])
@@ -221,24 +224,23 @@ def _score(prior: TrendPrior, batch: Batch) -> float:
     return float(batch.weights @ scores)
 
 
-def learn(cases: Sequence[Case]) -> TrendPrior:
-    """Learn a prior from cases: the best log score."""
+def learn(cases: Sequence[Case], start: TrendPrior = START, width: float = 1.0) -> TrendPrior:
+    """Learn a prior from cases: the best log score, not many `WIDTHS` times `width` from the start."""
     cases = _subset(cases)
     batches = _batches(cases)
 
     def loss(steps: FloatArray) -> float:
-        prior = _move(steps)
+        prior = _move(start, width * steps)
         return float(0.5 * steps @ steps - sum(_score(prior, batch) for batch in batches))
 
-    start = np.zeros(len(WIDTHS))
-    optimum = minimize(loss, start, method="L-BFGS-B", options={"maxiter": ITERATIONS, "eps": 1e-3})
-    slope, scatter = _baseline_slopes([case.pair for case in cases])
-    return replace(_move(optimum.x), slope=slope, slope_scatter=scatter)
+    no_steps = np.zeros(len(WIDTHS))
+    optimum = minimize(loss, no_steps, method="L-BFGS-B", options={"maxiter": ITERATIONS, "eps": 1e-3})
+    return _move(start, width * optimum.x)
 
 
-def _move(steps: FloatArray) -> TrendPrior:
-    """Return `START` moved by these steps, in units of `WIDTHS`."""
-    values = START.to_dict()
+def _move(start: TrendPrior, steps: FloatArray) -> TrendPrior:
+    """Return a prior moved by these steps, in units of `WIDTHS`."""
+    values = start.to_dict()
     for (name, width), step in zip(WIDTHS.items(), steps, strict=True):
         if name in IN_LOGARITHMS:
             values[name] = float(values[name] * np.exp(width * step))
@@ -268,22 +270,29 @@ def take(paths: list[Path]) -> list[Path]:
         raise InputError(f"{len(cases)} cases, but {LIST.name} lists {n_listed}")
     judged = []
     for lab in sorted({case.pair.lab for case in cases}):
-        prior = learn([case for case in cases if case.pair.lab != lab])
+        others = [case for case in cases if case.pair.lab != lab]
+        prior = learn(others)
+        priors = {}
+        for stratum in {case.pair.stratum for case in others}:
+            others_of_stratum = [case for case in others if case.pair.stratum == stratum]
+            priors[stratum] = learn(others_of_stratum, prior, STRATUM_WIDTH)
         for case in cases:
             if case.pair.lab == lab and not case.is_tie:
-                judged.append(_judge(prior, case))
-    prior = learn(cases)
+                judged.append(_judge(prior, priors.get(case.pair.stratum, prior), case))
+    slope, scatter = _baseline_slopes([case.pair for case in _subset(cases)])
+    prior = replace(learn(cases), slope=slope, slope_scatter=scatter)
     source = "studies/promote: pairs of public and own runs"
     shipped = strict_json.write(DEFAULTS, FORMAT, VERSION, {"source": source, "prior": prior.to_dict()})
     return [write_csv(CASES, rows_of(judged, Judged)), shipped]
 
 
-def _judge(prior: TrendPrior, case: Case) -> Judged:
-    """Forecast a case, with what is known of learning rates and batches and without it."""
+def _judge(prior: TrendPrior, prior_of_stratum: TrendPrior, case: Case) -> Judged:
+    """Forecast a case, with what is known of learning rates and batches and without it, and by its stratum's prior."""
     pair = case.pair
     ahead = predict_gaps(prior, case.cells, case.point).probability()[0]
-    plain_cells = case.cells._replace(rate=0.0, batch=0.0)
+    plain_cells = case.cells._replace(excess_rate=0.0)
     plain_ahead = predict_gaps(prior, plain_cells, case.point).probability()[0]
+    ahead_by_stratum = predict_gaps(prior_of_stratum, case.cells, case.point).probability()[0]
     return Judged(
         stratum=pair.stratum,
         lab=pair.lab,
@@ -296,6 +305,7 @@ def _judge(prior: TrendPrior, case: Case) -> Judged:
         gap_target=_shorten(case.target),
         ahead=_shorten(ahead),
         ahead_without_settings=_shorten(plain_ahead),
+        ahead_by_stratum=_shorten(ahead_by_stratum),
     )
 
 
@@ -317,6 +327,11 @@ class Results:
     def without_settings(self) -> list[Judged]:
         """The cases as forecast without learning rates and batches."""
         return [replace(case, ahead=case.ahead_without_settings) for case in self.cases]
+
+    @cached_property
+    def by_stratum(self) -> list[Judged]:
+        """The cases as forecast by a prior of their stratum."""
+        return [replace(case, ahead=case.ahead_by_stratum) for case in self.cases]
 
     @cached_property
     def labs(self) -> list[str]:
@@ -398,11 +413,18 @@ def interval_by_lab(r: Results, statistic: Callable[[list[Judged]], float]) -> t
     return float(low), float(high)
 
 
+def select(cases: Sequence[Judged], stratum: str) -> list[Judged]:
+    """Return the cases of a stratum."""
+    return [case for case in cases if case.stratum == stratum]
+
+
 def scores(r: Results) -> Iterator[Part]:
     """Lay out the scores of all cases, and of strata, laboratories and cuts."""
     yield "cases", "n", "decided", "misses of the sign", "of `promote`", "Brier score"
     groups: dict[str, Sequence[Judged]] = {"all": r.cases}
     groups["all, settings unknown"] = r.without_settings
+    groups["all, a prior for each stratum"] = r.by_stratum
+    groups["recipes, a prior for each stratum"] = select(r.by_stratum, "recipes")
     groups["all but Step Law's"] = [case for case in r.cases if case.lab != "stepfun"]
     for name in ("stratum", "lab", "cut"):
         for value in sorted({getattr(case, name) for case in r.cases}):
@@ -417,6 +439,10 @@ def values(r: Results) -> dict[str, str]:
     row = score(r.cases)
     unset = score(r.without_settings)
     rest = score([case for case in r.cases if case.lab != "stepfun"])
+    by_stratum = score(r.by_stratum)
+    recipes = score(select(r.cases, "recipes"))
+    recipes_by_stratum = score(select(r.by_stratum, "recipes"))
+    recipe_labs = Counter(case.lab for case in select(r.cases, "recipes"))
     gone = interval_by_lab(r, lambda cases: score(cases).gone)
     decided = interval_by_lab(r, lambda cases: score(cases).decided / len(cases))
     gain = interval_by_lab(r, lambda cases: sign_brier(cases, cases) - brier(cases))
@@ -426,7 +452,9 @@ def values(r: Results) -> dict[str, str]:
         "decided": f"{row.decided / row.cases:.0%} ({decided[0]:.0%} to {decided[1]:.0%})",
         "sign-misses": str(row.sign_misses),
         "misses": str(row.misses),
-        "gone": f"{row.gone:.0%} ({gone[0]:.0%} to {gone[1]:.0%})",
+        "gone": f"{row.gone:.0%}",
+        "gone-low": f"{gone[0]:.0%}",
+        "gone-high": f"{gone[1]:.0%}",
         "brier": f"{row.brier:.3f}",
         "sign-brier": f"{sign_brier_by_lab(r.cases):.3f}",
         "own-brier": f"{sign_brier(r.cases, r.cases):.3f}",
@@ -434,6 +462,11 @@ def values(r: Results) -> dict[str, str]:
         "rest-sign": str(rest.sign_misses),
         "rest-misses": str(rest.misses),
         "rest-gone": f"{rest.gone:.0%}",
+        "recipe-misses": str(recipes.misses),
+        "recipe-others": str(recipes.cases - recipe_labs["tel_aviv"]),
+        "stratum-brier": f"{by_stratum.brier:.3f}",
+        "stratum-misses": str(by_stratum.misses),
+        "stratum-recipe-misses": str(recipes_by_stratum.misses),
         "unset-decided": f"{unset.decided / unset.cases:.0%}",
         "unset-gone": f"{unset.gone:.0%}",
     }
@@ -461,7 +494,9 @@ CLAIMS = {
     "without Step Law's, at least a third are gone": lambda r: (
         score([case for case in r.cases if case.lab != "stepfun"]).gone >= 1 / 3
     ),
-    "recipes get worse": lambda r: score([case for case in r.cases if case.stratum == "recipes"]).misses > 0,
+    "recipes get worse": lambda r: score(select(r.cases, "recipes")).misses > 0,
+    "a prior for each stratum has no better Brier score": lambda r: brier(r.by_stratum) > brier(r.cases),
+    "other laboratories may gain no misses": lambda r: interval_by_lab(r, lambda cases: score(cases).gone)[0] < 0,
 }
 
 PAGE = Page(

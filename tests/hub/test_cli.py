@@ -51,7 +51,7 @@ def test_push_list_and_pull_a_sweep(command, sweep, tmp_path):
     ("arguments", "message"),
     [
         (["push", "missing", "store"], "there is no folder missing"),
-        (["push", ".", "store"], "has no run.json"),
+        (["push", ".", "store"], "no run.json in it"),
         (["runs", "store", "demo"], "no dataset 'demo-runs'"),
         (["runs", "ftp://x", "demo"], "allowed are a folder"),
         (["pull", "store", "demo", "--to", "x"], "no dataset 'demo-runs'"),

@@ -244,6 +244,8 @@ PROGRAMS: dict[str, Callable[[float], dict[str, Any]]] = {  # the tools of the A
     "optimal": lambda c: {"flops": f"{c:g}"},
     "plan": lambda c: {"flops": f"{c:g}"},
     "loss": lambda c: model(c),
+    "reach": lambda c: {"loss": reachable(JOINT, c), "experts": 8},
+    "speedup": lambda c: {"flops": f"{c:g}"},
 }
 
 
@@ -300,7 +302,8 @@ def test_the_shell_does_not_trust_a_law_without_ranges(command, folder, monkeypa
 
 
 def test_programs_are_answered_as_the_shell_is():
-    own = {tool.__name__: tool for tool in tools({"published": JOINT, "unranged": UNRANGED[JointLaw](JOINT)})}
+    laws = {"published": JOINT, "unranged": UNRANGED[JointLaw](JOINT)}
+    own = {tool.__name__: tool for tool in tools(laws, reads_files=False)}
     assert {*own} == {*PROGRAMS}
     for name, tool in own.items():
         near, far = (partial(tool, **PROGRAMS[name](c)) for c in (NEAR, FAR))

@@ -13,7 +13,7 @@ from scaling_law.fitting.prior import POPULATION, estimate, read_population
 from scaling_law.forecasting.stack import read_defaults
 from scaling_law.formulas.conditions import FURTHEST, RATIO, support_of
 from studies.common import TABLES
-from studies.forecasts import accuracy, methods, page, population, splits, stacking
+from studies.forecasts import accuracy, counts, methods, page, population, splits, stacking
 from studies.forecasts.sets import GADRE_LOSS, NEOX, SETS, read_sets
 
 BY_NAME = {one.name: one for one in SETS}
@@ -37,7 +37,7 @@ MARIN = {"d_model": 512, "tok_ratio": 10, "batch": 32, "tokens": 2e9, "variant":
 OLMO = {"experiment": "v1-baseline", "model_size": "1.3b", "chinchilla_multiple": "4xC", "is_finished": "True"}
 OLMO |= {"throughput/total petaflops": 6e5, "eval/lm/c4_en-validation/CE loss": 2.8, "group_name": "a"}
 PORIAN = {"dataset": "rw", "hparams": "base", "warmup": "long", "decay": "kaplan", "loss_is": "val", "tokens": 7e9}
-GADRE = {"dataset": "c4_original", "params": 1e8, GADRE_LOSS: 3}
+GADRE = {"dataset": "c4_original", "params": 1e8, "params_no_embed": 9e7, GADRE_LOSS: 3}
 GRID = [MARIN | {"adam_lr": rate, "c4_en_bpb": x} for rate, x in ((1e-3, 1.2), (2e-3, 1.1), (4e-3, 1.3))]
 GRID.append(MARIN | {"tok_ratio": 22, "batch": 64, "tokens": 4e9, "adam_lr": 2e-3, "c4_en_bpb": 1.05})
 
@@ -196,6 +196,27 @@ def test_errors_are_floored_and_misses_cost():
     off = methods.Forecast(np.log(loss) + 0.1, exact.spread)
     assert off.interval_score(loss) == pytest.approx(2 * 1.6449 * 0.01 + 20 * (0.1 - 1.6449 * 0.01))
     assert not off.inside(loss).any()
+
+
+def test_counts_are_compared_where_a_set_knows_both(monkeypatch):
+    width = np.repeat([256, 384, 512, 768, 1024, 1280], 3)
+    ratio = np.tile([10.0, 30.0, 100.0], 6)
+    body = 12.0 * width**3 / 64
+    n_active = body + 2 * width * 128_000
+    tokens = ratio * n_active
+    loss = LAW.loss(body, tokens)
+    columns = {"n_active_non_embedding": body}
+    runs = Runs.from_columns(n_active, tokens, 1.0, loss, "run", columns=columns)
+    tables = {"epoch": runs, "llama3": isoflop()}
+    listed = [split for split in splits.make_splits(tables) if split.cut == "C/10"]
+    monkeypatch.setattr(splits, "read_list", lambda: listed)
+    (cell,) = counts.ask(tables)
+    assert cell.split.set == "epoch"
+    assert cell.weight > 0.5
+    assert cell.rmse[counts.BOTH] <= cell.rmse[counts.WITH]
+    _, row, total = counts.counts([cell])
+    assert row[1:] == total[1:]
+    assert row[1] == "1"
 
 
 def test_the_population_is_written_with_its_sources(tables, of_experts, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from studies.promote.study import Judged, Results, cases_of, score, sign_brier
 from tests.guides import ROOT
 
 PAGE = ROOT / "docs" / "studies" / "promote.md"
-SURE = Judged("recipes", "a lab", "a set", "base", "variant", "near", 4.0, 0.01, 0.02, 0.9, 0.6)
+SURE = Judged("recipes", "a lab", "a set", "base", "variant", "near", 4.0, 0.01, 0.02, 0.9, 0.6, 0.8)
 
 
 def pair_of(gaps, flops):

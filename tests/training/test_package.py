@@ -32,9 +32,11 @@ def test_without_its_packages_it_says_what_to_install(tmp_path):
     assert run("-c", "import training").stderr.endswith(f"MissingPackagesError: {MESSAGE}\n")
 
 
-@pytest.mark.parametrize(
-    "command", ["train.py", "-m training.run", "-m training.sweep", "-m training.prepare", "-m training.demo"]
-)
+COMMANDS = ("train.py", "-m training.run", "-m training.prepare", "-m training.demo", "-m training.throughput")
+SWEEPS = ("-m training.sweep", "-m training.sweep plan", "-m training.sweep run")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *SWEEPS])
 def test_help_does_not_wait_for_torch(command):
     words = [sys.executable, "-X", "importtime", *command.split(), "--help"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)

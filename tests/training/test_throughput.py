@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 from hub import write_records
 from scaling_law import Architecture, Throughput
 from tests.hub.samples import make_record
+from training.run.grid import Grid
 from training.run.timing import session_on_random_tokens, timed_step
-from training.throughput import Grid, app
+from training.throughput import app
 
 TINY = ["--shape", "64x1", "--micro-batch", "2", "--sequence-length", "16", "--vocab-size", "100", "--repeats", "2"]
 

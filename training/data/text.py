@@ -109,7 +109,7 @@ class TextSource:
             return {"dataset": self.dataset, "revision": self.revision}
         check_dataset_exists(self.dataset)
         root = Path(self.dataset)
-        paths = [root] if root.is_file() else _data_paths(root)
+        paths = [root] if root.is_file() else _readable_paths(root)
         listing = "\n".join(f"{name} {sha256}" for name, sha256 in _checksums(paths, checksums))
         return {"dataset": root.resolve().name, "revision": "sha256:" + _digest(listing)}
 
@@ -267,6 +267,18 @@ def _holds_rows_itself(config: Any) -> bool:
 def _data_paths(root: Path) -> list[Path]:
     """List the data files below a folder, sorted."""
     return sorted(path for path in root.rglob("*") if format_of(path.name) and path.is_file())
+
+
+def _readable_paths(root: Path) -> list[Path]:
+    """List the files of a folder that its text may come from, sorted: where a README selects files, any of them."""
+    paths = {*_data_paths(root)}
+    readme = root / "README.md"
+    if readme.exists() and "data_files" in readme.read_text(encoding="utf-8", errors="replace"):
+        for path in root.rglob("*"):
+            is_hidden = any(name.startswith(".") for name in path.relative_to(root).parts)
+            if path.is_file() and path != readme and not is_hidden:
+                paths.add(path)
+    return sorted(paths)
 
 
 @contextmanager

@@ -1,1 +1,5 @@
-"""Many runs from one file; `python -m training.sweep --help`."""
+"""Many runs from one file; `python -m training.sweep --help`. Nothing is imported before it is used."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

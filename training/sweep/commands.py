@@ -1,9 +1,12 @@
-"""The commands of `python -m training.sweep`, which imports them when they are called."""
+"""The commands of `python -m training.sweep`, which imports them when they are called.
+
+What they use, and torch with it, is imported when they work: their help is there at once.
+"""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,19 +14,10 @@ import typer
 
 from hub.base.atomic import write_bytes
 from hub.base.commands import Json
-from hub.base.errors import HubError
 from hub.base.tables import print_table, show
 from hub.record.table import to_jsonl
+from training import sweep as sweeps
 from training.configuration.arguments import ConfigurationError
-from training.sweep.engine import Engine, EngineError, Job, submitting
-from training.sweep.file import Sweep
-from training.sweep.plan import plan_sweep
-from training.sweep.run import Local, stop_on_signals, write_configuration
-from training.sweep.slurm import Slurm
-from training.sweep.status import Queued, RunStatus, status_table
-from training.sweep.status import status as run_status
-
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Local, Slurm)}
 
 _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
 _Only = Annotated[list[str] | None, typer.Option(help="Only the run of this name; may be repeated.")]
@@ -45,8 +39,8 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show the trunks and branches of a sweep and their cost, without training."""
-    sweep = Sweep.load(sweep_file)
-    sweep_plan = plan_sweep(sweep, shards=shards, gpus=gpus, gpu=gpu, throughput=throughput, price=price)
+    sweep = sweeps.Sweep.load(sweep_file)
+    sweep_plan = sweeps.plan_sweep(sweep, shards=shards, gpus=gpus, gpu=gpu, throughput=throughput, price=price)
     show(sweep_plan.to_dict(), as_json, sweep_plan)
 
 
@@ -55,8 +49,8 @@ def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
 
     States: waiting, running, finished, diverged or failed.
     """
-    statuses = _ask_engines(Sweep.load(sweep_file))
-    show([asdict(run) for run in statuses], as_json, status_table(statuses))
+    statuses = sweeps.ask_engines(sweeps.Sweep.load(sweep_file))
+    show([asdict(run) for run in statuses], as_json, sweeps.status_table(statuses))
 
 
 def run(
@@ -96,7 +90,7 @@ def run(
 
     Exit status: 0 all finished or queued, 1 a run failed or diverged, 2 bad input, 128 + n stopped by signal n.
     """
-    engine = _make_engine(
+    engine = sweeps.make_engine(
         on,
         workers=workers,
         processes_per_run=processes_per_run,
@@ -111,19 +105,19 @@ def run(
         time=time,
         setup=setup,
     )
-    sweep = Sweep.load(sweep_file).only(only or [])
+    sweep = sweeps.Sweep.load(sweep_file).only(only or [])
     if dry_run:
         print(engine.preview(sweep, sweep_file), end="")
         return
-    if on == Local.name:
-        stop_on_signals()
+    if on == sweeps.Local.name:
+        sweeps.stop_on_signals()
         outcome = engine.submit(sweep, sweep_file)
-        statuses = [run_status(sweep_run) for sweep_run in sweep.runs]
+        statuses = sweeps.find_statuses(sweep)
     else:
-        with submitting(sweep):
+        with sweeps.submitting(sweep):
             outcome = engine.submit(sweep, sweep_file)
-        statuses = _ask_engines(sweep)
-    print_table(status_table(statuses))
+        statuses = sweeps.ask_engines(sweep)
+    print_table(sweeps.status_table(statuses))
     for name in outcome.elsewhere:
         typer.echo(f"run {name} was skipped: it is queued, or another sweep is executing it", err=True)
     for name, job in outcome.queued.items():
@@ -138,9 +132,9 @@ def cancel(sweep_file: _SweepFile, only: _Only = None) -> None:
 
     A `run` on this machine stops with all of its runs.
     """
-    runs = list(Sweep.load(sweep_file).only(only or []).runs)
+    runs = list(sweeps.Sweep.load(sweep_file).only(only or []).runs)
     # The local engine is the last, since a node of SLURM runs a run as local, too.
-    for engine in sorted(ENGINES.values(), key=lambda engine: engine is Local):
+    for engine in sorted(sweeps.ENGINES.values(), key=lambda engine: engine is sweeps.Local):
         cancelled = engine().cancel(runs)
         runs = [sweep_run for sweep_run in runs if sweep_run.name not in cancelled]
         for name in cancelled:
@@ -154,7 +148,7 @@ def records(
     """Write the records of the finished runs, one JSON line each, as `scaling-law fit` reads them."""
     if output.suffix != ".jsonl":
         raise ConfigurationError(f"--output: {str(output)!r}; it must end in .jsonl")
-    sweep = Sweep.load(sweep_file)
+    sweep = sweeps.Sweep.load(sweep_file)
     finished = [*itertools.chain(*(sweep_run.records() for sweep_run in sweep.runs))]
     if not finished:
         raise ConfigurationError("no run of this sweep has finished yet")
@@ -164,35 +158,5 @@ def records(
 
 def config(sweep_file: _SweepFile, name: Annotated[str, typer.Argument(help="Name of a run.")]) -> None:
     """Write the configuration of a run into its folder and print its path, for `train.py --config`."""
-    (sweep_run,) = Sweep.load(sweep_file).only([name]).runs
-    print(write_configuration(sweep_run))
-
-
-def _make_engine(engine_name: str, **options: Any) -> Engine:
-    """Make the engine with its options, of which None and [] are defaults. Raises ConfigurationError for another's."""
-    engine = ENGINES[engine_name]
-    names = [field.name for field in fields(engine)]  # type: ignore[arg-type]  # every engine is a dataclass
-    options = {option: value for option, value in options.items() if value not in (None, [])}
-    for option in options.keys() - set(names):
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-        raise ConfigurationError(
-            f"--{option.replace('_', '-')}: --on {engine_name} does not take it; it takes {flags}"
-        )
-    return engine(**options)
-
-
-def _ask_engines(sweep: Sweep) -> list[RunStatus]:
-    """Find the status of all runs, with the queues of all engines that can be reached."""
-    queue: dict[Job, Queued] = {}
-    for engine in ENGINES.values():
-        try:
-            queue.update(engine().queue(sweep.runs))
-        except (EngineError, HubError) as error:
-            typer.echo(f"warning: {error}", err=True)
-    statuses = []
-    for sweep_run in sweep.runs:
-        # Jobs that have ended come first: an older job may still be alive.
-        jobs = sorted(Job.of(sweep_run), key=lambda job: job in queue and queue[job].alive)
-        engine_name = jobs[-1].engine if jobs else Local.name
-        statuses.append(run_status(sweep_run, engine_name, [queue[job] for job in jobs if job in queue]))
-    return statuses
+    (sweep_run,) = sweeps.Sweep.load(sweep_file).only([name]).runs
+    print(sweeps.write_configuration(sweep_run))

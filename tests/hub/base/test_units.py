@@ -92,7 +92,8 @@ def test_format_count():
 
 
 def test_format_bytes_and_flops():
-    assert [format_bytes(v) for v in (None, 80e9, 12972288, 12, 2e15)] == ["–", "80 GB", "13 MB", "12 B", "2e15 B"]
+    sizes = (None, 80e9, 12972288, 12, 2e15, 2e18)
+    assert [format_bytes(size) for size in sizes] == ["–", "80 GB", "13 MB", "12 B", "2 PB", "2e18 B"]
     assert [format_flops(v) for v in (None, 0, 1e22, 4.72e11, 9.999e12)] == ["–", "0", "1e22", "4.72e11", "1e13"]
     assert [format_decimal(v) for v in (None, 2.5)] == ["–", "2.5000"]
 

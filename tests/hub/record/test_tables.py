@@ -114,7 +114,7 @@ def test_a_parquet_file_without_pyarrow_is_one_line(tmp_path: Path, monkeypatch:
 
 
 def test_missing_and_unsuitable_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FilesError, match=r"neither runs\.jsonl nor"):
+    with pytest.raises(FilesError, match=r"no run records \(runs\.jsonl, runs\.parquet\)"):
         load_records(tmp_path)
     with pytest.raises(FilesError, match="no such file or folder"):
         load_records(tmp_path / "runs.jsonl")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hub import FilesError, PushErrors, UnavailableError, load_index, push_runs
+from hub import AccessError, FilesError, PushErrors, UnavailableError, load_index, push_runs
 from hub.store.transport import Transport
 from tests.hub.conftest import hub_store, release
 from tests.hub.loopback import Fault
@@ -49,6 +49,16 @@ def test_all_arrive_in_the_order_given(store, runs, workers):
     assert "→ run1" in card
     assert "| run5 |" in card  # its neighbours, though they were not pushed yet
     assert f"{store.repo_id('demo-d128-E4')}@" in card.replace("\\", "")
+
+
+def test_an_error_of_the_callers_callback_stops_no_push(store, runs):
+    def done(record):
+        if record.run_id == "run1":
+            raise AccessError("a file of the caller's")
+
+    with pytest.raises(PushErrors) as caught:
+        push_runs(store, runs, workers=2, done=done)
+    assert [record.run_id for record in caught.value.pushed] == ["run0", "run2", "run3", "run4", "run5"]
 
 
 def test_threads_ask_once_for_what_they_share(loopback, runs):

@@ -63,7 +63,7 @@ def test_every_kind_of_folder_gives_the_records(tmp_path, checkpoint):
     make_record(run_id="y").save(tmp_path / "sweep" / "deep" / "two")
     assert sorted(record.run_id for record in load_records(tmp_path / "sweep")) == ["x", "y"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FilesError, match=r"no run records: neither runs\.jsonl"):
+    with pytest.raises(FilesError, match=r"no run records \(runs\.jsonl"):
         load_records(tmp_path / "empty")
 
 

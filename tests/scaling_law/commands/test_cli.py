@@ -77,7 +77,7 @@ def test_scale_out_reads_a_model(shell, tmp_path):
     assert typed == json.loads(to_json(answer.to_dict(), inf_nan_mode="null"))
     assert typed["rows"][0]["money"] == pytest.approx(2 * 64 * typed["rows"][0]["hours"])
     shown = shell(*words).stdout
-    assert "1T tokens take" in shown
+    assert "1T tokens: " in shown
     assert "hours" in shown
 
 
@@ -154,8 +154,9 @@ def test_a_width_that_optimal_prints_goes_into_every_other_command(shell, integr
     printed = next(line.split("│")[2].strip() for line in shell(*words).output.splitlines() if "│" in line)
     assert printed == f"{row['d_model']:.0f}"
     for width in (printed, row["d_model"]):  # as the table and as JSON has it
-        run = ("--law", "public:ludziejewski", "--tokens", row["tokens"], "--batch-tokens", row["learning_rate_batch"])
+        run = ("--law", "public:ludziejewski", "--tokens", row["tokens"])
         rate = json.loads(shell("learning-rate", "--d-model", width, "--experts", "8", *run, "--json").output)
+        assert (rate["batch_tokens"], rate["batch_source"]) == (row["learning_rate_batch"], "step_law")
         assert rate["learning_rate"] == pytest.approx(row["learning_rate"], rel=1e-3)
         assert rate["learning_rate_interval"] == pytest.approx(row["learning_rate_interval"], rel=1e-3)
         assert rate["n_total"] == pytest.approx(row["n_total"], rel=1e-3)
@@ -166,6 +167,17 @@ def test_a_width_that_optimal_prints_goes_into_every_other_command(shell, integr
         assert (f"is not a multiple of 64: using {nearest}" in scaled.stderr) == (not integral)
         runs = ("next-runs", "--flops", "1e21", "--ask", "loss:1e9,2e10,8", "--max-runs", "1", "--widths", width)
         assert shell(*runs, "--warmup", "130M").exit_code == 0
+
+
+@pytest.mark.parametrize(("flops", "source"), [("1e19", "paper"), ("1e22", "step_law")])
+def test_a_rate_without_a_batch_is_that_of_optimal(shell, flops, source):
+    row = JointLaw.published().optimal(flops, 8, integral=True).best
+    words = ("learning-rate", "--d-model", row.architecture.d_model, "--experts", 8, "--tokens", row.tokens)
+    answer = json.loads(shell(*words, "--json").output)
+    assert (answer["batch_tokens"], answer["batch_source"]) == (row.learning_rate_batch, source)
+    assert answer["learning_rate"] == pytest.approx(row.learning_rate, rel=1e-12)
+    law = LearningRateLaw.named("public:ludziejewski")
+    assert law.learning_rate(row.architecture, row.tokens) == pytest.approx(row.learning_rate, rel=1e-12)
 
 
 def test_help_says_what_a_default_means(shell):

@@ -103,7 +103,7 @@ def test_too_few_runs_are_released_without_a_law(release, runs, tmp_path, caplog
     [
         (("nothing", "store"), "there is no folder"),
         (("runs", "ftp://x"), "allowed are a folder"),
-        (("runs", "store", "--law", "none"), "neither a folder or Hub repo"),
+        (("runs", "store", "--law", "none"), "no folder or Hub repo"),
         (("runs", "store", "--license", "apache2"), "license 'apache2'"),
         (("runs", "store", "--tag", "v1"), "allowed with a store on the Hub"),
         (("runs", "store", "--collection"), "allowed with a store on the Hub"),

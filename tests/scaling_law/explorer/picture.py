@@ -10,7 +10,7 @@ import sys
 from scaling_law import explore
 from tests.scaling_law.explorer.chromium import started
 
-WIDTH, HEIGHT = 1280, 1165
+WIDTH, HEIGHT = 1400, 1090
 
 
 def main(path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 
@@ -94,7 +95,7 @@ def test_the_schema_shown_is_the_one_there_is(capsys):
     assert capsys.readouterr().out == blocks(PAGE, "text")[0]
 
 
-def test_a_figure_of_the_law_is_logged_to_trackio(tmp_path):
+def test_an_answer_of_the_law_is_logged_to_trackio(published, tmp_path):
     pytest.importorskip("trackio")
     code = next(code for code in blocks(PAGE, "python") if "trackio" in code)
     environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
@@ -102,3 +103,10 @@ def test_a_figure_of_the_law_is_logged_to_trackio(tmp_path):
     assert done.returncode == 0, done.stderr
     (page,) = tmp_path.rglob("*.html")
     assert "memory limit" in page.read_text(encoding="utf-8")
+    with sqlite3.connect(tmp_path / "my-sweep.db") as connection:
+        ((metrics,),) = connection.execute("select metrics from metrics").fetchall()
+    logged = json.loads(metrics)
+    answer = published.optimal(1e22, memory="80GB", kv_tokens="16k")
+    rows = logged["best model of each E"]["_value"]
+    assert [row["experts"] for row in rows] == [row.experts for row in answer]
+    assert logged["answer"]["_value"] == answer.verdict

@@ -70,7 +70,7 @@ def test_an_answer_and_its_link(laws, published):
     [
         ({"flops": "much"}, "flops='much' is not a quantity"),
         ({"flops": ""}, "flops=0 must be positive"),
-        ({"experts": "0"}, "experts='0': '0' must be within 1 and 65536"),
+        ({"experts": "0"}, "experts='0' must lie between 1 and 65,536"),
         ({"memory": "1MB"}, "nothing fits: the smallest model"),
         ({"law": "/etc/passwd"}, "law='/etc/passwd' is unknown; there are published"),
         ({"law": "chinchilla", "experts": "8"}, "this Chinchilla law holds for E = 1 only"),
@@ -109,6 +109,20 @@ def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):
     assert "memory=&#x27;a lot&#x27;" in wrong[3]
     assert wrong[4:-1] == nothing[4:-1]
     assert json.loads(wrong[-1])[1:] == [*astuple(replace(FIRST, memory="a lot"))]
+
+
+def test_a_page_that_opens_with_what_has_no_answer_shows_none(laws):
+    first = app._echo("", astuple(FIRST))
+    *_, problem, sentence, figure, table, _, _, _, _, link, _ = asked(laws, replace(FIRST, memory="1MB"), first, "1")
+    assert "unanswered" in problem
+    assert (sentence, figure, table, link) == ("", None, "", SKIP)
+
+
+def test_the_page_speaks_of_no_parameter_that_it_does_not_have(laws):
+    far = replace(FIRST, flops="1e27", experts="1024", memory="")
+    problem = app._answer_components(laws, far, False)[0]
+    assert "too far from the runs" in problem
+    assert "force" not in problem
 
 
 def test_what_a_link_cannot_ask_is_said_beside_the_answer(laws):

@@ -17,8 +17,9 @@ import pytest
 from scaling_law import Budget
 from scaling_law.explorer import app
 from scaling_law.explorer.answer import POINTS, answer, best_models
-from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, UNITS, Question
+from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, UNITS, VIEWS, Question
 from scaling_law.figures.curves import memory_curves
+from scaling_law.figures.interactive import DARK
 
 pytestmark = pytest.mark.browser
 NEEDED = ["n_active", "tokens", "experts", "loss"]
@@ -32,7 +33,7 @@ def visit(browser, address):
     """Opens the page with a query; at its end nothing was asked of another host, and nothing failed in the console."""
     hosts, problems, contexts = set(), [], []
 
-    def opened(query="", **options):
+    def opened(query="", drawn=True, **options):
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
@@ -41,7 +42,8 @@ def visit(browser, address):
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(address + query)
-        page.wait_for_selector(".js-plotly-plot .main-svg")
+        if drawn:
+            page.wait_for_selector(".js-plotly-plot .main-svg")
         return page
 
     yield opened
@@ -323,18 +325,87 @@ def test_the_address_is_a_link_to_what_the_page_shows(visit):
     assert all(clip.startswith("url(#") for clip in found)  # else the curves leave their figure with the address
 
 
+def test_a_link_without_an_answer_shows_none(visit):
+    page = visit("?flops=1e22&memory=1MB", color_scheme="dark", drawn=False)
+    page.wait_for_selector("#problem .unanswered")
+    assert page.locator(":is(.result, .caption, .plan):visible").count() == 0
+    field_of(page, "memory").fill("80GB")
+    field_of(page, "memory").press("Tab")
+    page.wait_for_selector("#table table")
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    assert page.evaluate("() => document.querySelector('.js-plotly-plot').layout.paper_bgcolor") == DARK.paper
+
+
 def test_a_link_of_something_else_says_so(visit):
     page = visit("?view=<script>alert(1)</script>")
     page.wait_for_selector("[role=alert]")
     assert "view='<script>alert(1)</script>' is unknown" in page.inner_text("[role=alert]")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (800, "dark"), (390, "light")])
-def test_it_fits_every_width(visit, width, scheme):
-    page = visit("?view=map", viewport={"width": width, "height": 900}, color_scheme=scheme)
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-    if folder := os.environ.get("SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"explorer-{width}.png", full_page=True)
+# Each thing that a reader could not read, and each field without a name.
+UNREADABLE = """() => {
+    const page = document.documentElement, found = [];
+    if (page.scrollWidth > page.clientWidth) found.push(`the page is ${page.scrollWidth} wide`);
+    const isShown = part => part.checkVisibility({visibilityProperty: true, opacityProperty: true});
+    const name = part => part.closest('[id]').id + ': ' + (part.value ?? part.innerText);
+    for (const field of [...document.querySelectorAll('input, textarea')].filter(isShown)) {
+        if (!field.labels.length && !field.ariaLabel) found.push('no label ' + name(field));
+        const isText = !['range', 'radio', 'checkbox'].includes(field.type);
+        if (isText && field.scrollWidth > field.clientWidth + 1) found.push('cut off ' + name(field));
+    }
+    const cuts = part => getComputedStyle(part).overflowX !== 'visible' && part.scrollWidth > part.clientWidth + 1;
+    for (const part of [...document.querySelectorAll('.gradio-container *')].filter(isShown)) {
+        const hasText = [...part.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+        if (hasText && part.clientWidth > 1 && cuts(part)) found.push('cut off ' + name(part));
+    }
+    const plot = document.querySelector('.js-plotly-plot'), frame = plot.getBoundingClientRect();
+    const texts = [...plot.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()])
+        .filter(([text, box]) => text.trim() && box.width > 0);
+    texts.forEach(([text, box], i) => {
+        if (box.left < frame.left || box.right > frame.right || box.top < frame.top || box.bottom > frame.bottom)
+            found.push('outside of the figure: ' + text);
+        for (const [other, at] of texts.slice(i + 1)) {
+            const width = Math.min(box.right, at.right) - Math.max(box.left, at.left);
+            const height = Math.min(box.bottom, at.bottom) - Math.max(box.top, at.top);
+            if (width > 2 && height > 3) found.push(`over each other: ${text}, ${other}`);
+        }
+    });
+    return found;
+}"""
+# Questions, and the figures that are looked at; the form and the table are the same beside each.
+ALL_FIELDS = Question(
+    flops="1e24",
+    memory="640GB",
+    kv_tokens="1M",
+    inference_tokens="10T",
+    experts="1,2,4,8,16,32,64",
+    sequence_length="4k",
+    batch="0:1024,100B:2048",
+    accuracy="arc_easy, hellaswag",
+)
+STATES = {
+    "all fields": (ALL_FIELDS, [*VIEWS]),
+    "a budget of hours": (Question(UNITS[1], memory="24GB", kv_tokens="8k"), ["memory"]),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_everything_can_be_read_at_every_width(visit, state):
+    question, views = STATES[state]
+    page = visit(f"?{question.query()}")
+    unreadable = {}
+    for view in views:
+        page.get_by_label(VIEWS[view]).check()
+        page.wait_for_url(re.compile(f"view={view}"))
+        page.wait_for_function("() => !document.body.classList.contains('asking')")
+        for width in (1400, 800, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_timeout(500)
+            if found := page.evaluate(UNREADABLE):
+                unreadable[view, width] = found
+            if folder := os.environ.get("SCREENSHOTS"):
+                page.screenshot(path=Path(folder) / f"{state} {view} {width}.png", full_page=True)
+    assert unreadable == {}
 
 
 def test_the_learning_rate_is_in_sight_and_the_answer_near_the_top_of_a_phone(visit):

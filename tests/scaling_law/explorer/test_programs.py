@@ -7,7 +7,9 @@ import json
 
 import pytest
 
+from scaling_law.explorer.programs import tools
 from tests.guides import DOCS, blocks
+from tests.test_questions import folder, questions  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +19,9 @@ def client(address):
     return Client(address, verbose=False)
 
 
-def test_the_api_has_three_endpoints_that_answer(client, published):
-    assert sorted(client.view_api(return_format="dict")["named_endpoints"]) == ["/loss", "/optimal", "/plan"]
+def test_the_api_has_endpoints_that_answer(client, published):
+    offered = client.view_api(return_format="dict")["named_endpoints"]
+    assert sorted(offered) == ["/describe", "/fit", "/loss", "/optimal", "/plan", "/reach", "/speedup"]
     found = client.predict(flops="1e22", memory="80GB", kv_tokens="16k", api_name="/optimal")
     table = published.optimal(1e22, memory=80e9, kv_tokens=16_384, integral=True)
     assert found["best"]["loss"] == table.best.loss
@@ -28,7 +31,7 @@ def test_the_api_has_three_endpoints_that_answer(client, published):
     assert "d_model:" in made["yaml"]
     assert client.predict(flops="1e21", law="abnar", api_name="/plan")["yaml"].count("d_model:") == 1
     assert client.predict(n_active=1e9, tokens=2e10, experts=8, api_name="/loss")["trusted"]
-    found = client.predict(hours="72", gpus="8", api_name="/optimal")
+    found = client.predict(hours="72", gpus="8", gpu="h100", api_name="/optimal")
     table = published.optimal(hours=72, gpus=8, gpu="h100", integral=True)
     assert (found["best"]["loss"], found["budget"]["hours"]) == (table.best.loss, 72)
 
@@ -36,7 +39,8 @@ def test_the_api_has_three_endpoints_that_answer(client, published):
 @pytest.mark.parametrize(
     ("question", "message"),
     [
-        ({"flops": "1e22", "hours": "72"}, "flops='1e22', hours='72': give exactly one of them"),
+        ({"gpus": "8"}, "flops"),
+        ({"flops": "1e22", "hours": "72"}, "give exactly one of them"),
         ({"flops": "1e22", "law": "/etc/passwd"}, r"law='/etc/passwd' is unknown; there are published"),
     ],
 )
@@ -60,10 +64,46 @@ def test_an_assistant_finds_the_tools_and_asks_one(address, published):
             return listed, json.loads(answered.content[0].text)
 
     listed, answered = asyncio.run(ask())
-    assert [tool.name.rpartition("_")[2] for tool in listed] == ["optimal", "plan", "loss"]
+    names = ["optimal", "plan", "loss", "reach", "speedup", "describe", "fit"]
+    assert [tool.name.rpartition("_")[2] for tool in listed] == names
+    for tool in listed:
+        assert all(argument["description"] for argument in tool.inputSchema["properties"].values())
     assert "how many experts" in listed[0].description
     assert listed[0].inputSchema["properties"]["memory"]["description"].startswith("Memory for weights")
     assert answered["best"]["loss"] == published.optimal(1e22, memory=80e9, integral=True).best.loss
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_assistant_asks_the_ten_questions_by_the_schema(address, published):
+    jsonschema = pytest.importorskip("jsonschema")
+    from mcp import ClientSession
+    from mcp.client.streamable_http import streamable_http_client
+
+    own = {tool.__name__: tool for tool in tools({"published": published})}
+
+    async def ask():
+        async with (
+            streamable_http_client(f"{address}gradio_api/mcp/") as (reading, writing, _),
+            ClientSession(reading, writing) as session,
+        ):
+            await session.initialize()
+            listed = {tool.name.rpartition("_")[2]: tool for tool in (await session.list_tools()).tools}
+            answers = []
+            for question in questions():
+                name, _, text = question.tool.partition(" ")
+                arguments = json.loads(text)
+                jsonschema.validate(arguments, {**listed[name].inputSchema, "additionalProperties": False})
+                answered = await session.call_tool(listed[name].name, arguments)
+                answers.append((own[name](**arguments), json.loads(answered.content[0].text)))
+            return answers
+
+    for direct, answered in asyncio.run(ask()):
+        assert answered == json.loads(json.dumps(direct))
+
+
+def test_a_server_for_others_reads_no_files(published):
+    names = [tool.__name__ for tool in tools({"published": published}, reads_files=False)]
+    assert names == ["optimal", "plan", "loss", "reach", "speedup"]
 
 
 def test_the_guides_program_runs(address, capsys, published):

@@ -118,7 +118,11 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
             channels = [round(255 * v) for v in drawing.colour_of(curve.experts, page.dark)]
             assert {t.line.color for t in lines} == {f"rgba({','.join(map(str, channels))},1)"}
         assert len([s for s in figure.layout.shapes if s.type == "rect"]) == len(found.regions)
-        assert figure.layout.shapes[-1].x0 == 80e9
+        (limit,) = (trace for trace in figure.data if trace.name == "limit")
+        assert limit.x == (80e9, 80e9)
+        assert limit.y == figure.layout.yaxis.range
+        layers = ["band" if trace.fill == "toself" else trace.mode for trace in figure.data]
+        assert layers == sorted(layers)  # bands, then lines, then markers
     grid = curves.best_experts(law, [1e20, 1e22], [80e9, 640e9])
     model = interactive.ModelPoint("M", 1e21, 1e11, 8.0, "M: 8 experts")
     figure = interactive.best_by_budget(grid, question=(1e22, 80e9), models=[model])
@@ -131,6 +135,36 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
         np.testing.assert_array_equal(trace.z[at], (grid.trusted * (1.0 + grid.inside) / 2)[at])
         assert (key.showlegend, trace.showlegend, key.legendgroup) == (True, None, trace.legendgroup)
     assert {"models", "question"} <= {trace.name for trace in figure.data}
+
+
+def test_of_many_curves_only_the_best_has_its_interval(law):
+    pytest.importorskip("plotly")
+    from scaling_law.figures import interactive
+
+    few = curves.budget_curves(law, Budget(1e22), [1, 8])
+    many = curves.budget_curves(law, Budget(1e22), [1, 2, 4, 8, 16, 32, 64])
+    for found, with_interval in ((few, {"dense", "E = 8"}), (many, {"E = 64"})):
+        figure = interactive.loss_by_tokens(found)
+        assert {trace.name for trace in figure.data if trace.fill == "toself"} == with_interval
+    limit = curves.memory_curves(law, Budget(1e22), [1, 8], **LIMITS)
+    names = [trace.name for trace in interactive.loss_by_memory(limit, limit=1e15).data]
+    assert "limit" not in names  # which lies outside of the figure
+    low, high = interactive.loss_by_memory(limit).layout.yaxis.range
+    assert all(low < curve.loss.min() < high for curve in limit.curves)
+
+
+@pytest.mark.parametrize("experts", [2.0**power for power in range(12)])
+def test_every_colour_stands_out_from_its_page(experts):
+    from scaling_law.figures.interactive import DARK, LIGHT
+
+    def luminance(channels):
+        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        return linear @ [0.2126, 0.7152, 0.0722]
+
+    for page in (LIGHT, DARK):
+        paper = np.array([int(page.paper[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        levels = sorted(luminance(np.array(colour)) for colour in (paper, drawing.colour_of(experts, page.dark)))
+        assert (levels[1] + 0.05) / (levels[0] + 0.05) > 2
 
 
 def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):

@@ -134,7 +134,7 @@ OTHERS = [
         "3 runs of the baseline .* 4 are needed",
     ),
     (lambda: LearningRateLaw(1.0, 1.0, 1.0, slope_batch=np.nan), "slope_batch=nan must be a finite number"),
-    (lambda: FULL.at(1e8, 8), "tokens=None must be given, the tokens of the run: this law is"),
+    (lambda: FULL.at(1e8, 8), "tokens=None must be given, the tokens of the run, on which"),
     (lambda: FULL.at(1e8, 8, batch_tokens=1e5), "tokens=None"),
     (lambda: FULL.at(1e8, 8, 2e9), "batch_tokens=None must be given, the tokens of a batch"),
     (lambda: FULL.at(1e8, 8, 0, 1e5), "tokens=0 must be positive and finite"),

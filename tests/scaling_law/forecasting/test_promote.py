@@ -10,7 +10,7 @@ from scipy.stats import norm
 from hub.base.errors import InputError
 from scaling_law import Runs, promote
 from scaling_law.forecasting import trends
-from scaling_law.forecasting.promote import DECIDED
+from scaling_law.forecasting.promote import DECIDED, SHOWN
 from scaling_law.forecasting.trends import Cells, predict_gaps, read_trend_prior
 
 SIZES = np.array([1e8, 3e8, 1e9])
@@ -115,6 +115,8 @@ def test_isoflop_runs_of_other_sizes_match_by_budget():
     answer = promote(base, variant)
     assert [cell["flops"] for cell in answer.cells] == pytest.approx([1e18, 1e19])
     assert [cell["gap"] for cell in answer.cells] == pytest.approx([-np.log(0.99)] * 2, rel=1e-3)
+    assert sum("equal budgets" in note for note in answer.notes) == 1
+    assert not any("partner" in note for note in answer.notes)
 
 
 def test_a_higher_rate_is_expected_to_lose_unless_its_batch_is_larger():
@@ -189,6 +191,32 @@ def test_the_answer_is_json_and_a_figure():
         "30 × C",
     ]
     assert answer.figure().get_ylabel()
+
+
+def test_what_is_odd_about_the_runs_is_said():
+    base = runs_of()
+    assert any("equal" in note for note in promote(base, base).notes)
+    other_loss = replace(runs_of(1.1), loss_name="val_loss")
+    assert any("val_loss" in note for note in promote(base, other_loss).notes)
+    answer = promote(base, runs_of(1.1, sizes=SIZES[[0, 2]]))
+    assert [note for note in answer.notes if "partner" in note] == ["1 of the 3 sizes of the baseline has no partner"]
+
+
+def test_sizes_further_out_leave_the_nearer_ones_alone():
+    base = runs_of(noise=0.002)
+    variant = runs_of(1.1, noise=0.002, seed=1)
+    near = promote(base, variant, beyond=30).rows
+    far = promote(base, variant, beyond=(30, 1000)).rows
+    assert near == far[:-1]
+
+
+def test_a_summary_shows_the_largest_cells():
+    sizes = np.geomspace(1e8, 1e9, 15)
+    answer = promote(runs_of(sizes=sizes), runs_of(1.1, sizes=sizes))
+    cells = answer.summary().members[1]
+    assert len(answer.cells) == 15
+    assert len(cells.rows) == SHOWN
+    assert "15" in cells.title
 
 
 def test_other_losses_are_read_by_name():

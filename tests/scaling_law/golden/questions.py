@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -76,21 +77,6 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "the shelf": ("compare", {}),
 }  # fmt: skip
 
-# The tools of the API take these fields, as text.
-TOOL_FIELDS = {
-    "flops",
-    "memory",
-    "kv_tokens",
-    "inference_tokens",
-    "experts",
-    "law",
-    "hours",
-    "gpus",
-    "gpu",
-    "accuracy",
-    "sequence_length",
-    "batch",
-}
 POSITIONAL = "model"
 
 
@@ -121,11 +107,9 @@ def ask_api(name: str) -> dict[str, Any] | None:
     command, question = QUESTIONS[name]
     law = question.get("law", "published")
     by_name = {tool.__name__: tool for tool in tools({law: choose_law(law)})}
-    if command not in by_name:
+    if command not in by_name or POSITIONAL in question:
         return None
-    if command == "loss":
-        return None if "unique_tokens" in question else by_name["loss"](**question)
-    if not {*question} <= TOOL_FIELDS:
+    if not {*question} <= {*inspect.signature(by_name[command]).parameters}:
         return None
     texts = {field: _text(value) for field, value in question.items()}
     return by_name[command](**texts)

@@ -98,7 +98,7 @@ def test_the_cheapest_row_that_is_trusted_is_named_and_warned_of(published):
     trusted = [e for e, row in rows.items() if row["trusted"]]
     assert nearer.best["experts"] == min(trusted, key=lambda e: rows[e]["flops"]) == 8
     assert rows[32]["flops"] < nearer.best["flops"]
-    assert "; E = 32 takes 8.65e21 FLOPs, but is not trusted" in nearer.verdict
+    assert "; E = 32 would take 8.65e21 FLOPs, but is not trusted" in nearer.verdict
     several = published.reach([2.2, 2.0])
     assert several.trusted
     assert any(warning.startswith("loss 2, E = 32: N_act 23.8B") for warning in several.warnings)

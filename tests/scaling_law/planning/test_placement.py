@@ -82,7 +82,7 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
     named = [float(e) for e in note.partition(":")[0].removeprefix("E = ").split(", ")]
     assert table.placement == cluster.place(table.best.architecture)
     assert table.placement.advice == "Compute-bound (75 % of step time): only more GPUs or fewer FLOPs shorten it."
-    assert f"best row: {table.placement}; {table.placement.advice}" in table.summary().title
+    assert f"best row: {table.placement}. {table.placement.advice}" in table.summary().title
     for row in table:
         assert cluster.place(row.architecture)
         assert row.limited_by == ("memory" if row.experts in named else "time")

@@ -74,7 +74,7 @@ def test_folders_that_cannot_be_read_are_named(tmp_path):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "runs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
     for source, options, words in (
-        (tmp_path, {}, r"no run records: neither runs\.jsonl"),
+        (tmp_path, {}, r"no run records \(runs\.jsonl"),
         (tmp_path / "one", {"revision": "v1"}, "only applies to a dataset on the Hub"),
         (tmp_path / "two", {}, "several sweeps"),
     ):

@@ -9,6 +9,7 @@ import pytest
 from hub.base.tables import as_text
 from scaling_law import Architecture, JointLaw, Runs, fit, load_runs
 from scaling_law.runs.table import RunsError
+from tests.guides import ROOT
 from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
 
 AT = (8e5, 3e6, 4)  # inside the sizes of the tiny sweep
@@ -113,6 +114,18 @@ def test_duplicate_measurements():
     assert len(Runs.from_columns([1e6, 1e6], [1e6, 1e6], 1, [3.0, 3.01])) == 2  # a repeat with another seed
     unknown = {"columns": {"batch": [np.nan, np.nan]}}
     assert len(Runs.from_columns([1e6, 1e6], [1e6, 1e6], 1, [3.0, 3.0], **unknown)) == 2
+
+
+def test_a_run_that_two_sweeps_trained_counts_once():
+    records = [row | {"schema_version": 1, "sweep": "main"} for row in rows()]
+    again = records[2] | {"run_id": "rates-run2", "sweep": "rates"}
+    runs = load_runs([*records, again])
+    assert len(runs) == 6
+    assert runs.skipped == ("row 6 (rates-run2): the same run as row 2 (run2), trained in two sweeps",)
+    with pytest.raises(RunsError, match="duplicate of row 2"):
+        load_runs([*records, again | {"sweep": "main"}])
+    own = load_runs(ROOT / "studies" / "crossing" / "runs.jsonl")
+    assert (len(own), len(own.skipped)) == (706, 4)
 
 
 def test_sizes_are_computed_from_width_and_depth():

@@ -31,8 +31,8 @@ def store(tmp_path, monkeypatch):
     return folder
 
 
-def log(trackio, name, config, losses=LOSSES, key="train/loss"):
-    trackio.init(project="my.sweep", name=name, config=config, embed=False)
+def log(trackio, name, config, losses=LOSSES, key="train/loss", group=None):
+    trackio.init(project="my.sweep", name=name, config=config, group=group, embed=False)
     for step, loss in enumerate(losses):
         trackio.log({key: float(loss), "tokens": 2e6 * (step + 1), "note": "text"}, step=step)
     trackio.finish()
@@ -62,6 +62,12 @@ def test_filters_and_sizes_inside_the_configuration(store):
     runs = load_runs("trackio:my.sweep", columns={"n_active": "params"}, where="n_active > 1M, optimizer = adamw")
     assert runs.run_id == ("run1", "run2")
     assert "experts = model.experts" in runs.read_as
+
+
+def test_runs_of_a_group(store):
+    log(pytest.importorskip("trackio"), "variant", {"params": 1e6, "model": {"experts": 4}}, group="variant")
+    runs = load_runs("trackio:my.sweep", columns=COLUMNS, where="group = variant")
+    assert runs.run_id == ("variant",)
 
 
 def test_what_a_tracker_has_is_shown_where_columns_are_missing(store):

@@ -53,6 +53,12 @@ def test_settings_inside_the_configuration_are_columns(wandb):
     assert not [name for row in rows for name in row if name.startswith("_")]
 
 
+def test_runs_of_a_group(wandb):
+    wandb.runs[1]["group"] = "variant"
+    runs = load_runs("wandb:lab/sweep", columns=COLUMNS, where="group = variant")
+    assert runs.run_id == ("run1",)
+
+
 @pytest.mark.parametrize("final", ["minimum", "smoothed"])
 def test_a_history_beyond_ten_thousand_lines_is_read_whole(wandb, final):
     losses = [4.0 - i / 12_001 for i in range(12_001)]

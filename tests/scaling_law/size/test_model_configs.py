@@ -122,7 +122,7 @@ def test_without_torch_a_type_of_no_table_names_the_extra(value, installed):
 
 
 def test_no_configuration_is_said(tmp_path):
-    with pytest.raises(FileNotFoundError, match="neither a folder or Hub repo with a config"):
+    with pytest.raises(FileNotFoundError, match="no folder or Hub repo with a config"):
         read_model(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="must be an object with fields, not a list"):

@@ -31,5 +31,5 @@ def test_nothing_but_the_configuration_is_read(the_hub):
 
 
 def test_a_model_that_is_not_there_is_said(the_hub):
-    with pytest.raises(FileNotFoundError, match="org/nothing: neither a folder or Hub repo with a config"):
+    with pytest.raises(FileNotFoundError, match="org/nothing: no folder or Hub repo with a config"):
         read_model("org/nothing")

@@ -122,6 +122,19 @@ def test_checksums_of_local_files_are_remembered_until_they_change(corpus, tmp_p
     assert TextSource(str(changed)).identify(memory) != identity
 
 
+def test_files_that_a_readme_selects_identify_a_folder(tmp_path):
+    (tmp_path / "part.jsonl").write_text('{"text": "a"}\n')
+    table = tmp_path / "table.csv"
+    table.write_text("text\na\n")
+    before = TextSource(str(tmp_path)).identify()
+    table.write_text("text\nb\n")
+    assert TextSource(str(tmp_path)).identify() == before
+    (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: table.csv\n---\n")
+    selected = TextSource(str(tmp_path)).identify()
+    table.write_text("text\nc\n")
+    assert TextSource(str(tmp_path)).identify() != selected
+
+
 def test_bad_sources_are_refused(corpus, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "none").mkdir()

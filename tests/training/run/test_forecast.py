@@ -102,7 +102,7 @@ def test_a_run_off_its_track_is_told_once(forecasts, finished, caplog):
     assert sum("off_track" in one for one in told) == 1
     (warning,) = [record.message for record in caplog.records if "off the track" in record.message]
     share = re.search(r"(\d+)\.\d% above what runs like it had here; look at the learning rate", warning)
-    assert 140 < int(share[1]) < 260, "about three times their loss"
+    assert 100 < int(share[1]) < 300, "two to four times their loss"
     before = [line | one for line, one in zip(lines, told, strict=True)]
     assert "off_track" not in forecasts(before[:-1])(lines[-1]), "a resumed run does not say it again"
 
