@@ -57,6 +57,23 @@ def test_no_width_is_better(law, measured, name, experts):
         assert cluster.seconds(limits.widths(row.d_model, row.experts), row.tokens) == pytest.approx(24 * 3600)
 
 
+@pytest.mark.parametrize(
+    ("hours", "gpus", "batch"),
+    [(72, 8, PAPER_RAMP), (72, 8, "1M"), (24, 1, PAPER_RAMP), (100, 64, PAPER_RAMP), (500, 64, "4M")],
+)
+def test_no_width_is_better_where_the_layout_changes(law, hours, gpus, batch):
+    """The loss jumps with the width where another layout becomes the fastest, or the only one that fits."""
+    table = law.optimal(hours=hours, gpus=gpus, gpu="h100", batch=batch, experts=[1, 4, 8], force=True)
+    experts = np.array([row.experts for row in table])
+    widths = np.geomspace(100, 30_000, 4000)[:, None]
+    sizes = LIMITS.variables(widths, experts, 1.0)
+    tokens = table.budget.cluster.tokens(LIMITS.widths(widths, experts), hours * 3600)
+    with np.errstate(all="ignore"):
+        losses = law.evaluate(tuple(law.coefficients.values()), sizes | {"tokens": tokens})
+    least = np.where(tokens > 0, losses, np.inf).min(axis=0)
+    assert np.all([row.loss for row in table] <= least + 1e-6)
+
+
 def test_limits_and_sizes_that_exist(law, measured):
     asked = {"hours": 72, "gpus": 8, "throughput": measured, "experts": [1, 32]}
     table = law.optimal(**asked, memory="24GB", integral=True)
