@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from scaling_law.size.arrays import FloatArray
 
 # Points of the grid between the ends.
-POINTS = 257
+POINTS = 513
 # Minima of a row that are followed.
 MINIMA = 3
 # Halvings of a grid's step.
 HALVINGS = 50
 # Points between the neighbours of a grid's minimum, because a layout may be the best one for few widths.
-WITHIN = 65
+WITHIN = 33
 # A minimum is found where its bracket is this share of a grid's step, as at a jump, or as flat as rounding allows.
 CLOSE = 1e-8
 FLAT = 1e-11
@@ -26,9 +26,9 @@ ROUNDING = 1e-15
 ZOOMS = 40
 # Where the points lie that narrow a bracket: shares of each side, and shares of it around the vertex of a parabola.
 SIDE = np.array([1 / 3, 2 / 3])
+AROUND = np.array([-1 / 40, 0.0, 1 / 40])
 # Two points are next to each other that are this share of their bracket apart.
 NEAR = 1 / 200
-AROUND = np.array([-1 / 40, 0.0, 1 / 40])
 
 
 def least(
