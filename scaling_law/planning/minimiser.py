@@ -10,21 +10,25 @@ from numpy.typing import NDArray
 from scaling_law.size.arrays import FloatArray
 
 # Points of the grid between the ends.
-POINTS = 257
+POINTS = 513
 # Minima of a row that are followed.
 MINIMA = 3
 # Halvings of a grid's step.
 HALVINGS = 50
 # Points between the neighbours of a grid's minimum, because a layout may be the best one for few widths.
-WITHIN = 65
+WITHIN = 33
 # A minimum is found where its bracket is this share of a grid's step, as at a jump, or as flat as rounding allows.
 CLOSE = 1e-8
 FLAT = 1e-11
+# Share of a value that its rounding may be.
+ROUNDING = 1e-15
 # A bracket that is not found by then, because every point of it is a jump, is left as it is.
 ZOOMS = 40
 # Where the points lie that narrow a bracket: shares of each side, and shares of it around the vertex of a parabola.
 SIDE = np.array([1 / 3, 2 / 3])
 AROUND = np.array([-1 / 40, 0.0, 1 / 40])
+# Two points are next to each other that are this share of their bracket apart.
+NEAR = 1 / 200
 
 
 def least(
@@ -89,7 +93,13 @@ def minima(
         if np.all((x[2] - x[1] <= CLOSE * step) | is_flat):
             break
         x, y = narrow(x, y, _points_within(x, y))
-    return x[0], y[0]
+    # The lowest of values that differ by rounding may be any of them.
+    vertex = _vertex(x, y)
+    value = evaluate(vertex)
+    is_inside = (x[1] < x[0]) & (x[0] < x[2])
+    with np.errstate(invalid="ignore"):
+        is_lowest = is_inside & (value <= y[0] + ROUNDING * np.abs(y[0]))
+    return np.where(is_lowest, vertex, x[0]), np.where(is_lowest, value, y[0])
 
 
 def first_below(function: Callable[[FloatArray], FloatArray], low: FloatArray, high: FloatArray) -> FloatArray:
@@ -134,14 +144,20 @@ def _bracket_minima(grid: FloatArray, values: FloatArray) -> tuple[FloatArray, F
     return np.stack(brackets, axis=1), np.stack(bracket_values, axis=1)
 
 
-def _points_within(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Choose points [n, k, ...] within brackets [3, k, ...] (point, lower end, higher end)."""
+def _vertex(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Find the vertex of the parabola through brackets [3, k, ...] (point, lower end, higher end), [k, ...]."""
     middle, low, high = x
     with np.errstate(invalid="ignore", divide="ignore"):
         rise_below = (middle - low) * (y[0] - y[2])
         rise_above = (middle - high) * (y[0] - y[1])
         shift = ((middle - low) * rise_below - (middle - high) * rise_above) / (rise_below - rise_above) / 2.0
-    vertex = np.clip(middle - np.where(np.isfinite(shift), shift, 0.0), low, high)
+    return np.clip(middle - np.where(np.isfinite(shift), shift, 0.0), low, high)
+
+
+def _points_within(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Choose points [n, k, ...] within brackets [3, k, ...] (point, lower end, higher end)."""
+    middle, low, high = x
+    vertex = _vertex(x, y)
     around = vertex + np.multiply.outer(AROUND, high - low)
     below = low + np.multiply.outer(SIDE, middle - low)
     above = middle + np.multiply.outer(SIDE, high - middle)
@@ -149,14 +165,18 @@ def _points_within(x: FloatArray, y: FloatArray) -> FloatArray:
 
 
 def _narrow(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Take the lowest of the points [n, k, ...] and its neighbours on both sides, or itself where it has none."""
+    """Take the lowest of the points [n, k, ...], of which three are a bracket, and a neighbour on each side of it.
+
+    Points next to the lowest one are no neighbours: rounding alone may make them higher.
+    """
     best = np.argmin(y, axis=0)[None]
     middle = np.take_along_axis(x, best, 0)
-    is_below = x < middle
-    is_above = x > middle
+    gap = NEAR * (x[2] - x[1])
+    is_below = x < middle - gap
+    is_above = x > middle + gap
     low = np.argmax(np.where(is_below, x, -np.inf), axis=0)[None]
     high = np.argmin(np.where(is_above, x, np.inf), axis=0)[None]
-    low = np.where(is_below.any(axis=0), low, best)
-    high = np.where(is_above.any(axis=0), high, best)
+    low = np.where(is_below.any(axis=0), low, 1)
+    high = np.where(is_above.any(axis=0), high, 2)
     places = np.concatenate([best, low, high])
     return np.take_along_axis(x, places, 0), np.take_along_axis(y, places, 0)

@@ -57,6 +57,40 @@ def test_no_width_is_better(law, measured, name, experts):
         assert cluster.seconds(limits.widths(row.d_model, row.experts), row.tokens) == pytest.approx(24 * 3600)
 
 
+@pytest.mark.parametrize(
+    ("hours", "gpus", "batch"),
+    [
+        (72, 8, "2M"),
+        (20, 8, "500K"),
+        (20, 8, PAPER_RAMP),
+        (200, 16, PAPER_RAMP),
+    ],
+)
+def test_no_width_is_better_where_the_layout_changes(law, hours, gpus, batch):
+    """The loss jumps with the width where another layout becomes the fastest, or the only one that fits."""
+    table = law.optimal(
+        hours=hours,
+        gpus=gpus,
+        gpu="h100",
+        batch=batch,
+        experts=[4, 8, 16],
+        force=True,
+    )
+    cluster = table.budget.cluster
+    widths = np.geomspace(100, 30_000, 4000)
+    n_active = LIMITS.variables(widths, 1.0, 1.0)["n_active"]
+    for row in table:
+        models = LIMITS.widths(widths, row.experts)
+        tokens = cluster.tokens(models, hours * 3600)
+        trains = tokens > 0
+        losses = law.loss(
+            n_active[trains],
+            tokens[trains],
+            row.experts,
+        )
+        assert row.loss <= losses.min() + 1e-6
+
+
 def test_limits_and_sizes_that_exist(law, measured):
     asked = {"hours": 72, "gpus": 8, "throughput": measured, "experts": [1, 32]}
     table = law.optimal(**asked, memory="24GB", integral=True)
