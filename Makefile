@@ -1,4 +1,4 @@
-# make demo          the whole loop on this machine: corpus, sweep, release, fit, ask, use (about 10 minutes)
+# make demo          the whole loop on this machine: corpus, sweep, release, fit, ask, use (about 7 minutes)
 # make demo FAST=1   the same, smaller, in about a minute
 # make test          the tests; `make test-slow` those that take minutes
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch

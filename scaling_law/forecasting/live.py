@@ -44,8 +44,9 @@ WARMUPS = 2.0
 SHARPNESS = 6.0
 # Lines whose tokens differ by less than this factor are averaged.
 STEP = 1.01
-# Lines of the run itself that those of finished runs count as in the scatter of its lines.
-USUAL_LINES = 10.0
+# Lines of the run itself that those of finished runs count as in the scatter of its lines. A run of fewer is not said
+# to be off its track: neither their scatter nor the form of so young a curve is known.
+USUAL_LINES = 10
 # Misfit of a curve's form in lines within a factor of e^0.08, as a number and as a share of the scatter of lines; both
 # grow with the distance to the run's end in ln t, by this much per unit.
 MISFIT = 0.0004
@@ -156,6 +157,7 @@ class LiveEstimate(NamedTuple):
     "finished runs". `ahead` is how far the run's smoothed loss lies above what was expected by now, in ln L. Intervals
     are those of t distributions with `freedom` degrees of freedom. `other_corpus` is the probability that the law is
     of another corpus, unit or recipe than the run: its level then tells little, and the curve carries the forecast.
+    `lines` is how many lines of the run it is made from.
     """
 
     share: float
@@ -168,6 +170,7 @@ class LiveEstimate(NamedTuple):
     freedom: float
     basis: str
     other_corpus: float = 0.0
+    lines: int = USUAL_LINES
 
     def interval(self, level: float = 0.9) -> tuple[float, float]:
         """Return the losses between which the final loss lies with probability `level`."""
@@ -175,7 +178,12 @@ class LiveEstimate(NamedTuple):
         return float(self.loss * np.exp(-half_width)), float(self.loss * np.exp(half_width))
 
     def off_track(self, level: float = 0.99) -> bool:
-        """Return whether the run's smoothed loss left the band in which the forecast expects it now."""
+        """Return whether the run's smoothed loss left the band in which the forecast expects it now.
+
+        False where there are fewer than ten lines to tell it from.
+        """
+        if self.lines < USUAL_LINES:
+            return False
         return abs(self.ahead) > self._quantile(level) * self.ahead_spread
 
     def is_law_foreign(self, level: float = IS_OTHER) -> bool:
@@ -224,7 +232,7 @@ NO_LAW_CORPUS = _Corpus(3.0, 0.15, 0.5, 0.06, 1.0)
 class _Lines(NamedTuple):
     """Averages of lines of near tokens: `shares` of the run's tokens, `log_losses`, their variances and weights [k].
 
-    `scatter` is the standard deviation of one line around the curve.
+    `scatter` is the standard deviation of one line around the curve, and `n_lines` how many there are.
     """
 
     shares: FloatArray
@@ -232,6 +240,7 @@ class _Lines(NamedTuple):
     variances: FloatArray
     weights: FloatArray
     scatter: float
+    n_lines: int
 
 
 @reads
@@ -319,6 +328,7 @@ class LiveForecast:
             freedom=FREEDOM + family.runs,
             basis="law" if self.law else "finished runs",
             other_corpus=float(after @ [corpus is OTHER_CORPUS for corpus, _ in hypotheses]),
+            lines=lines.n_lines,
         )
 
     @property
@@ -481,6 +491,7 @@ def _average(curve: TrainingCurve, usual_scatter: float | None = None) -> _Lines
         variances=variances,
         weights=counts * (mean_shares / now) ** SHARPNESS,
         scatter=scatter,
+        n_lines=len(log_losses),
     )
 
 

@@ -79,9 +79,9 @@ class Scale:
     """Size of a demo: its sweep file, the bytes of text it takes, draws of the law, and the budget it asks for.
 
     Runs count for the law from `fitted_from` tokens on: before, a model knows little more than pairs of letters, and
-    its loss follows no power law. The coefficients `as_published` are fixed, since the runs cannot tell them; a sweep
-    too small to tell any has the published law as a prior instead. The best model for `flops` lies inside the sizes
-    and tokens of the sweep. `seconds` is the time of each step on two idle cores.
+    its loss follows no power law. The coefficients `as_published` are fixed, since the runs cannot identify them; a
+    sweep too small to identify any has the published law as a prior instead. The best model for `flops` lies
+    inside the sizes and tokens of the sweep. `seconds` is the time of each step on two idle cores.
     """
 
     sweep: str
@@ -100,7 +100,7 @@ FULL = Scale(
     ("gamma", "zeta", "e_start", "e_max"),
     500,
     1e12,
-    {"Corpus": 20, "Tokenizer": 1, "Sweep": 480, "Release": 5, "Fit": 25, "Ask": 5, "Use": 5},
+    {"Corpus": 63, "Tokenizer": 2, "Sweep": 315, "Release": 2, "Fit": 2, "Ask": 2, "Use": 2},
 )
 FAST = Scale(
     "demo-fast.yaml",

@@ -219,7 +219,8 @@ def coefficients_table(result: FitResult) -> Table:
     fixed = [name for name in published if name not in result.fitted]
     notes = []
     if fixed:
-        notes.append(f"Fixed as published, since two numbers of experts do not tell them: {', '.join(fixed)}.")
+        names = ", ".join(fixed)
+        notes.append(f"Fixed as published, since two numbers of experts cannot identify them: {names}.")
     return Table(
         ["", "fitted", "standard error", "published", "by these runs"],
         rows,

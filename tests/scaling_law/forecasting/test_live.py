@@ -194,7 +194,9 @@ def test_a_run_off_its_track_is_seen_and_a_spike_is_not():
     run = curve(noise=0.01).until(0.6)
     assert not forecast.of(run).off_track()
     worse = run.losses * np.where(run.tokens > 0.4 * run.horizon, 1.25, 1.0)
-    assert forecast.of(replace(run, losses=worse)).off_track()
+    estimate = forecast.of(replace(run, losses=worse))
+    assert estimate.off_track()
+    assert not estimate._replace(lines=9).off_track()
 
 
 def test_a_record_and_its_log_make_a_curve_without_spikes_and_skipped_steps():
