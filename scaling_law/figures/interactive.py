@@ -38,6 +38,8 @@ TICKS = 6
 TICK_SPACING = 0.18
 # Share of the height of a figure between the bars below its curves.
 BAR_SPACING = 0.045
+# Share of the axis that the label of a bar takes on a phone.
+LABEL_ROOM = 0.3
 # Opacity of a cell of the map: where the law extrapolates, further than it is trusted, or not at all.
 OPACITY_BEYOND = 0.14
 OPACITY_EXTRAPOLATED = 0.5
@@ -103,7 +105,7 @@ def loss_by_memory(by_memory: MemoryCurves, page: Page = LIGHT, limit: float | N
     for number, (low, high) in enumerate(by_memory.boundaries, 1):
         height = BAR_SPACING * number
         shapes.append(_bar(low, high, height, page))
-        annotations.append(_bar_label(names[number - 1], (low, high), span, height))
+        annotations.append(_bar_label(names[number - 1], (low, high), span, height, page))
     lowest = by_memory.loss.min() - 0.03
     if by_memory.interval is not None:
         lowest = min(lowest, by_memory.interval[0].min())
@@ -361,22 +363,29 @@ def _bar(low: float, high: float, height: float, page: Page) -> dict[str, Any]:
     }
 
 
-def _bar_label(text: str, bar: tuple[float, float], span: tuple[float, float], height: float) -> dict[str, Any]:
-    """Write what a bar is of at the end of it that has more room within the `span` of the axis."""
+def _bar_label(
+    text: str,
+    bar: tuple[float, float],
+    span: tuple[float, float],
+    height: float,
+    page: Page,
+) -> dict[str, Any]:
+    """Write what a bar is of at the end of it that has more room within the `span` of the axis, or upon it."""
     low, high = np.log10(bar).tolist()
     first, last = np.log10(span).tolist()
-    is_at_end = last - high >= low - first
-    return {
+    label = {
         "text": text,
         "showarrow": False,
-        "x": high if is_at_end else low,
-        "xanchor": "left" if is_at_end else "right",
-        "xshift": 4 if is_at_end else -4,
         "y": height,
         "yref": "paper",
         "yanchor": "middle",
         "font": {"size": 11},
     }
+    if max(last - high, low - first) < LABEL_ROOM * (last - first):
+        return {**label, "x": (low + high) / 2, "xanchor": "center", "bgcolor": page.paper}
+    if last - high >= low - first:
+        return {**label, "x": high, "xanchor": "left", "xshift": 4}
+    return {**label, "x": low, "xanchor": "right", "xshift": -4}
 
 
 def _axis(title: str, page: Page, bounds: tuple[float, float] | None = None) -> dict[str, Any]:
