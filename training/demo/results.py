@@ -294,7 +294,8 @@ def conclude(
     return (
         f"Shown: every step of the loop runs on this machine, and {ahead} of {len(all_gaps)} MoE models end below "
         f"their dense twin. The runs determine {determined_count} of {count} fitted coefficients{source}. The law's "
-        f"prediction of the run left out is {comparison} than the loss of any run near it. Not shown: that the law "
+        f"prediction of the run left out is {comparison} than the loss of any run near it. Not shown: how well it "
+        "predicts other runs, of which one is no measure; that it "
         "holds for larger models, for other numbers of experts, or beyond the scatter of seeds, of which there is one "
         "for each size. A sweep that measures such crossovers with several seeds: docs/studies/crossing.md."
     )
