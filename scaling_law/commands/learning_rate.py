@@ -15,7 +15,7 @@ from hub.base.units import format_count
 from scaling_law.commands.options import RATES, Mode, command, exit_untrusted, names, option, quantity, rare
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.formulas.law import positive
-from scaling_law.rates.batch import GIVEN, usual_batch
+from scaling_law.rates.batch import GIVEN, cite, usual_batch
 from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw, describe_check
 from scaling_law.rates.surface import LearningRateFit, fit_learning_rate
 from scaling_law.size.architecture import (
@@ -178,7 +178,7 @@ def _describe(answer: dict[str, Any]) -> Table:
     count = "without embeddings" if answer["reading"] == "paper" else "as the code of the paper's runs"
     rows = [("law", answer["source"]), ("counts N", count)]
     if answer["batch_tokens"] is not None:
-        batch = f"{format_count(answer['batch_tokens'])} tokens ({answer['batch_source']})"
+        batch = f"{format_count(answer['batch_tokens'])} tokens ({cite(answer['batch_source'])})"
         rows.append(("batch", batch))
     return Table((), rows, title=headline, warnings=answer["warnings"])
 

@@ -76,7 +76,7 @@ def optimal(
             `kv_tokens` together.
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
-        learning_rate_law: one, or its name or file; None asks that of the public grids at the level of the paper.
+        learning_rate_law: one, or its name or file; None: the public grids' at the paper's recipe.
         sequence_length, batch: of the run, 4096 and "4M" tokens, or a ramp such as "0:128,0.5B:256". None: the
             paper's, and above its largest run sequences of 4,096 tokens in a batch by Step Law. Step times depend on
             them, and rates by laws that have a batch on the last one.

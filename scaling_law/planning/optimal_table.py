@@ -27,7 +27,7 @@ from scaling_law.planning.batches import OF_PAPER
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import explain_left_out
-from scaling_law.rates.batch import PublishedBatch, describe_batches, published_batches
+from scaling_law.rates.batch import PublishedBatch, cite, describe_batches, published_batches
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import HEAD_DIM, Architecture, name_size
 from scaling_law.size.arrays import FloatArray
@@ -393,7 +393,7 @@ class OptimalTable(Answer):
     def batch(self) -> str:
         """The batch of the best row, where it comes from, and what published laws say, in words."""
         length = self.budget.ramp.sequence_length
-        batch = f"{format_count(self.batch_tokens)} tokens in sequences of {length:,} ({self.batch_source})"
+        batch = f"{format_count(self.batch_tokens)} tokens in sequences of {length:,} ({cite(self.batch_source)})"
         return f"batch: {batch}; by published laws: {describe_batches(self.batches)}"
 
     @property

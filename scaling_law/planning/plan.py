@@ -30,6 +30,7 @@ from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
 from scaling_law.planning.optimum import drawn_losses
 from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords
+from scaling_law.rates.batch import cite
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import (
     ADAM_BYTES,
@@ -226,7 +227,7 @@ class Plan(Answer):
         ramp = f"{first.sequences:,}"
         for stage in later:
             ramp += f", from {format_count(stage.from_tokens)} tokens on {stage.sequences:,}"
-        return f"{ramp} sequences of {self.sequence_length:,} tokens ({self.batch_source})"
+        return f"{ramp} sequences of {self.sequence_length:,} tokens ({cite(self.batch_source)})"
 
     def _describe_rate(self) -> str:
         rate = UNKNOWN if self.learning_rate is None else f"{self.learning_rate:.3g}"

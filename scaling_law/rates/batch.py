@@ -48,7 +48,7 @@ def published_batches(flops: float, tokens: float, loss: float) -> tuple[Publish
     batches = []
     for row in _batch_laws():
         coefficients = row["coefficients"]["batch_tokens"]
-        reference = f"{row['authors']} {row['year']}"
+        reference = cite(row["name"])
         if row.get("arxiv"):
             reference += f", arXiv {row['arxiv']}"
         batches.append(
@@ -95,12 +95,22 @@ def round_sequences(count: float) -> int:
     return step * max(1, round(count / step))
 
 
+def cite(source: str) -> str:
+    """Write where a batch comes from, a published law by its authors and year."""
+    if source == OF_PAPER:
+        return "the paper's"
+    for row in _batch_laws():
+        if row["name"] == source:
+            return f"{row['authors']} {row['year']}"
+    return source
+
+
 def describe_batches(batches: tuple[PublishedBatch, ...]) -> str:
-    """Write the ranges of published batches: "best 1.1M (step_law) to 7.2M (ling_rates), critical …"."""
+    """Write the ranges of published batches: "best 1.1M (Step Law 2025) to 7.2M (Tian et al. 2025), critical …"."""
     phrases = []
     for kind in dict.fromkeys(BATCHES.values()):
         ordered = sorted((batch for batch in batches if batch.batch == kind), key=lambda batch: batch.batch_tokens)
-        ends = [f"{format_count(batch.batch_tokens)} ({batch.law})" for batch in (ordered[0], ordered[-1])]
+        ends = [f"{format_count(batch.batch_tokens)} ({cite(batch.law)})" for batch in (ordered[0], ordered[-1])]
         phrases.append(f"{kind} {' to '.join(ends)}")
     return ", ".join(phrases)
 

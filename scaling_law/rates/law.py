@@ -8,7 +8,7 @@ runs counted attention, active feed-forward, embedding, head and a 512 × d posi
 have; only this agrees with the rates of their grid.
 
 `public_learning_rates.json` holds the law of all readable grids, N without embeddings: "public" for a lab that has
-none, and "public:LAB" at the level of a lab. `python -m studies learning_rates` derives it.
+none, and "public:LAB" calibrated to the recipe of a lab. `python -m studies learning_rates` derives it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FORMAT = "learning_rate_law"
 VERSION = 5
 PUBLIC = "public"
 PUBLIC_FILE = Path(__file__).with_name("public_learning_rates.json")
-# The level of the paper, whose recipe `train.py` runs.
+# Calibrated to the paper, whose recipe `train.py` runs.
 DEFAULT_LAW = f"{PUBLIC}:ludziejewski"
 INSTEAD = "name another learning-rate law or give the rate"
 # A number of tokens, or None where it is not known.
@@ -101,7 +101,7 @@ class LearningRateLaw(Listed):
     def published(cls, reading: str = "code") -> LearningRateLaw:
         """Return the paper's law with the ranges of its runs: 'code' in full precision, 'paper' as its text prints it.
 
-        'public' is the law of all readable grids for another lab, 'public:stepfun' that at the level of one lab.
+        'public' is the law of all readable grids for another lab, 'public:stepfun' that calibrated to one lab.
         """
         if reading.partition(":")[0] == PUBLIC:
             public = strict_json.read(PUBLIC_FILE, "learning_rate_laws", 1)["laws"]

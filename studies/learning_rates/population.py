@@ -32,6 +32,14 @@ WIDTH = 0.7
 UNKNOWN_LEVEL = 2.0
 # The member that is a law, not a grid.
 LAW = "paper"
+# Labs by the names that they go by.
+TITLES = {
+    "stepfun": "StepFun",
+    "marin": "Marin",
+    "epfl": "EPFL",
+    "lingle": "Lingle",
+    "ludziejewski": "Ludziejewski et al.",
+}
 RANGES = ("n_range", "experts_range", "tokens_range", "batch_range")
 
 
@@ -168,7 +176,7 @@ def law_of(coefficients: FloatArray, covariance: FloatArray | None = None, **opt
 
 
 def library_laws(members: list[Member], regret: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Return the fields of the public laws by name: of a lab without rates, and at the level of each."""
+    """Return the fields of the public laws by name: of a lab without rates, and calibrated to each."""
     population = estimate(members)
     swept = [member for member in members if member.name != LAW]
     n_models = sum(member.models for member in swept)
@@ -182,7 +190,10 @@ def library_laws(members: list[Member], regret: Mapping[str, float]) -> dict[str
     }
     for lab, coefficients in population.labs.items():
         laws[f"public:{lab}"] = law_of(
-            *coefficients, source=f"{source}, at the level of {lab}", regret=regret["lab"], **options
+            *coefficients,
+            source=f"{source}, calibrated to the recipe of {TITLES.get(lab, lab)}",
+            regret=regret["lab"],
+            **options,
         )
     fields_of_laws = {}
     for name, law in laws.items():
