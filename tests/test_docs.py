@@ -92,7 +92,20 @@ def words_with_dashes(line: str) -> set[str]:
 # The others have tests of their own.
 @pytest.mark.parametrize(
     "guide",
-    ["index", "gpus_for_a_time", "planning", "answers", "rates", "fitting", "runs", "fit_options", "hours", "scaling"],
+    [
+        "index",
+        "gpus_for_a_time",
+        "planning",
+        "answers",
+        "rates",
+        "fitting",
+        "runs",
+        "fit_options",
+        "hours",
+        "scaling",
+        "studies/crossing",
+        "studies/paper",
+    ],
 )
 def test_python_blocks_run_and_print_what_is_shown(guide, tmp_path, monkeypatch, capsys):
     guide = f"{guide}.md"

@@ -49,17 +49,18 @@ LINKED = "The address of this page is a link to what it shows."
 DASHED = "Dashed lines lie outside the runs that the law was fitted to."
 # What each figure shows, by the name of its view.
 CAPTIONS = {
-    "memory": f"""Each curve is the best model of one E within a memory limit, and ends at the compute optimum (dot).
-The shading is in the colour of the best E, the band is the 95 % interval of its loss, and bars are those of where one
-E overtakes another. {DASHED}""",
-    "map": """The colour is that of the best E. Pale cells lie outside the runs that the law was fitted to, faint cells
-too far outside to be trusted, and where there is no colour the law has no answer. Hatching marks ties. Dots are
-released models, in the colours of their E; the star is this question.""",
-    "isoflop": f"""Each curve spends the budget on models of one E, larger ones on fewer tokens; it begins where the
-memory limit does, and the dot is its best model. Bands are 95 % intervals. {DASHED}""",
-    "tokens": f"""Each curve trains the model that the table has for one E (dot) on fewer or more tokens. Bands are
-95 % intervals. {DASHED}""",
+    "memory": f"""Each curve shows the best model of one E at each memory limit, up to its compute optimum (dot).
+Shading marks the best E, the band is the 95 % interval of its loss, and bars are 95 % intervals of where one E
+overtakes another. {DASHED}""",
+    "map": """Colour shows the best E: pale outside the range of the law's runs, faint where that is too far to be
+trusted, blank where the law has no answer. Hatching marks ties. Dots are released models in the colours of their E; the
+star is this question.""",
+    "isoflop": f"""Each curve spends the whole budget on models of one E, the larger ones on fewer tokens. It begins at
+the memory limit, and the dot is its best model. Bands are 95 % intervals. {DASHED}""",
+    "tokens": f"""Each curve trains the table's model of one E (dot) on fewer or more tokens. Bands are 95 % intervals.
+{DASHED}""",
 }
+KINKS = "Curves for a budget of hours have kinks where the micro-batch, sharding or gradient checkpointing changes."
 # The fields, in the order of their components.
 FIELDS = [field.name for field in fields(Question)]
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
@@ -87,6 +88,13 @@ NOTHING = ["", None, "", "", "", ""]
 # Where a page has a <base>, Plotly writes the page's address into what clips a figure, which is then lost when the
 # address changes. Gradio's own means the same as none.
 NO_BASE = """<script>document.querySelector('base[href="./"]')?.remove()</script>"""
+# A printed figure is as wide as its sheet, not as its window: Plotly's pictures have a fixed size, but no view box.
+FIT_PRINT = """<script>addEventListener('beforeprint', () => {
+    for (const picture of document.querySelectorAll('.js-plotly-plot .main-svg')) {
+        const [width, height] = [picture.getAttribute('width'), picture.getAttribute('height')];
+        picture.setAttribute('viewBox', `0 0 ${width} ${height}`);
+    }
+})</script>"""
 LINK = "(query) => { history.replaceState(null, '', query ? '?' + query : location.pathname); }"
 SAVE = f"""(text) => {{
     const link = document.createElement('a');
@@ -155,6 +163,8 @@ footer .divider { display: none; }
     .question, .plan, #view, button { display: none !important; }
     .wide { overflow: visible; contain: none; }
     .wide table { font-size: 0.6em; }
+    .js-plotly-plot :is(.svg-container, .main-svg) { width: 100% !important; height: auto !important; }
+    .js-plotly-plot .main-svg:first-child { position: static !important; }
 }
 """
 # The field that a problem names has a frame: a text, or a choice as a whole.
@@ -260,12 +270,12 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("memory", "Memory", "80GB for weights and KV cache; empty: no limit")
     slider("memory", "log₁₀ of the bytes")
     text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
-    text("inference_tokens", "Tokens served", "100B over the model's life; with FLOPs only")
-    text("experts", "Numbers of experts", "1,2,4, or doublings: 1-32; empty: those of the law's runs")
-    text("sequence_length", "Tokens of a sequence", "4k; empty: 512, and 4,096 above the paper's runs")
-    text("batch", "Tokens of a batch", "4M, or a ramp of sequences: 0:128,0.5B:256; empty: the paper's or Step Law's")
+    text("inference_tokens", "Inference tokens", "100B over the model's life; with FLOPs only")
+    text("experts", "Experts to compare", "1,2,4, or doublings: 1-32; empty: those of the law's runs")
+    text("sequence_length", "Sequence length", "4k tokens; empty: 512, and 4,096 above the paper's runs")
+    text("batch", "Batch size", "4M tokens, or a ramp of sequences: 0:128,0.5B:256; empty: the paper's or Step Law's")
     inputs["law"] = gr.Dropdown([*laws], label="Law", value=first.law, elem_id="law")
-    text("accuracy", "Accuracy of tasks", "arc_easy, hellaswag: what to expect at the loss", elem_classes="broad")
+    text("accuracy", "Downstream accuracy", "arc_easy, hellaswag: expected at this loss", elem_classes="broad")
     return preset, inputs, sliders
 
 
@@ -280,6 +290,7 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     plot = gr.Plot(start[2], show_label=False, elem_classes="result")
     for name, caption in CAPTIONS.items():
         gr.Markdown(f"{caption} {LINKED}", elem_classes=["caption", f"of-{name}"])
+    gr.Markdown(KINKS, elem_classes=["caption", "of-isoflop", "in-hours"])
     table = gr.HTML(start[3], elem_id="table", elem_classes="result")
     notes = gr.Markdown(start[4], elem_id="notes", elem_classes="result")
     shell = {"language": "shell", "label": "The same in the shell", "lines": 1, "wrap_lines": True}
@@ -474,7 +485,7 @@ def settings() -> dict[str, Any]:
             block_info_text_color_dark="*neutral_300",
         ),
         "css": CSS,
-        "head": "".join(f'<link rel="modulepreload" href="./assets/{file.name}">' for file in plotly) + NO_BASE,
+        "head": "".join(f'<link rel="modulepreload" href="./assets/{file.name}">' for file in plotly) + NO_BASE + FIT_PRINT,
         "mcp_server": True,
         "footer_links": ["api"],
         "share": False,

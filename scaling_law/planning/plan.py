@@ -187,7 +187,7 @@ class Plan(Answer):
 
         comment = (
             f"# {self.architecture.n_active:,} active of {self.architecture.n_total:,} parameters, "
-            f"{self.training_flops:.3g} training FLOPs, predicted loss {self.loss:.4f} nats per token\n"
+            f"{format_flops(self.training_flops)} training FLOPs, predicted loss {self.loss:.4f} nats per token\n"
             f"# learning rate: {self.rate_source}\n"
         )
         return comment + yaml.safe_dump(self.configuration(sweep), sort_keys=False)

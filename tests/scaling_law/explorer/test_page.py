@@ -419,6 +419,17 @@ def test_the_learning_rate_is_in_sight_and_the_answer_near_the_top_of_a_phone(vi
     assert page.evaluate("() => document.querySelector('.answer').getBoundingClientRect().top") < 844
 
 
+def test_a_printed_figure_is_as_wide_as_its_sheet(visit):
+    page = visit(viewport={"width": 1400, "height": 900})
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    widths = page.evaluate("""() => ['.js-plotly-plot', '.js-plotly-plot .main-svg'].map(
+        part => document.querySelector(part).getBoundingClientRect().width)""")
+    sheet, figure = widths
+    assert figure == pytest.approx(sheet, abs=2)
+    assert sheet > 1200  # the form is not printed
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_accessibility(visit, scheme):
     axe = Path(os.environ.get("AXE", "build/axe/package/axe.min.js"))
