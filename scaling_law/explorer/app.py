@@ -53,8 +53,8 @@ CAPTIONS = {
 Shading marks the best E, the band is the 95 % interval of its loss, and bars are 95 % intervals of where one E
 overtakes another. {DASHED}""",
     "map": """Colour shows the best E: pale outside the range of the law's runs, faint where that is too far to be
-trusted, blank where the law has no answer. Hatching marks ties. Dots are released models in the colours of their E; the
-star is this question.""",
+trusted, blank where the law has no answer. Hatching marks ties. Dots are released models in the colours of their E;
+the star is this question.""",
     "isoflop": f"""Each curve spends the whole budget on models of one E, the larger ones on fewer tokens. It begins at
 the memory limit, and the dot is its best model. Bands are 95 % intervals. {DASHED}""",
     "tokens": f"""Each curve trains the table's model of one E (dot) on fewer or more tokens. Bands are 95 % intervals.
@@ -477,6 +477,7 @@ def settings() -> dict[str, Any]:
     # The browser fetches and compiles Plotly, a third of what opening takes, beside the rest: Gradio asks for it only
     # when the figure is there. Its file has another name in each release.
     plotly = (Path(gr.__file__).parent / "templates" / "frontend" / "assets").glob("PlotlyPlot-*.js")
+    preloads = [f'<link rel="modulepreload" href="./assets/{file.name}">' for file in plotly]
     return {
         "theme": gr.themes.Base(**fonts).set(
             body_text_color_subdued="*neutral_600",
@@ -485,7 +486,7 @@ def settings() -> dict[str, Any]:
             block_info_text_color_dark="*neutral_300",
         ),
         "css": CSS,
-        "head": "".join(f'<link rel="modulepreload" href="./assets/{file.name}">' for file in plotly) + NO_BASE + FIT_PRINT,
+        "head": "".join([*preloads, NO_BASE, FIT_PRINT]),
         "mcp_server": True,
         "footer_links": ["api"],
         "share": False,
