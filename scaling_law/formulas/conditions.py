@@ -101,7 +101,8 @@ class Excess:
     @property
     def factor(self) -> str:
         """The factor by which the value leaves its limits, in words."""
-        return f"{self.sign}{self.times:.3g}"
+        digits = float(f"{self.times:.3g}")
+        return f"{self.sign}{digits:,g}" if digits < 1e6 else f"{self.sign}{digits:.3g}"
 
 
 def guard_of(name: str) -> float:
@@ -319,7 +320,7 @@ class RangeCheck(Summarised):
             )
             sentences.append(notice)
         for name in dict.fromkeys(excess.name for excess in self._beyond_guard()):
-            sentence = f"{name} is over {self.guard(name):g}× outside its range: do not act on this prediction"
+            sentence = f"{name} is over {self.guard(name):,g} times outside its range: do not act on this prediction"
             sentences.append(Notice(sentence, "do not act on this prediction"))
         if self.unknown:
             sentences.append(UNKNOWN.format(", ".join(self.unknown)))
@@ -385,7 +386,7 @@ class RangeCheck(Summarised):
             reason = str(excess)
             if excess.name != "E" and not np.isnan(excess.experts):
                 reason += f" at E = {excess.experts:g}"
-            reasons.append(f"{reason}, beyond the guard of {self.guard(excess.name):g} times")
+            reasons.append(f"{reason}, beyond the limit of {excess.sign}{self.guard(excess.name):,g}")
         return "; ".join(reasons)
 
     def _beyond_guard(self) -> Iterator[Excess]:

@@ -283,7 +283,7 @@ def test_the_shell_says_by_its_status_what_an_answer_is_worth(command, folder, m
     assert far.exit_code in (1, 2), far.output
     if far.exit_code == 2:
         assert far.stdout == ""
-        assert "beyond the guard" in far.stderr
+        assert "beyond the limit" in far.stderr
     if command in FORCED:
         rate = ("--learning-rate", 1e-5) if command == "plan" else ()
         forced = shell(command, *SHELL[command](FAR), *law, *rate, "--force")

@@ -70,7 +70,7 @@ REFUSED = [
     (speedup(flops=1e21, tokens=1e9), "flops=1e+21, tokens=1000000000.0: give one of them"),
     (speedup(tokens=1e9), "goes with an Architecture: E = 8 alone has no size; give flops"),
     (speedup(baseline="x", flops=1e21), "baseline='x' must be a number of experts or an Architecture"),
-    (speedup(flops=1e29), "beyond the guard of 1000 times"),
+    (speedup(flops=1e29), "beyond the limit of ×1,000"),
     (speedup(flops=1e21, memory="1GB"), "memory='1GB' does not go with a speed-up"),
     (of(LAW.speedup, MODEL)(tokens=0), "tokens=0 must be positive"),
     (of(LAW.speedup, 0.5)(flops=1e21), "model=0.5 must be at least 1"),

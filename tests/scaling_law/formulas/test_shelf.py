@@ -88,7 +88,7 @@ def test_a_published_law_knows_the_ranges_of_its_runs():
     assert krajewski.warnings(**at) == []
     assert krajewski.warnings(**at | {"granularity": 128, "experts": 64}) == [
         "granularity 128 is outside the fitted 1…16 (×8)",
-        "granularity is over 4× outside its range: do not act on this prediction",
+        "granularity is over 4 times outside its range: do not act on this prediction",
     ]
     assert not krajewski.beyond_guard(**at)
     assert krajewski.beyond_guard(**at | {"experts": 8})  # it is a law for 64 experts

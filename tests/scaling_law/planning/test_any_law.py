@@ -176,7 +176,7 @@ def test_a_fit_knows_the_ranges_of_its_laws_own_variables():
     assert warnings[0] == "density 0.0625 is outside the fitted 0.125…1 (÷2)"
     assert warnings[1].startswith("not trusted: density ÷2; backtests support ")
     with pytest.raises(
-        ExtrapolationError, match=r"density 0.0156 is outside the fitted .*beyond the guard of 4 times"
+        ExtrapolationError, match=r"density 0.0156 is outside the fitted .*beyond the limit of .4"
     ):
         law.optimal(1e21, 64)
     row = law.optimal(1e21, 8)[8]

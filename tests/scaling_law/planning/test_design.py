@@ -93,7 +93,7 @@ def test_no_run_is_shorter_than_its_warmup(law):
 def test_each_answer_beyond_the_guard_is_refused(law):
     """What is forced is flagged: tests/scaling_law/test_every_question.py."""
     for far in (log_optimal_parameters(1e32), predicted_loss(1e15, 2e16, 8), advantage(1e32, 8, 1)):
-        with pytest.raises(ExtrapolationError, match="beyond the guard"):
+        with pytest.raises(ExtrapolationError, match="beyond the limit"):
             law.next_runs(far, 1e20, noise=NOISE)
 
 
