@@ -175,9 +175,7 @@ def test_a_fit_knows_the_ranges_of_its_laws_own_variables():
     warnings = law.warnings(n_total=1e9, tokens=1e10, density=1 / 16)
     assert warnings[0] == "density 0.0625 is outside the fitted 0.125…1 (÷2)"
     assert warnings[1].startswith("not trusted: density ÷2; backtests support ")
-    with pytest.raises(
-        ExtrapolationError, match=r"density 0.0156 is outside the fitted .*beyond the limit of .4"
-    ):
+    with pytest.raises(ExtrapolationError, match=r"density 0.0156 is outside the fitted .*beyond the limit of .4"):
         law.optimal(1e21, 64)
     row = law.optimal(1e21, 8)[8]
     assert row.loss_interval[0] < row.loss < row.loss_interval[1]
