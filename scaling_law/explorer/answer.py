@@ -16,6 +16,7 @@ from hub.base import strict_json
 from hub.base.markdown import escape_markdown
 from hub.base.notices import brief_lines
 from hub.base.units import format_bytes, format_count, format_flops, parse_count
+from scaling_law.explorer.captions import describe_figure
 from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
 from scaling_law.figures.interactive import ModelPoint, Page
@@ -49,6 +50,7 @@ class Results:
 
     headline: str
     figure: Figure
+    caption: str
     table: str
     notes: str
     command: str
@@ -59,14 +61,16 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Resu
     """Answer a question. ValueError names what is wrong with it, or why the law has no answer."""
     table = best_models(question, law)
     warnings = brief_lines(table.warnings, "the list below")
-    notes = [*warnings, table.batch, table.rates]
+    notes = [*warnings, *table.training_notes]
     if question.unit == HOURS and question.view == "map":
         flops = format_flops(table.flops)
         notes.insert(0, f"this map is for budgets of FLOPs: the star is at the {flops} of the best row")
     plan, configuration = _plan(question, law)
+    figure = draw_figure(question, law, table, page)
     return Results(
         f"**{table.verdict}**",
-        draw_figure(question, law, table, page),
+        figure,
+        describe_figure(question, figure),
         table_html(table),
         _bullets(notes) + _folded(table.warnings, len(warnings)),
         question.command(plan is not None),
@@ -107,9 +111,10 @@ def table_html(table: OptimalTable) -> str:
     rows = []
     for row in summary.rows:
         verdict = escape(str(row[-1]))
+        name = "best" if verdict.startswith("best") else ""
         cells = [escape(str(row[number])) for number in order]
         texts = "".join(f"<td>{text}</td>" for text in (verdict, *cells))
-        rows.append(f'<tr class="{verdict}">{texts}</tr>')
+        rows.append(f'<tr class="{name}">{texts}</tr>')
     region = '<div class="wide" tabindex="0" role="region" aria-label="Best model of each E">'
     return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
 
@@ -134,13 +139,18 @@ def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -
     if question.view == "memory":
         models["bytes_per_parameter"] = 2.0
         models["bytes_per_kv"] = 2.0
-        by_memory = curves.memory_curves(thin, budget, experts, **models, points=POINTS)
-        return interactive.loss_by_memory(by_memory, page, memory)
+        by_memory = curves.memory_curves(thin, budget, experts, **models, points=POINTS, prefers_trusted=True)
+        return interactive.loss_by_memory(by_memory, page, memory, (table.best.memory_bytes, table.best.loss))
     if question.view == "isoflop":
         by_budget = curves.budget_curves(thin, budget, experts, **limits, points=POINTS)
-        return interactive.loss_by_tokens(by_budget, page, shown_losses(by_budget))
+        dots = {row.experts: (row.tokens, row.loss) for row in table}
+        return interactive.loss_by_tokens(by_budget, page, shown_losses(by_budget), table.best.experts, dots)
     if question.view == "tokens":
-        return interactive.loss_by_tokens(curves.token_curves(thin, table, POINTS), page)
+        by_model = curves.token_curves(thin, table, POINTS)
+        low, high = shown_losses(by_model)
+        # These curves fall on beyond their dots.
+        losses = (low - (high - low) / 2, high)
+        return interactive.loss_by_tokens(by_model, page, losses, table.best.experts)
     budgets = _grid(MAP_FLOPS, table.flops, MAP_COLUMNS)
     memory_limits = _grid(MAP_MEMORY, memory, MAP_ROWS)
     best = curves.best_experts(thin, budgets, memory_limits, experts, **models)

@@ -43,24 +43,18 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 TITLE = "Joint MoE scaling laws"
 INTRODUCTION = """# How many experts, how big, how many tokens?
 
-A joint scaling law of dense and Mixture-of-Experts models
-([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)) answers for a training budget and a memory limit."""
-LINKED = "The address of this page is a link to what it shows."
-DASHED = "Dashed lines lie outside the runs that the law was fitted to."
-# What each figure shows, by the name of its view.
-CAPTIONS = {
-    "memory": f"""Each curve shows the best model of one E at each memory limit, up to its compute optimum (dot).
-Shading marks the best E, the band is the 95 % interval of its loss, and bars are 95 % intervals of where one E
-overtakes another. {DASHED}""",
-    "map": """Colour shows the best E: pale outside the range of the law's runs, faint where that is too far to be
-trusted, blank where the law has no answer. Hatching marks ties. Dots are released models in the colours of their E;
-the star is this question.""",
-    "isoflop": f"""Each curve spends the whole budget on models of one E, the larger ones on fewer tokens. It begins at
-the memory limit, and the dot is its best model. Bands are 95 % intervals. {DASHED}""",
-    "tokens": f"""Each curve trains the table's model of one E (dot) on fewer or more tokens. Bands are 95 % intervals.
-{DASHED}""",
+A scaling law picks them for a training budget and a memory limit: by default the joint law of dense and
+Mixture-of-Experts models of [Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)."""
+# What an empty field means.
+EMPTY = {
+    "memory": "no limit",
+    "kv_tokens": "none",
+    "inference_tokens": "none",
+    "experts": "all of the law's",
+    "sequence_length": "512 or 4,096",
+    "batch": "automatic",
+    "accuracy": "none",
 }
-KINKS = "Curves for a budget of hours have kinks where the micro-batch, sharding or gradient checkpointing changes."
 # The fields, in the order of their components.
 FIELDS = [field.name for field in fields(Question)]
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
@@ -76,7 +70,7 @@ UNLIMITED = ("memory",)
 # As gradio.skip(), which leaves a component alone.
 SKIP: dict[str, Any] = {"__type__": "update"}
 # Components of an answer: those of `_results`, and the link.
-SHOWN = 9
+SHOWN = 10
 TURN = "String(performance.now() + Math.random())"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
@@ -84,7 +78,7 @@ ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...v
 # Undefined writes nothing.
 ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : document.body.classList.remove('opening')"
 # Results of a page whose link asks what has no answer: none, as it has not had any other question yet.
-NOTHING = ["", None, "", "", "", ""]
+NOTHING = ["", None, "", "", "", "", ""]
 # Where a page has a <base>, Plotly writes the page's address into what clips a figure, which is then lost when the
 # address changes. Gradio's own means the same as none.
 NO_BASE = """<script>document.querySelector('base[href="./"]')?.remove()</script>"""
@@ -113,11 +107,14 @@ CSS = """
 .result { transition: opacity 0.2s; }
 .opening.dark .js-plotly-plot { visibility: hidden; }
 :is(input:not([type=radio]), textarea, [role=region]):focus-visible { outline: 2px solid #3b82f6 !important; }
+input[role=combobox]:not([type=radio]):focus-visible { outline: none !important; }
+.wrap:has(> .wrap-inner [role=combobox]:focus-visible) { outline: 2px solid #3b82f6; }
 label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offset: 1px; }
 .modebar-container { top: auto !important; bottom: 0; height: 2em !important; }
 .modebar-btn:not([data-title^="Download"]) { display: none !important; }
-.asking .result { opacity: 0.4; transition-delay: 0.5s; }
-.gradio-container:has(#problem .unanswered) .result { opacity: 0.4; }
+.asking :is(.result, .plan) { opacity: 0.55; transition-delay: 0.5s; }
+.gradio-container:has(#problem .unanswered) :is(.result, .plan) { opacity: 0.55; }
+.result .result { opacity: 1 !important; }
 .gradio-container:has(#unit [value="hours"]:checked) .in-flops { display: none; }
 .gradio-container:has(#unit [value="flops"]:checked) .in-hours { display: none; }
 .wide :is(table, thead, tbody, tr) { border: 0 !important; }
@@ -141,8 +138,10 @@ label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offs
 #yaml .cm-content { padding-right: 4.5em; }
 footer .divider { display: none; }
 .caption p { font-size: 0.875em; }
-.gradio-container:not(:has(#table table)) :is(.result, .caption, .plan) { display: none; }
+.gradio-container:not(:has(#table table)) :is(.result, .plan, #view) { display: none; }
 .slider :is(.head, .min_value, .max_value) { display: none; }
+.question .form > .slider { overflow: visible !important; }
+input[type=range]::-webkit-slider-thumb { box-shadow: 0 0 0 1px var(--neutral-500) !important; }
 @media (max-width: 960px) {
     .question { flex: 1 0 100% !important; }
     .question .form { display: grid; grid-template-columns: repeat(4, 1fr); align-items: end; }
@@ -173,11 +172,6 @@ CSS += "".join(
     f" :is(#{name} :is(input:not([type=radio]), textarea), fieldset#{name})"
     " { box-shadow: inset 0 0 0 2px #D55E00 !important; }\n"
     for name in FIELDS
-)
-# A figure has its own caption.
-CSS += "".join(
-    f'.gradio-container:has(#view [value="{name}"]:checked) .caption:not(.of-{name}) {{ display: none; }}\n'
-    for name in CAPTIONS
 )
 
 
@@ -248,7 +242,9 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     at = _slider_positions(first)
 
     def text(name: str, label: str, info: str, **options: Any) -> None:
-        inputs[name] = gr.Textbox(getattr(first, name), label=label, info=info, max_lines=1, elem_id=name, **options)
+        empty = EMPTY.get(name)
+        looks: dict[str, Any] = {"label": label, "info": info, "placeholder": empty, "max_lines": 1, **options}
+        inputs[name] = gr.Textbox(getattr(first, name), elem_id=name, **looks)
 
     def slider(name: str, label: str, *classes: str) -> None:
         low, high, _ = SLIDERS[name]
@@ -260,27 +256,28 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     )
     units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
     inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit", elem_classes="broad")
-    text("flops", "Training budget (FLOPs)", "1e22, including inference", elem_classes="in-flops")
+    text("flops", "Training budget (FLOPs)", "such as 1e22, inference included", elem_classes="in-flops")
     slider("flops", "log₁₀ of the FLOPs", "in-flops")
-    text("hours", "Hours", "168, 7d or 1w; wall-clock time of training", elem_classes="in-hours")
+    text("hours", "Hours", "wall-clock time of training: 168, 7d or 1w", elem_classes="in-hours")
     slider("hours", "log₁₀ of the hours", "in-hours")
-    text("gpus", "Number of GPUs", "8, which share the steps evenly", elem_classes="in-hours")
+    text("gpus", "Number of GPUs", "such as 8", elem_classes="in-hours")
     in_hours: dict[str, Any] = {"elem_classes": "in-hours", "elem_id": "gpu"}
     inputs["gpu"] = gr.Dropdown(list(CHOICES["gpu"]), label="GPU", value=first.gpu, **in_hours)
-    text("memory", "Memory", "80GB for weights and KV cache; empty: no limit")
+    text("memory", "Memory", "such as 80GB, for weights and KV cache")
     slider("memory", "log₁₀ of the bytes")
-    text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
-    text("inference_tokens", "Inference tokens", "100B over the model's life; with FLOPs only")
-    text("experts", "Experts to compare", "1,2,4, or doublings: 1-32; empty: those of the law's runs")
-    text("sequence_length", "Sequence length", "4k tokens; empty: 512, and 4,096 above the paper's runs")
-    text("batch", "Batch size", "4M tokens, or a ramp of sequences: 0:128,0.5B:256; empty: the paper's or Step Law's")
-    inputs["law"] = gr.Dropdown([*laws], label="Law", value=first.law, elem_id="law")
-    text("accuracy", "Downstream accuracy", "arc_easy, hellaswag: expected at this loss", elem_classes="broad")
+    text("kv_tokens", "Tokens in the KV cache", "such as 16k, over all sequences")
+    text("inference_tokens", "Inference tokens", "such as 100B over the model's life; with FLOPs only")
+    text("experts", "Experts to compare", "such as 1,2,4, or doublings: 1-32")
+    text("sequence_length", "Sequence length", "such as 4k tokens")
+    text("batch", "Batch size", "such as 4M tokens, or a ramp of sequences: 0:128,0.5B:256")
+    by_name = f"{PUBLISHED}: Ludziejewski et al. 2025; others as in scaling-law compare"
+    inputs["law"] = gr.Dropdown([*laws], label="Law", info=by_name, value=first.law, elem_id="law")
+    text("accuracy", "Downstream accuracy", "such as arc_easy, hellaswag; expected at this loss", elem_classes="broad")
     return preset, inputs, sliders
 
 
 def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
-    """Make the choice of the figure, a button, and what answers: problem, sentence, figure, table, notes, code."""
+    """Make the choice of the figure, a button, and what answers: sentence, figure, caption, table and code."""
     import gradio as gr
 
     fixed: dict[str, Any] = {"interactive": False, "show_line_numbers": False, "elem_classes": ["wide", "result"]}
@@ -288,18 +285,16 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     sentence = gr.Markdown(start[1], elem_classes=["answer", "result"])
     view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory", elem_id="view")
     plot = gr.Plot(start[2], show_label=False, elem_classes="result")
-    for name, caption in CAPTIONS.items():
-        gr.Markdown(f"{caption} {LINKED}", elem_classes=["caption", f"of-{name}"])
-    gr.Markdown(KINKS, elem_classes=["caption", "of-isoflop", "in-hours"])
-    table = gr.HTML(start[3], elem_id="table", elem_classes="result")
-    notes = gr.Markdown(start[4], elem_id="notes", elem_classes="result")
+    caption = gr.Markdown(start[3], elem_classes=["caption", "result"])
+    table = gr.HTML(start[4], elem_id="table", elem_classes="result")
+    notes = gr.Markdown(start[5], elem_id="notes", elem_classes="result")
     shell = {"language": "shell", "label": "The same in the shell", "lines": 1, "wrap_lines": True}
-    command = gr.Code(start[5], elem_id="command", **shell, **fixed)
+    command = gr.Code(start[6], elem_id="command", **shell, **fixed)
     with gr.Accordion("YAML of the plan, for train.py", open=False, elem_classes="plan"):
         yaml = {"language": "yaml", "show_label": False, "wrap_lines": True}
-        configuration = gr.Code(start[6], elem_id="yaml", **yaml, **fixed)
-    save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[7] and start[7]["visible"]), size="sm")
-    return view, [problem, sentence, plot, table, notes, command, configuration], save
+        configuration = gr.Code(start[7], elem_id="yaml", **yaml, **fixed)
+    save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[8] and start[8]["visible"]), size="sm")
+    return view, [problem, sentence, plot, caption, table, notes, command, configuration], save
 
 
 # ------------------------------------------------------------------ events: values of components in, values out

@@ -35,14 +35,16 @@ LEVEL = (0.025, 0.975)
 class Curve:
     """Predicted losses of models with `experts` experts along the `x` of a figure; arrays [points], nats per token.
 
-    `inside`: within the fitted range, nowhere if unknown. `interval`: 95 % of the draws, None without. `mark` is the
-    number of the point that the figure marks, such as the optimum.
+    `inside`: within the fitted range, nowhere if unknown. `trusted`: no further outside than backtests support.
+    `interval`: 95 % of the draws, None without. `mark` is the number of the point that the figure marks, such as the
+    optimum.
     """
 
     experts: float
     x: FloatArray
     loss: FloatArray
     inside: NDArray[np.bool_]
+    trusted: NDArray[np.bool_]
     interval: Interval | None
     d_model: FloatArray
     n_active: FloatArray
@@ -59,13 +61,22 @@ class Region:
     points: slice
 
 
+@dataclass(frozen=True)
+class Boundary:
+    """The memory limit from which `larger` experts beat `smaller`: `interval` is that of 95 % of the draws."""
+
+    smaller: float
+    larger: float
+    interval: tuple[float, float]
+
+
 @dataclass(frozen=True, eq=False)
 class MemoryCurves:
     """The best loss of each E under each memory limit, and the regions where each E is best.
 
     `memory` [points] are limits: bytes, or parameters where the limits count a byte for each; `loss` and `interval`
-    are of the best model under each. `boundaries` are 95 % intervals of the limits between one region and the next,
-    empty for a law without draws.
+    are of the best model under each. From `boundaries` on more experts have the lowest loss, trusted or not; there is
+    one for each pair of E, the last, and none for a law without draws.
     """
 
     memory: FloatArray
@@ -73,7 +84,7 @@ class MemoryCurves:
     regions: tuple[Region, ...]
     loss: FloatArray
     interval: Interval | None
-    boundaries: tuple[tuple[float, float], ...]
+    boundaries: tuple[Boundary, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,11 +153,13 @@ def loss_curve(
     if band and law.draws is not None:
         interval = interval_of(limits.loss(law, law.columns_of_draws(loss.ndim), columns))
     d_model = np.asarray(width_of_active(columns["n_active"], law.vocab_size))
+    check = law.check(**columns, unique_tokens=limits.unique_tokens)
     return Curve(
         experts=experts,
         x=along,
         loss=np.asarray(loss),
-        inside=law.check(**columns, unique_tokens=limits.unique_tokens).inside,
+        inside=check.inside,
+        trusted=check.trusted,
         interval=interval,
         d_model=d_model,
         n_active=columns["n_active"],
@@ -171,6 +184,12 @@ class _MemoryModels:
     variables: dict[str, Any]
     loss: FloatArray
 
+    def compared_losses(self) -> FloatArray:
+        """Return the losses of trusted models, [points, E], infinite for others; under a limit without any, all."""
+        is_trusted = np.isfinite(self.loss) & self.law.check(**self.variables).trusted
+        is_compared = is_trusted | ~is_trusted.any(axis=1, keepdims=True)
+        return np.where(is_compared, self.loss, np.inf)
+
     def draws(self, index: Any) -> FloatArray | None:
         """Compute the losses of the models at an index of [points, E] under each draw, [n_draws, n]."""
         models = {name: values[index] for name, values in self.variables.items()}
@@ -194,16 +213,20 @@ class _MemoryModels:
             limits=self.limits,
         )
 
-    def boundary(self, first: int, second: int) -> tuple[float, float]:
+    def boundary(self, first: int, second: int, start: int) -> tuple[float, float]:
         """Return the 95 % interval of the limit from which the E in column `second` beats the E in column `first`.
 
-        Each draw judges the same models, so that errors which both E share cancel. A limit outside of the figure is
-        moved to its edge.
+        Each draw judges the same models, so that errors which both E share cancel. Of several such limits of a
+        draw it is the next to that of the law itself, the point `start`. A limit outside of the figure is moved to its
+        edge.
         """
-        finite = np.isfinite(self.loss[:, [first, second]]).all(axis=1)
-        wins = cast(Any, self.draws((finite, second))) < self.draws((finite, first))
-        first_win = np.where(wins.any(axis=1), wins.argmax(axis=1), finite.sum() - 1)
-        low, high = np.quantile(self.memory[finite][first_win], LEVEL)
+        points = np.flatnonzero(np.isfinite(self.loss[:, [first, second]]).all(axis=1))
+        if not len(points):
+            return float(self.memory[start]), float(self.memory[start])
+        wins = cast(Any, self.draws((points, second))) < self.draws((points, first))
+        position = min(int(np.searchsorted(points, start)), len(points) - 1)
+        crossings = [points[_next_crossing(draw, position)] for draw in wins]
+        low, high = np.quantile(self.memory[crossings], LEVEL)
         return float(low), float(high)
 
 
@@ -212,13 +235,16 @@ def memory_curves(
     budget: Budget,
     experts: Sequence[float] | None = None,
     points: int = 300,
+    *,
+    prefers_trusted: bool = False,
     **costs: Unpack[ModelFields],
 ) -> MemoryCurves:
     """Compute the loss against a memory limit, a curve for each E up to the optimum of the budget.
 
     The limit counts parameters and elements of the KV cache unless `costs`, as of `law.optimal`, give these more
     bytes. Limits go from the smallest inside the dense model's range guard to past the last optimum. An E without an
-    optimum has no curve; ValueError if all are without.
+    optimum has no curve; ValueError if all are without. Regions are those of the lowest loss; if `prefers_trusted`,
+    of the lowest trusted one where there is any, as in `OptimalTable`.
     """
     e = np.atleast_1d(parse_experts(law, experts))
     models = _models_by_memory(law, budget, e, points, costs)
@@ -227,21 +253,23 @@ def memory_curves(
         curve = models.curve(column, n_experts)
         if curve is not None:
             curves.append(curve)
-    best = np.argmin(models.loss, axis=1)
+    lowest = np.argmin(models.loss, axis=1)
+    best = np.argmin(models.compared_losses(), axis=1) if prefers_trusted else lowest
     index = (np.arange(len(best)), best)
     draws = models.draws(index)
-    segments = split_where_changes(best)
-    boundaries = []
+    boundaries = {}
     if law.draws is not None:
-        for (_, first), (_, second) in pairwise(segments):
-            boundaries.append(models.boundary(first, second))
+        for (_, first), (segment, second) in pairwise(split_where_changes(lowest)):
+            if e[first] < e[second]:
+                interval = models.boundary(first, second, segment.start)
+                boundaries[first, second] = Boundary(float(e[first]), float(e[second]), interval)
     return MemoryCurves(
         memory=models.memory,
         curves=tuple(curves),
-        regions=tuple(Region(float(e[column]), segment) for segment, column in segments),
+        regions=tuple(Region(float(e[column]), segment) for segment, column in split_where_changes(best)),
         loss=models.loss[index],
         interval=None if draws is None else interval_of(draws),
-        boundaries=tuple(boundaries),
+        boundaries=tuple(boundaries.values()),
     )
 
 
@@ -260,6 +288,11 @@ def _models_by_memory(
     loss = limits.loss(law, tuple(law.coefficients.values()), variables)
     is_shown = near_the_runs(law, **variables) & optimum.exists
     loss = np.where(is_shown, loss, np.inf)
+    # In hours a smaller model, which fits larger limits, too, can have the lower loss: layouts change with the size.
+    best = _running_argmin(loss)
+    loss = np.take_along_axis(loss, best, axis=0)
+    d_model = np.take_along_axis(d_model, best, axis=0)
+    variables = {name: np.take_along_axis(values, best, axis=0) for name, values in variables.items()}
     has_model = np.isfinite(loss).any(axis=1)
     return _MemoryModels(
         law=law,
@@ -270,6 +303,22 @@ def _models_by_memory(
         variables={name: values[has_model] for name, values in variables.items()},
         loss=loss[has_model],
     )
+
+
+def _next_crossing(wins: NDArray[np.bool_], position: int) -> int:
+    """Return the first of the wins [points] that reach to `position`, or the next win after it, or the end."""
+    if wins[position]:
+        lost = np.flatnonzero(~wins[:position])
+        return int(lost[-1]) + 1 if len(lost) else 0
+    won = np.flatnonzero(wins[position:])
+    return position + int(won[0]) if len(won) else len(wins) - 1
+
+
+def _running_argmin(values: FloatArray) -> NDArray[np.intp]:
+    """Return the number of the least value so far in each column, [rows, columns]."""
+    rows = np.arange(len(values))[:, None]
+    is_new = values < np.vstack([np.full_like(values[:1], np.inf), np.minimum.accumulate(values)[:-1]])
+    return np.maximum.accumulate(np.where(is_new, rows, 0))
 
 
 def split_where_changes(numbers: NDArray[np.int64]) -> list[tuple[slice, int]]:

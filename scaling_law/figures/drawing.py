@@ -37,8 +37,8 @@ FLOPS = "training FLOPs"
 # blindness tell any two apart; an E between takes a colour between, and from 128 on they darken to brown.
 _POWERS = (0, 1, 2, 3, 4, 5, 6, 7, 10)
 _COLOURS = ["#1f1f1f", "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#882255", "#4D3000"]
-# On a dark page dense is near-white, and from 128 on colours brighten to sand.
-_COLOURS_ON_DARK = ["#E8E8E8", *_COLOURS[1:-2], "#AA4499", "#C9A66B"]
+# On a dark page dense is light grey, E = 2 is brighter, and from 128 on colours brighten to sand.
+_COLOURS_ON_DARK = ["#C8C8CC", "#2B8CCB", *_COLOURS[2:-2], "#AA4499", "#C9A66B"]
 
 
 def colour_of(experts: float, dark: bool = False) -> tuple[float, float, float]:

@@ -5,12 +5,12 @@ Plotly is imported when a figure is made; the extra `[explorer]` brings it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.figures import drawing
@@ -35,15 +35,20 @@ LOSS_TICKS = [
 MOST_INTERVALS = 6
 # The most ticks on an axis, and the least share of it between two, so that they have room on a phone.
 TICKS = 6
-TICK_SPACING = 0.18
+TICK_SPACING = 0.21
 # Share of the height of a figure between the bars below its curves.
 BAR_SPACING = 0.045
 # Share of the axis that the label of a bar takes on a phone.
 LABEL_ROOM = 0.3
+# The axis of memory extends to a limit that lies at most so many times beyond the curves, and a little further.
+FURTHEST_LIMIT = 4.0
+LIMIT_MARGIN = 1.1
 # Opacity of a cell of the map: where the law extrapolates, further than it is trusted, or not at all.
-OPACITY_BEYOND = 0.14
+OPACITY_BEYOND = 0.2
 OPACITY_EXTRAPOLATED = 0.5
 OPACITY_FITTED = 0.9
+# Opacity of the part of a curve that is not trusted.
+OPACITY_UNTRUSTED = 0.45
 _SILENT = {"hoverinfo": "skip"}
 _HOVER_TEXT = "%{text}<extra></extra>"
 
@@ -78,11 +83,21 @@ class ModelPoint:
     text: str
 
 
-def loss_by_memory(by_memory: MemoryCurves, page: Page = LIGHT, limit: float | None = None) -> Figure:
-    """Draw the loss against the memory limit in bytes, shaded where each E wins; `limit` is marked."""
+def loss_by_memory(
+    by_memory: MemoryCurves,
+    page: Page = LIGHT,
+    limit: float | None = None,
+    answer: tuple[float, float] | None = None,
+) -> Figure:
+    """Draw the loss against the memory limit in bytes, shaded where each E has the lowest.
+
+    A line marks the `limit` that is asked, and a star the memory and the loss of the `answer`.
+    """
     traces = []
+    fades = _has_trusted(by_memory.curves)
     for curve in by_memory.curves:
-        traces += _lines(curve, page)
+        limits = [f"within {format_bytes(memory)}" for memory in curve.x.tolist()]
+        traces += _lines(curve, page, fades, limits, _dot_of(curve))
     shapes = []
     for region in by_memory.regions:
         x = by_memory.memory[region.points]
@@ -99,38 +114,68 @@ def loss_by_memory(by_memory: MemoryCurves, page: Page = LIGHT, limit: float | N
         if by_memory.interval is not None:
             lower, upper = (bound[region.points] for bound in by_memory.interval)
             traces.append(_interval(x, lower, upper, page.colour(region.experts, 0.3)))
-    names = [f"{label_of(first.experts)} → {second.experts:g}" for first, second in pairwise(by_memory.regions)]
-    span = (float(by_memory.memory[0]), float(by_memory.memory[-1]))
+    curves_span = (float(by_memory.memory[0]), float(by_memory.memory[-1]))
+    span = _span_with(curves_span, limit)
     annotations = []
-    for number, (low, high) in enumerate(by_memory.boundaries, 1):
+    for number, boundary in enumerate(by_memory.boundaries, 1):
         height = BAR_SPACING * number
-        shapes.append(_bar(low, high, height, page))
-        annotations.append(_bar_label(names[number - 1], (low, high), span, height, page))
-    lowest = by_memory.loss.min() - 0.03
-    if by_memory.interval is not None:
-        lowest = min(lowest, by_memory.interval[0].min())
+        name = f"{label_of(boundary.smaller)} → {boundary.larger:g}"
+        shapes.append(_bar(boundary.interval, curves_span, height, page))
+        annotations.append(_bar_label(name, boundary.interval, span, height, page))
     # Every curve has at least its end in sight.
     ends = [float(curve.loss.min()) for curve in by_memory.curves]
     highest = max(float(by_memory.loss[0]), *ends) + 0.02
+    lowest = min(float(by_memory.loss.min()), *ends) - 0.03
+    if by_memory.interval is not None:
+        # A wide interval leaves the curves half of the figure.
+        lowest = max(min(lowest, float(by_memory.interval[0].min())), 2 * lowest - highest)
     # The bars have the lowest part of the figure to themselves.
     bars_share = BAR_SPACING * (len(annotations) + 1) if annotations else 0.0
-    losses = (highest - (highest - float(lowest)) / (1 - bars_share), highest)
+    losses = (highest - (highest - lowest) / (1 - bars_share), highest)
     if limit is not None and span[0] <= limit <= span[1]:
         traces.append(_limit(limit, losses, page))
-    x_axis = _log_axis("memory limit", by_memory.memory, format_bytes, page)
+    if answer is not None and span[0] <= answer[0] <= span[1]:
+        traces.append(_star("answer", *answer))
+    x_axis = _log_axis("memory limit", np.array(span), format_bytes, page)
     return _figure(_in_layers(traces), page, x_axis, _loss_axis(page, losses), shapes, annotations)
 
 
-def loss_by_tokens(curves: Sequence[Curve], page: Page = LIGHT, losses: tuple[float, float] | None = None) -> Figure:
-    """Draw the loss against training tokens with intervals and marks; `losses` bound the axis."""
+def _span_with(span: tuple[float, float], limit: float | None) -> tuple[float, float]:
+    """Extend the `span` of an axis to a limit near it."""
+    low, high = span
+    if limit is None or not low / FURTHEST_LIMIT < limit < high * FURTHEST_LIMIT:
+        return span
+    return min(low, limit / LIMIT_MARGIN), max(high, limit * LIMIT_MARGIN)
+
+
+def loss_by_tokens(
+    curves: Sequence[Curve],
+    page: Page = LIGHT,
+    losses: tuple[float, float] | None = None,
+    best: float | None = None,
+    dots: Mapping[float, tuple[float, float]] | None = None,
+) -> Figure:
+    """Draw the loss against training tokens with intervals and marks; `losses` bound the axis.
+
+    Of more than `MOST_INTERVALS` curves only that of the `best` E has its interval, None: that of the lowest mark.
+    `dots` are tokens and losses of models by their E, instead of the marks of the curves.
+    """
     traces = []
-    best = min(curves, key=_lowest_mark)
+    if best is None:
+        best = min(curves, key=_lowest_mark).experts
+    fades = _has_trusted(curves)
     for curve in curves:
-        has_room = len(curves) <= MOST_INTERVALS or curve is best
-        traces += _lines(curve if has_room else replace(curve, interval=None), page)
-    tokens = np.concatenate([curve.x for curve in curves])
+        has_room = len(curves) <= MOST_INTERVALS or curve.experts == best
+        traces += _lines(curve if has_room else replace(curve, interval=None), page, fades, dot=_dot_of(curve, dots))
+    lowest, highest = (-np.inf, np.inf) if losses is None else losses
+    tokens = np.concatenate([curve.x[(lowest <= curve.loss) & (curve.loss <= highest)] for curve in curves])
     x_axis = _log_axis(drawing.TOKENS, tokens, format_count, page)
     return _figure(_in_layers(traces), page, x_axis, _loss_axis(page, losses))
+
+
+def _has_trusted(curves: Sequence[Curve]) -> bool:
+    """True where a figure has models to trust, which others then fade against."""
+    return any(curve.trusted.any() for curve in curves)
 
 
 def _lowest_mark(curve: Curve) -> float:
@@ -173,22 +218,25 @@ def best_by_budget(
     if grid.tied.any():
         traces.append(_hatch(grid, page))
     if grid.inside.any() and not grid.inside.all():
-        traces.append(_outline(grid, page))
+        traces += _outline(grid, page)
     if models:
         traces.append(_points(models, page))
     if question is not None and question[1] is not None:
-        flops, memory = question
-        star = {
-            "symbol": "star",
-            "size": 17,
-            "color": "#ffffff",
-            "line": {"color": "#000000", "width": 1.5},
-        }
-        # At an edge of the map the star is whole.
-        traces.append({**_markers("question", [flops], [memory], star), "cliponaxis": False})
+        traces.append(_star("question", question[0], question[1]))
     x_axis = _log_axis(drawing.FLOPS, grid.flops, format_flops, page)
     y_axis = _log_axis("memory limit", grid.memory, format_bytes, page)
     return _figure(traces, page, x_axis, y_axis)
+
+
+def _star(name: str, x: float, y: float) -> dict[str, Any]:
+    marker = {
+        "symbol": "star",
+        "size": 14,
+        "color": "#ffffff",
+        "line": {"color": "#000000", "width": 1.5},
+    }
+    # At an edge of the figure the star is whole.
+    return {**_markers(name, [x], [y], marker), "cliponaxis": False}
 
 
 def _cells(grid: BestExperts, experts: float, page: Page) -> list[dict[str, Any]]:
@@ -237,20 +285,20 @@ def _hatch(grid: BestExperts, page: Page) -> dict[str, Any]:
     return _markers("tie", flops[grid.tied], memory[grid.tied], hatch)
 
 
-def _outline(grid: BestExperts, page: Page) -> dict[str, Any]:
-    """Draw a line around the models within the fitted range."""
-    return {
+def _outline(grid: BestExperts, page: Page) -> list[dict[str, Any]]:
+    """Draw a line around the models within the fitted range, on a wider one that sets it off from dark cells."""
+    outline = {
         "type": "contour",
         "showscale": False,
-        "showlegend": True,
         "name": WITHIN,
         "x": grid.flops,
         "y": grid.memory,
         "z": grid.inside.astype(float),
         "contours": {"start": 0.5, "end": 0.5, "size": 1, "coloring": "none"},
-        "line": {"color": page.ink, "width": 2, "dash": "dot"},
         **_SILENT,
     }
+    ground = {**outline, "line": {"color": page.paper, "width": 4}, "showlegend": False}
+    return [ground, {**outline, "line": {"color": page.ink, "width": 2, "dash": "dot"}, "showlegend": True}]
 
 
 def _markers(name: str, x: Any, y: Any, marker: dict[str, Any]) -> dict[str, Any]:
@@ -281,45 +329,76 @@ def _points(models: Sequence[ModelPoint], page: Page) -> dict[str, Any]:
     }
 
 
-def _lines(curve: Curve, page: Page) -> list[dict[str, Any]]:
-    """Draw a curve: solid within the fitted range, dashed outside, with its interval and its mark."""
+def _dot_of(curve: Curve, dots: Mapping[float, tuple[float, float]] | None = None) -> tuple[float, float] | None:
+    """Return where the dot of a curve lies: that of its E, or its mark."""
+    if dots is not None:
+        return dots.get(curve.experts)
+    if curve.mark is None:
+        return None
+    return float(curve.x[curve.mark]), float(curve.loss[curve.mark])
+
+
+def _lines(
+    curve: Curve,
+    page: Page,
+    fades: bool,
+    remarks: Sequence[str] = (),
+    dot: tuple[float, float] | None = None,
+) -> list[dict[str, Any]]:
+    """Draw a curve: solid within the fitted range, dashed outside, with its interval and its dot.
+
+    If it `fades`, it is faint where it is not trusted. `remarks` [points] are added to what a pointer shows.
+    """
     colour = page.colour(curve.experts)
     name = label_of(curve.experts)
     group = {"legendgroup": name, "name": name}
-    dashed = {
+    dashed: dict[str, Any] = {
         "type": "scatter",
         "x": curve.x,
         "y": curve.loss,
         "line": {"color": colour, "dash": "dash", "width": 1.6},
         **group,
         "mode": "lines",
-        "text": _hover(curve),
+        "text": _hover(curve, remarks or [""] * len(curve.x)),
         "hovertemplate": _HOVER_TEXT,
     }
     traces = []
     if curve.interval is not None:
         interval = _interval(curve.x, *curve.interval, page.colour(curve.experts, 0.18))
         traces.append({**interval, **group})
-    if not curve.inside.all():
-        traces.append({**dashed, "showlegend": not curve.inside.any()})
-    if curve.inside.any():
-        losses = np.where(curve.inside, curve.loss, np.nan)
-        traces.append({**dashed, "y": losses, "line": {"color": colour, "width": 2.4}})
-    if curve.mark is not None:
-        point = [curve.mark]
+    is_faint = ~curve.trusted if fades else np.zeros_like(curve.trusted)
+    solid = {**dashed, "line": {"color": colour, "width": 2.4}}
+    lines = [
+        (is_faint, {**dashed, "opacity": OPACITY_UNTRUSTED}),
+        (~is_faint & ~curve.inside, dashed),
+        (~is_faint & curve.inside, solid),
+    ]
+    for is_drawn, line in lines:
+        if is_drawn.any():
+            losses = np.where(_with_next(is_drawn), curve.loss, np.nan)
+            traces.append({**line, "y": losses, "showlegend": False})
+    traces[-1]["showlegend"] = True
+    if dot is not None:
         marker = {"color": colour, "size": 9, "line": {"color": page.paper, "width": 1.5}}
-        mark = _markers(name, curve.x[point], curve.loss[point], marker)
+        mark = _markers(name, dot[:1], dot[1:], marker)
         traces.append({**mark, **group, "showlegend": False})
     return traces
 
 
-def _hover(curve: Curve) -> list[str]:
+def _with_next(is_drawn: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Add the point after each of these points [points], at which the next line begins."""
+    return is_drawn | np.append(False, is_drawn[:-1])
+
+
+def _hover(curve: Curve, remarks: Sequence[str]) -> list[str]:
     """Describe the architecture of each point."""
     columns = (curve.loss, curve.d_model, curve.n_active, curve.n_total, curve.tokens)
+    rows = zip(*(column.tolist() for column in columns), remarks, strict=True)
     texts = []
-    for loss, width, active, total, tokens in zip(*(column.tolist() for column in columns), strict=True):
-        sizes = f"d_model {width:.0f}, {format_count(active)} active of {format_count(total)}"
-        texts.append(f"{label_of(curve.experts)}: {loss:.4f} nats<br>{sizes}<br>{format_count(tokens)} tokens")
+    for loss, width, active, total, tokens, remark in rows:
+        headline = f"{label_of(curve.experts)} {remark}".rstrip()
+        sizes = f"d_model ≈ {width:.0f}, {format_count(active)} active of {format_count(total)}"
+        texts.append(f"{headline}: {loss:.4f} nats<br>{sizes}<br>{format_count(tokens)} tokens")
     return texts
 
 
@@ -351,9 +430,10 @@ def _shape(kind: str, low: float, high: float, **look: Any) -> dict[str, Any]:
     }
 
 
-def _bar(low: float, high: float, height: float, page: Page) -> dict[str, Any]:
-    """Draw an interval along x, with a stroke at each end, at this share of the height of the figure."""
-    strokes = [f"M {x},{height - 0.01} L {x},{height + 0.01}" for x in (low, high)]
+def _bar(bar: tuple[float, float], span: tuple[float, float], height: float, page: Page) -> dict[str, Any]:
+    """Draw an interval along x at this share of the height of the figure, with a stroke at each end within `span`."""
+    low, high = bar
+    strokes = [f"M {x},{height - 0.01} L {x},{height + 0.01}" for x in bar if span[0] < x < span[1]]
     return {
         "type": "path",
         "xref": "x",
@@ -380,9 +460,13 @@ def _bar_label(
         "yref": "paper",
         "yanchor": "middle",
         "font": {"size": 11},
+        # The line of the limit does not run through the text.
+        "bgcolor": page.paper,
+        "borderpad": 0,
+        "opacity": 0.9,
     }
     if max(last - high, low - first) < LABEL_ROOM * (last - first):
-        return {**label, "x": (low + high) / 2, "xanchor": "center", "bgcolor": page.paper}
+        return {**label, "x": (low + high) / 2, "xanchor": "center"}
     if last - high >= low - first:
         return {**label, "x": high, "xanchor": "left", "xshift": 4}
     return {**label, "x": low, "xanchor": "right", "xshift": -4}
@@ -459,10 +543,10 @@ def _figure(
         "paper_bgcolor": page.paper,
         "plot_bgcolor": page.paper,
         # Half of a label at the right end of an axis has room in the margin: Plotly leaves out one that has not.
-        "margin": {"l": 8, "r": 28, "t": 8, "b": 8},
+        "margin": {"l": 8, "r": 28, "t": 8, "b": 16},
         "legend": legend,
         "hoverlabel": {
-            "font": {"family": FONT, "color": page.ink},
+            "font": {"family": FONT, "color": page.ink, "size": 12},
             "bgcolor": page.paper,
             "bordercolor": page.ink,
             "align": "left",

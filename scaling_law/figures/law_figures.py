@@ -94,12 +94,21 @@ def isoflop(
 
 
 def shown_losses(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the bounds of the losses that a figure of curves shows: around their marks, more above than below."""
-    losses = [curve.loss[curve.mark] for curve in curves if curve.mark is not None]
-    low = float(min(losses))
-    high = float(max(losses))
+    """Return the bounds of the losses that a figure of curves shows: around their marks, more above than below.
+
+    The intervals of the marks are in sight as far as they do not double the height.
+    """
+    marked = [(curve, curve.mark) for curve in curves if curve.mark is not None]
+    losses = [float(curve.loss[mark]) for curve, mark in marked]
+    low = min(losses)
+    high = max(losses)
     height = high - low
-    return low - 0.25 * height - 0.005, high + 2.0 * height + 0.05
+    lowest = low - 0.25 * height - 0.005
+    highest = high + 2.0 * height + 0.05
+    for curve, mark in marked:
+        if curve.interval is not None:
+            lowest = min(lowest, float(curve.interval[0][mark]) - 0.002)
+    return max(lowest, low - (highest - low)), highest
 
 
 @reads
@@ -142,11 +151,11 @@ def _draw_intervals(ax: Axes, by_memory: MemoryCurves) -> None:
         for region in by_memory.regions:
             band = [bound[region.points] for bound in by_memory.interval]
             drawing.draw_band(ax, by_memory.memory[region.points], band, region.experts, alpha=0.25)
-    for number, bounds in enumerate(by_memory.boundaries):
+    for number, boundary in enumerate(by_memory.boundaries):
         # Bars alternate between two heights, so that neighbours do not touch.
         height = 0.03 + 0.03 * (number % 2)
         (bar,) = ax.plot(
-            bounds,
+            boundary.interval,
             [height, height],
             "|-",
             color=drawing.DARK,

@@ -397,10 +397,13 @@ class OptimalTable(Answer):
         return f"batch: {batch}; by published laws: {describe_batches(self.batches)}"
 
     @property
-    def rates(self) -> str:
-        """The law of the peak learning rates and the batches that they are for, in words."""
-        source = source_of_rate(self.best.learning_rate_law, (row.learning_rate_batch for row in self.rows))
-        return f"peak LR: {source}"
+    def training_notes(self) -> list[str]:
+        """The batch, and the law of the peak learning rates if there is one, in words."""
+        notes = [self.batch]
+        if any(row.learning_rate is not None for row in self.rows):
+            source = source_of_rate(self.best.learning_rate_law, (row.learning_rate_batch for row in self.rows))
+            notes.append(f"peak LR: {source}")
+        return notes
 
     @cached_property
     def placement(self) -> Placement | None:
@@ -438,7 +441,7 @@ class OptimalTable(Answer):
             first=FIRST,
             styles=[self._style(row) for row in self.rows],
             title=f"{self.verdict}\n{self._subtitle()}",
-            notes=[self.batch, self.rates, *self._describe_serving()],
+            notes=[*self.training_notes, *self._describe_serving()],
             warnings=self.warnings,
         )
 
@@ -513,11 +516,14 @@ class OptimalTable(Answer):
         return [f"serving: {unit} of one {cluster.throughput.device} for a million generated tokens, at least"]
 
     def _remark(self, row: OptimalRow) -> str:
+        remarks = []
         if row is self.best:
-            return "best"
+            remarks.append("best")
+        elif row.experts in self._tied:
+            remarks.append("tie")
         if not row.trusted:
-            return "not trusted"
-        return "tie" if row.experts in self._tied else ""
+            remarks.append("not trusted")
+        return ", ".join(remarks)
 
 
 def find_ties(differences: FloatArray, drawn_differences: FloatArray | None, error: float | None) -> NDArray[np.bool_]:

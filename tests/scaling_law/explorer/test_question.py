@@ -83,7 +83,8 @@ def test_an_answer_is_the_packages_own(view, name, question, keywords):
     found = answer(Question(view=view, **question), law)
     best = law.optimal(**keywords, memory=80e9, kv_tokens=16_384, integral=True).best
     assert f"loss {best.loss:.3f}" in found.headline
-    assert f"<td>best</td><td>{best.experts:g}</td><td>{best.d_model:.0f}</td>" in found.table
+    verdict = "best" if best.trusted else "best, not trusted"
+    assert f"<td>{verdict}</td><td>{best.experts:g}</td><td>{best.d_model:.0f}</td>" in found.table
     assert len(found.figure.data) > 1
     assert found.configuration.count("d_model: ") == 1
     assert (
@@ -101,3 +102,24 @@ def test_released_models_lie_where_their_sizes_are():
     qwen = by_name["Qwen3 8B"]
     assert (qwen.experts, qwen.flops) == (1, pytest.approx(6 * 8.2e9 * 36e12, rel=0.1))
     assert qwen.memory == pytest.approx(2 * 8.2e9, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("question", "there", "absent"),
+    [
+        ({}, ("best E that can be trusted", "The band", "Bars", "The star", "faint"), ("Kinks",)),
+        ({"law": "chinchilla"}, ("Each curve",), ("band", "Bars", "Shading")),
+        ({"view": "map"}, ("Hatching", "The star"), ()),
+        ({"view": "map", "law": "chinchilla", "memory": ""}, ("Dots",), ("Hatching", "The star")),
+        ({"view": "isoflop"}, ("Bands are 95 %",), ("Kinks",)),
+        ({"view": "isoflop", "unit": "hours"}, ("Kinks",), ()),
+    ],
+)
+def test_a_caption_says_what_is_drawn_and_nothing_else(published, question, there, absent):
+    pytest.importorskip("plotly")
+    from scaling_law.explorer.answer import answer
+
+    law = shelf("chinchilla") if question.get("law") else published
+    caption = answer(Question(**question), law).caption
+    assert [words for words in there if words not in caption] == []
+    assert [words for words in absent if words in caption] == []

@@ -127,7 +127,8 @@ def test_boundaries_of_the_optimal_regions(published, flops, cache, served, bill
     assert [region.experts for region in found.regions] == list(PAPER.experts)
     edges = found.memory[[region.points.start for region in found.regions[1:]]]
     np.testing.assert_allclose(edges / 1e9, billions, rtol=7e-3)
-    for edge, (low, high) in zip(edges, found.boundaries, strict=True):
+    for edge, boundary in zip(edges, found.boundaries, strict=True):
+        low, high = boundary.interval
         assert low < edge < high < 4 * edge
 
 

@@ -74,7 +74,7 @@ def test_the_smallest_memory_reaches_the_loss_and_no_less_does(published, questi
 
 def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
     """1e22 FLOPs reach 2.3 nats in the least memory at D/N of up to 45,000."""
-    with pytest.raises(ExtrapolationError, match=r"D/N 45.5K is outside the fitted 0.361…72.7 .*guard of 100 times"):
+    with pytest.raises(ExtrapolationError, match=r"D/N 45.5K is outside the fitted 0.361…72.7 .*limit of ×100"):
         published.reach(2.3, flops=1e22, experts=[8, 32])
     found = published.reach(2.3, flops=1e22, experts=[1, 32])
     assert found.check.beyond.tolist() == [False, True]
