@@ -172,8 +172,8 @@ def accuracy(models: Models) -> Iterator[Part]:
             yield row[:-1]
     coverage = models.coverage_by_text([judged.task for judged in models.tasks if judged.task.follows])
     texts = join_words([f"{share:.0%} on {text}" for share, text in zip(coverage, OTHER_TEXT, strict=True)])
-    shift = f"ln L on other English web text is off by {models.shift:.3f} (RMS)"
-    yield f"RMSE of accuracies left out. {shift}: for the losses there, 90 % intervals hold {texts}."
+    shift = f"On other English web text ln L differs from that on C4 by {models.shift:.3f} (RMS)"
+    yield f"RMSE of held-out accuracies. {shift}; with losses on such text, 90 % intervals hold {texts}."
 
 
 PAGE = Page(Models.read, blocks=(accuracy,), tables=(accuracies,))

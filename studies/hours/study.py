@@ -114,9 +114,9 @@ def errors(r: Results) -> Iterator[Part]:
     is_other_lab = np.array([row.lab != "DeepSeek" for row in r.rows])
     moe_error = error[r.groups["MoE, whole runs"] & is_other_lab]
     yield (
-        f"ln(predicted / published). From 0.5B parameters on, 90 % intervals hold {np.mean(is_inside[is_large]):.0%} "
-        f"of {is_large.sum()} rows. "
-        f"Whole runs of MoE without DeepSeek's: rms {rms(moe_error):.2f}, mean {moe_error.mean():+.2f}."
+        "Errors are ln(predicted / published). At 0.5B parameters and above, 90 % intervals hold "
+        f"{np.mean(is_inside[is_large]):.0%} of {is_large.sum()} rows. "
+        f"MoE whole runs without DeepSeek's: rms {rms(moe_error):.2f}, mean {moe_error.mean():+.2f}."
     )
 
 
@@ -166,8 +166,9 @@ def engine_errors(r: Results) -> Iterator[Part]:
     blind = engine.misses_of_torchtitan(r.steps, r.public)
     holds = np.mean(np.abs(error) <= NORMAL * width)
     yield (
-        f"ln(predicted / measured), each model left out; 90 % intervals hold {holds:.0%} of {len(error)}. "
-        f"Torchtitan's steps by those of `train.py` alone: rms {rms(blind):.2f}, mean {blind.mean():+.2f}."
+        "Errors are ln(predicted / measured), each model left out; "
+        f"90 % intervals hold {holds:.0%} of {len(error)} steps. "
+        f"Torchtitan's steps predicted from those of `train.py` alone: rms {rms(blind):.2f}, mean {blind.mean():+.2f}."
     )
 
 
