@@ -191,7 +191,7 @@ def wait(report: Report, dataset: str, tokenizer: str, folder: Path) -> None:
         elapsed = last.time - first.time
         share = 100 * (last.waited - first.waited) / elapsed
         note = (
-            f"{steps - 1} steps in {elapsed:.1f} s; tokens there at the first and the last: "
+            f"{steps - 1} steps in {elapsed:.1f} s; tokens available at the first and the last: "
             f"{first.tokens:,}, {last.tokens:,}; read: {steps * BATCH_OF_RUN * LENGTH_OF_RUN:,}"
         )
         report.add(f"waiting for data, {name} cache", share, "%", bound=("nothing", 0.0), note=note)

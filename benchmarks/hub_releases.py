@@ -198,7 +198,7 @@ def main(report: Report, options: Options) -> None:
             our_costs, waited = ours(our_server, runs, Path(scratch) / "cache")
             peer_costs = the_obvious_way(peer_server, runs, Path(scratch) / "other cache")
     add_rows(report, our_costs, peer_costs)
-    report.add("push: waiting for the pace", waited, "s")
+    report.add("push: waiting for the rate limit", waited, "s")
 
 
 if __name__ == "__main__":

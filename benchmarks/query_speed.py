@@ -130,7 +130,7 @@ def hours(report: Report, rounds: int) -> None:
     questions = {
         "6 E, 72 hours on 8 GPUs": lambda: LAW.optimal(hours=72, **eight),
         "6 E, 72 hours on 64 GPUs": lambda: LAW.optimal(hours=72, **many),
-        "6 E in whole sizes, 72 hours on 64 GPUs": lambda: LAW.optimal(hours=72, integral=True, **many),
+        "6 E, integral sizes, 72 hours on 64 GPUs": lambda: LAW.optimal(hours=72, integral=True, **many),
         "plan of 72 hours on 64 GPUs": lambda: LAW.plan(hours=72, **many),
         "hours to loss 2.3 on 8 GPUs": lambda: LAW.reach(2.3, **eight),
     }

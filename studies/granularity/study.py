@@ -134,7 +134,7 @@ def predicted(r: Results) -> Iterator[Part]:
     for c in CONTENDERS:
         yield c.name, c.against, *(_in_words(r.prediction(law, c.name, TOKENS[-1])) for law in r.laws)
     silent = {p.law for p in r.predictions} - {*r.laws}
-    yield f"Of no comparison at all: {join(f'`{law}`' for law in sorted(silent))}."
+    yield f"Laws without a prediction for any comparison: {join(f'`{law}`' for law in sorted(silent))}."
 
 
 def _in_words(prediction: Prediction) -> str:
