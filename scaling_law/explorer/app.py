@@ -106,8 +106,9 @@ CSS = """
 #problem:not(:has(p)) { display: none; }
 .result { transition: opacity 0.2s; }
 .opening.dark .js-plotly-plot { visibility: hidden; }
-:is(input:not([type=radio]), textarea, [role=region]):focus-visible { outline: 2px solid #3b82f6 !important; }
-input[role=combobox]:not([type=radio]):focus-visible { outline: none !important; }
+:is(input:not([type=radio], [role=combobox]), textarea, [role=region]):focus-visible {
+    outline: 2px solid #3b82f6 !important;
+}
 .wrap:has(> .wrap-inner [role=combobox]:focus-visible) { outline: 2px solid #3b82f6; }
 label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offset: 1px; }
 .modebar-container { top: auto !important; bottom: 0; height: 2em !important; }

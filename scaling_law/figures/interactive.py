@@ -98,14 +98,18 @@ def loss_by_memory(
     for curve in by_memory.curves:
         limits = [f"within {format_bytes(memory)}" for memory in curve.x.tolist()]
         traces += _lines(curve, page, fades, limits, _dot_of(curve))
+    curves_span = (float(by_memory.memory[0]), float(by_memory.memory[-1]))
+    span = _span_with(curves_span, limit)
     shapes = []
     for region in by_memory.regions:
         x = by_memory.memory[region.points]
+        # The last E is the best of larger limits, too.
+        is_last = region is by_memory.regions[-1]
         shapes.append(
             _shape(
                 "rect",
                 x[0],
-                x[-1],
+                max(x[-1], span[1]) if is_last else x[-1],
                 fillcolor=page.colour(region.experts, 0.14),
                 line={"width": 0},
                 layer="below",
@@ -114,8 +118,6 @@ def loss_by_memory(
         if by_memory.interval is not None:
             lower, upper = (bound[region.points] for bound in by_memory.interval)
             traces.append(_interval(x, lower, upper, page.colour(region.experts, 0.3)))
-    curves_span = (float(by_memory.memory[0]), float(by_memory.memory[-1]))
-    span = _span_with(curves_span, limit)
     annotations = []
     for number, boundary in enumerate(by_memory.boundaries, 1):
         height = BAR_SPACING * number
