@@ -139,7 +139,11 @@ def optimal(
             *_explain_hours(named_gpus, limits, models, costs),
         ),
     )
-    table = replace(table, largest=_explain_largest(table, candidates, law, experts is None))
+    table = replace(
+        table,
+        largest=_explain_largest(table, candidates, law, experts is None),
+        notes=(*table.notes, *_explain_trusted_size(law, table)),
+    )
     if cluster is None:
         return table
     equal_flops = optimal(
@@ -387,6 +391,39 @@ def _explain_largest(table: OptimalTable, candidates: FloatArray, law: Formula, 
     if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
         limit = "the fitted range"
     return f"E = {best:g} is the largest considered ({limit} ends there); {2 * best:g} was not tried"
+
+
+def _explain_trusted_size(law: Formula, table: OptimalTable) -> list[str]:
+    """Say up to which size an E can be trusted whose optimum cannot, where it still has a lower loss than the best."""
+    best = table.best
+    lowest_loss = best.loss
+    notices: list[str] = []
+    for row in table:
+        if best.trusted and not row.trusted and row.loss < best.loss:
+            loss, n_total = _best_trusted_size(law, table, row)
+            if loss < lowest_loss:
+                lowest_loss = loss
+                size = f"E = {row.experts:g} can be trusted up to {format_count(n_total)} parameters"
+                reason = f"{size}, with a loss of {loss:.3f}: a limit on total parameters asks for it"
+                notices = [Notice(reason, f"{size} (loss {loss:.3f})")]
+    return notices
+
+
+def _best_trusted_size(law: Formula, table: OptimalTable, row: OptimalRow) -> tuple[float, float]:
+    """Return the least loss of trusted models below the size of a row, and their parameters; infinite without one."""
+    limits = table.limits
+    widths = np.arange(HEAD_DIM, row.d_model, HEAD_DIM)
+    experts = np.full(len(widths), row.experts)
+    variables = table.budget.models(law, widths, experts, limits)
+    is_trusted = law.check(**variables, unique_tokens=limits.unique_tokens).trusted
+    losses = np.where(is_trusted, limits.loss(law, tuple(law.coefficients.values()), variables), np.inf)
+    if not np.isfinite(losses).any():
+        return math.inf, math.inf
+    best = int(np.nanargmin(losses))
+    n_total = float(total_parameters(widths[best], row.experts, vocab_size=limits.vocab_size))
+    # A limit of so many digits leaves this model in.
+    unit = 10.0 ** (math.floor(math.log10(n_total)) - 2)
+    return float(losses[best]), unit * math.ceil(n_total / unit)
 
 
 def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable:

@@ -246,3 +246,17 @@ def test_warnings_about_many_experts_are_short(published):
     with pytest.raises(ValueError, match="at E = 100, likewise at the others; its `loss` is still defined") as error:
         rising.optimal(1e22, experts=range(100, 200))
     assert len(str(error.value)) < 700
+
+
+def test_an_untrusted_optimum_comes_with_the_size_that_can_be_trusted(published):
+    """A limit on total parameters of that size gives a lower loss than none."""
+    without = published.optimal(1e22, integral=True)
+    (notice,) = [warning for warning in without.warnings if "can be trusted up to" in warning]
+    assert notice.startswith("E = 32 can be trusted up to 200B parameters, with a loss of 2.071")
+    within = published.optimal(1e22, integral=True, max_parameters="200B")
+    assert (within.best.experts, within.best.trusted) == (32, True)
+    assert within.best.loss == pytest.approx(2.071, abs=5e-4)
+    assert within.best.loss < without.best.loss
+    # D, not N, is too far out here, so no smaller model is nearer to the runs.
+    served = published.optimal(1e22, memory="80GB", kv_tokens="16k", integral=True)
+    assert not any("can be trusted up to" in warning for warning in served.warnings)
