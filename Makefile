@@ -1,5 +1,5 @@
 # make demo          the whole loop on this machine: corpus, sweep, release, fit, ask, use (about 7 minutes)
-# make demo FAST=1   the same, smaller, in about a minute
+# make demo FAST=1   the same, smaller, in about a minute; SEED=1: with another seed, into demo-output-seed1
 # make test          the tests; `make test-slow` those that take minutes
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them, and
@@ -117,7 +117,7 @@ $(VLLM)/.ready: docs/serving.md
 	@touch $@
 
 demo: setup
-	@$(BIN)/python -m training.demo $(if $(FAST),--fast)
+	@$(BIN)/python -m training.demo $(if $(FAST),--fast) $(if $(SEED),--seed $(SEED))
 
 # An environment that forbids caches of bytecode would have every process of the tests compile what it imports. What
 # test_light.py asks here, too, `make test-light` asks where it matters.
@@ -241,4 +241,4 @@ gpu-smoke: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.gpu --smoke --limit 600
 
 clean:
-	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output demo-output-fast
+	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output*

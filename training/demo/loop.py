@@ -172,10 +172,11 @@ class DemoFit:
 class Demo:
     """The steps in their order; each leaves its result in a folder of its own under `folder`."""
 
-    def __init__(self, folder: Path, scale: Scale, workers: int) -> None:
+    def __init__(self, folder: Path, scale: Scale, workers: int, seed: int = 0) -> None:
         self.folder = folder
         self.scale = scale
         self.workers = workers
+        self.seed = seed
         # The run records call the dataset and the tokenizer by the names of these two folders.
         self._corpus = folder / "installed-documentation"
         self._tokenizer = folder / "bytes"
@@ -225,6 +226,7 @@ class Demo:
         """Train unfinished runs. Raises DemoError if a run failed."""
         file = resources.files("training") / "configs" / self.scale.sweep
         values = read_yaml(str(file), "demo")
+        values["base"]["run"]["seed"] = self.seed
         values["base"]["data"].update(
             dataset=str(self._corpus), tokenizer=str(self._tokenizer), cache_dir=str(self.folder / "tokens")
         )

@@ -22,6 +22,7 @@ from tests.hub.samples import make_record
 from training import Sweep
 from training.demo import __main__ as main_module
 from training.demo import loop
+from training.demo.__main__ import folder_of
 from training.demo.loop import FAST, FULL, VOCABULARY, Demo, DemoError, Steps, format_minutes, scaling_law
 from training.demo.results import (
     Gaps,
@@ -193,6 +194,19 @@ def test_a_law_without_an_optimum_says_so(tmp_path, capsys):
 
 def test_commands_name_this_python_whatever_path_leads_to():
     assert scaling_law("loss", "--law", "a b").endswith("-m scaling_law loss --law 'a b'")
+
+
+def test_a_seed_has_its_own_folder_and_runs_of_its_seed(tmp_path, monkeypatch):
+    assert [str(folder_of(*given)) for given in ((False, 0), (True, 0), (False, 2))] == [
+        "demo-output",
+        "demo-output-fast",
+        "demo-output-seed2",
+    ]
+    sweeps = []
+    monkeypatch.setattr(loop, "run_sweep", lambda sweep, *_: sweeps.append(sweep) or Outcome(elsewhere=["all"]))
+    with pytest.raises(DemoError):
+        Demo(tmp_path, FAST, workers=1, seed=2).sweep()
+    assert {run.arguments.run.seed for run in sweeps[0].runs} == {2}
 
 
 def test_runs_that_another_process_trains_are_waited_for(tmp_path, monkeypatch):
