@@ -23,7 +23,8 @@ def main(
 ) -> None:
     """Run the whole loop, from a corpus to a fitted law, on this machine. Run it again to resume."""
     # It imports torch, for which --help does not wait.
-    from training.demo.loop import FAST, FULL, Demo
+    from training.demo.loop import Demo
+    from training.demo.scales import FAST, FULL
     from training.sweep.run import stop_on_signals
 
     stop_on_signals()
