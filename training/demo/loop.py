@@ -9,6 +9,7 @@ which is left out of the fit. Re-run it to resume.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shlex
 import sys
@@ -47,6 +48,7 @@ from training.demo.results import (
     crossings_table,
     gains_table,
     gap_curves,
+    losses_by_size,
     losses_table,
     optimum_table,
     sweep_table,
@@ -159,7 +161,7 @@ class Demo:
         times = [f"{name.lower()} {seconds:.0f} s" for name, seconds in steps.seconds.items()]
         say("Time: " + ", ".join(times))
         print("\nTo go on, in a shell, from this folder:\n")
-        print(*self.commands(sweep, demo_fit), sep="\n")
+        print(*self.commands(sweep, demo_fit), sep="\n\n")
         print("\nTo load the best model, in any Python that has transformers (this runs the code of the release):\n")
         print(loading_code(str(model)))
 
@@ -278,11 +280,10 @@ class Demo:
 
         Returns its folder. Raises DemoError if the loss of the reloaded model is not the recorded one.
         """
-        best_loss, best = min(
-            ((record.eval_loss, record) for record in released if record.eval_loss is not None),
-            key=lambda pair: pair[0],
-        )
-        folder = self.folder / "hub" / "models" / str(best.repo) / str(best.branch)
+        longest_runs = [runs[max(runs)] for runs in losses_by_size(released).values()]
+        best = min(longest_runs, key=lambda record: record.eval_loss or math.inf)
+        # The branch `main` of a model has its longest run.
+        folder = self.folder / "hub" / "models" / str(best.repo) / "main"
         model = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = load_tokenizer(str(folder))
         torch.manual_seed(0)
@@ -297,9 +298,9 @@ class Demo:
         arguments = next(run.arguments for run in sweep.runs if run.architecture.d_model == best.d_model)
         sequences = HeldOutText(arguments, tokenizer).wait()
         loss = evaluate(model, sequences, arguments.run.micro_batch_sequences, torch.device("cpu")).loss
-        say(f"held-out loss {loss:.6f}, recorded {best_loss:.6f} nats per byte")
-        if abs(loss - best_loss) > 1e-5:
-            raise DemoError(f"the reloaded model has loss {loss}, its record says {best_loss}")
+        say(f"held-out loss {loss:.6f}, recorded {best.eval_loss:.6f} nats per byte")
+        if abs(loss - (best.eval_loss or math.inf)) > 1e-5:
+            raise DemoError(f"the reloaded model has loss {loss}, its record says {best.eval_loss}")
         return folder
 
     def commands(self, sweep: Sweep, demo_fit: DemoFit) -> list[str]:
@@ -360,5 +361,22 @@ def format_minutes(seconds: float) -> str:
 
 
 def scaling_law(*words: Any) -> str:
-    """Write a command line of `scaling-law` by the path of this Python: no PATH need lead to it."""
-    return shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law", *map(str, words)])
+    """Write a command of `scaling-law` by the path of this Python: no PATH need lead to it.
+
+    Lines are no longer than a page, where no word is, and continue with a backslash; values follow their options.
+    """
+    pieces = [shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law"])]
+    for word in map(shlex.quote, map(str, words)):
+        is_value = pieces[-1].startswith("--") and " " not in pieces[-1]
+        if is_value:
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        # The backslash and the blank before it take two columns.
+        if len(f"{lines[-1]} {piece}") > PAGE_WIDTH - 2:
+            lines.append(f"    {piece}")
+        else:
+            lines[-1] += f" {piece}"
+    return " \\\n".join(lines)
