@@ -1,5 +1,5 @@
 # make demo          the whole loop on this machine: corpus, sweep, release, fit, ask, use (about 7 minutes)
-# make demo FAST=1   the same, smaller, in about a minute
+# make demo FAST=1   the same, smaller, in about a minute; SEED=1: with another seed, into demo-output-seed1
 # make test          the tests; `make test-slow` those that take minutes
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them, and
@@ -15,8 +15,8 @@
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
-# make studies       every page of docs/studies again, from its records; make crossing, evidence, granularity, hours,
-#                    learning_rates, live, models or promote: one. RUNS="folder …": first collects the records of runs;
+# make studies       every page of docs/studies again, from its records; make crossing, demo_runs, evidence, granularity,
+#                    hours, learning_rates, live, models or promote: one. RUNS="folder …": first collects the records of runs;
 #                    DATA=folder: first derives points, rates and what the library takes from them from public tables;
 #                    PREDICT="d_model:E …": first writes down, once, what is expected of models not trained yet
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
@@ -79,7 +79,7 @@ BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-slow test-light test-clients test-vllm test-transformers test-browser test-slurm lint resolve dist check-all
-.PHONY: models studies evidence crossing granularity hours learning_rates live promote explorer-picture tour reference docs bench clean
+.PHONY: models studies evidence crossing demo_runs granularity hours learning_rates live promote explorer-picture tour reference docs bench clean
 .PHONY: gpu gpu-smoke gpu-first gpu-steps gpu-suite gpu-heads gpu-data gpu-decoding gpu-checkpoints gpu-registered gpu-sweep
 
 setup: $(VENV)/.ready
@@ -117,7 +117,7 @@ $(VLLM)/.ready: docs/serving.md
 	@touch $@
 
 demo: setup
-	@$(BIN)/python -m training.demo $(if $(FAST),--fast)
+	@$(BIN)/python -m training.demo $(if $(FAST),--fast) $(if $(SEED),--seed $(SEED))
 
 # An environment that forbids caches of bytecode would have every process of the tests compile what it imports. What
 # test_light.py asks here, too, `make test-light` asks where it matters.
@@ -203,9 +203,9 @@ check-all:
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 
-studies: models granularity evidence crossing hours learning_rates live promote
+studies: models granularity evidence crossing hours learning_rates live promote demo_runs
 
-models granularity evidence crossing hours learning_rates live promote: setup
+models granularity evidence crossing hours learning_rates live promote demo_runs: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m studies $@ $(if $(RUNS)$(DATA),--runs $(RUNS) $(DATA)) $(if $(PREDICT),--predict $(PREDICT))
 
 explorer-picture: setup
@@ -241,4 +241,4 @@ gpu-smoke: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.gpu --smoke --limit 600
 
 clean:
-	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output demo-output-fast
+	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output*

@@ -1,6 +1,6 @@
 """Write a page of docs/studies again, from the records of its study.
 
-    python -m studies crossing | evidence | granularity | hours | learning_rates | live | models | promote
+    python -m studies crossing | demo_runs | evidence | granularity | hours | learning_rates | live | models | promote
                       [--runs RUNS…] [--predict [d_model:E …]]
 
 --runs takes the records first: of runs (files, or folders of run.json), or for `evidence`, `hours`, `learning_rates`

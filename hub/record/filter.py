@@ -65,9 +65,9 @@ def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collecti
     return lambda fields: all(test(fields) for test in tests)
 
 
-def select(records: Iterable[RunRecord], where: str = "") -> list[RunRecord]:
-    """Return the records that a filter keeps, e.g. "E=8, D >= 1B, final"; see `parse_filter`."""
-    test = parse_filter(where)
+def select(records: Iterable[RunRecord], where: str | None = None) -> list[RunRecord]:
+    """Return the records that a filter keeps, e.g. "E=8, D >= 1B, final"; see `parse_filter`. None keeps all."""
+    test = parse_filter(where or "")
     return [record for record in records if test(vars(record))]
 
 

@@ -145,7 +145,7 @@ def fit(
     runs: str,
     kind: str = "joint",
     prior: Any = None,
-    where: str = "",
+    where: str | None = None,
 ) -> dict[str, Any]:
     """Fit a law to a table of runs, and say how far it misses them and what they determine."""
     table = load_runs(runs, where=where)

@@ -47,42 +47,51 @@ def examine(
     objective: Objective,
     theta: FloatArray,
     free: Mask,
+    at_bound: Mask,
 ) -> tuple[float, dict[str, float], tuple[str, ...]]:
-    """Find out how well the runs determine the coefficients, from the scaled Jacobian at θ [p] over `free`.
+    """Find out how well the runs determine the coefficients `free`, from the scaled Jacobian at θ [p].
 
-    Standard errors are of the logarithm for scales and the outer exponent, of that of the distance for parameters of
-    transforms, else absolute; infinite for directions that the runs do not see. Under a prior they are those of the
-    posterior (Laplace), while the undetermined coefficients are those that the runs alone leave open.
+    Parameters `at_bound` count as open: where the runs do not tell the constant, whether the fit ends just inside its
+    bound or on it says nothing of the exponents. Standard errors are of the logarithm for scales and the outer
+    exponent, of that of the distance for parameters of transforms, else absolute; infinite for directions that the
+    runs do not see. Under a prior they are those of the posterior (Laplace), while the undetermined coefficients are
+    those that the runs alone leave open.
 
     Returns:
         The condition number, the standard errors by name, and the names of undetermined coefficients.
     """
     if not free.any():
         return 1.0, {}, ()
-    names, to_natural = _moving_coefficients(objective, free)
+    is_open = free | at_bound
+    names, to_natural = _moving_coefficients(objective, is_open)
     residual, jacobian = objective.linearise_at(theta)
     influence = objective.influence(residual)
     root = np.sqrt(influence)[:, None]
-    scale, singular, rotation = _decompose(jacobian[:, free] * root)
+    scale, singular, rotation = _decompose(jacobian[:, is_open] * root)
     condition_number = float("inf")
     if singular[-1] > 0:
         condition_number = float(singular[0] / singular[-1])
 
-    freedom = int(np.sum(influence > 0)) - int(free.sum())
+    freedom = int(np.sum(influence > 0)) - int(is_open.sum())
     variance = float(influence @ residual**2 / freedom) if freedom > 0 else np.inf
     directions = to_natural @ (rotation.T / scale[:, None])
     errors = _standard_errors(directions, singular, variance)
-    undetermined = []
-    for name, error in zip(names, errors, strict=True):
-        role = objective.form.roles[name]
-        if not error <= RESOLUTION[role]:
-            undetermined.append(name)
-
+    errors_alone = dict(zip(names, errors.tolist(), strict=True))
     if objective.penalty is not None:
-        rows = np.vstack([jacobian * root, objective.prior_rows(theta)])[:, free]
+        rows = np.vstack([jacobian * root, objective.prior_rows(theta)])[:, is_open]
         covariance = to_natural @ np.linalg.inv(rows.T @ rows) @ to_natural.T
         errors = np.sqrt(np.diag(covariance) * objective.penalty.variance[0])
-    return condition_number, dict(zip(names, errors.tolist(), strict=True)), tuple(undetermined)
+
+    bound_names = {name for name, is_bound in zip(objective.names, at_bound, strict=True) if is_bound}
+    standard_errors = {}
+    undetermined = []
+    for name, error in zip(names, errors.tolist(), strict=True):
+        if objective.tied.get(name, name) in bound_names:
+            continue
+        standard_errors[name] = error
+        if not errors_alone[name] <= RESOLUTION[objective.form.roles[name]]:
+            undetermined.append(name)
+    return condition_number, standard_errors, tuple(undetermined)
 
 
 def _moving_coefficients(objective: Objective, free: Mask) -> tuple[list[str], FloatArray]:

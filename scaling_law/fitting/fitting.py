@@ -80,11 +80,11 @@ class FitStatus(Listed):
     """Convergence and identifiability of a fit: `n_agree` of the `n_released` best starts reached the best objective.
 
     `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of the logarithm of the
-    `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest; with a `prior`, they count it.
-    `suspicious` runs lie far from the law of the others, the farthest first; `deviations` is their loss minus that of
-    the fit without them, nats per token. `omitted`, `doubts`: as of Conditions. `blended`: the runs differ so much in
-    settings that no answer of their law is to be trusted. `repetition`: what R* rest on, in sentences. `tied`
-    coefficients equal the one they name.
+    `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest; with a `prior`, they count it,
+    and coefficients at a bound as open. `suspicious` runs lie far from the law of the others, the farthest first;
+    `deviations` is their loss minus that of the fit without them, nats per token. `omitted`, `doubts`: as of
+    Conditions. `blended`: the runs differ so much in settings that no answer of their law is to be trusted.
+    `repetition`: what R* rest on, in sentences. `tied` coefficients equal the one they name.
     """
 
     converged: bool
@@ -848,7 +848,7 @@ def describe(
 
     free = problem.free(theta)
     is_at_bound = ~free & (problem.lower < problem.upper)
-    condition_number, standard_errors, undetermined = examine(objective, theta, free)
+    condition_number, standard_errors, undetermined = examine(objective, theta, free, is_at_bound)
     omitted = omitted_variables(problem, theta, runs, errors)
     repetition = unexplained_repetition(problem, theta, runs)
     status = FitStatus(

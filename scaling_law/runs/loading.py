@@ -59,7 +59,7 @@ def load_runs(
     on_invalid: Literal["raise", "skip"] = "raise",
     revision: str | None = None,
     trunks: str = "auto",
-    where: str = "",
+    where: str | None = None,
     columns: Mapping[str, Column] | None = None,
     format: str | None = None,
     final: Final | None = None,
@@ -78,7 +78,7 @@ def load_runs(
         on_invalid: "raise" an error that lists every unusable row, or "skip" them, with the reasons in `.skipped`.
         revision: branch, tag or commit on the Hub, as in "org/sweep-runs@v1"; once read, it needs no network.
         trunks: which runs share a trunk: "auto", "run" (none do) or the name of a column; see `trunks_of`.
-        where: a filter on the columns (`hub.parse_filter`), such as "E in {1, 8}".
+        where: a filter on the columns (`hub.parse_filter`), such as "E in {1, 8}"; None keeps all.
         columns: our name to a column of the source, an expression ("1 - sparsity", "`Training FLOP` / 6"), a number
             (`experts=1` for dense models) or a function of the row; in order, so that later ones may use earlier ones.
         format: a public table read as its authors publish it: "step_law", "marin_isoflop", "open_athena",
@@ -312,7 +312,7 @@ def _group_steps(rows: Sequence[Row], final: Final | None, origin: str) -> dict[
 def _select(
     table: _Table,
     status: str | None,
-    where: str,
+    where: str | None,
     public: Reader | None,
     problems: Sequence[str],
 ) -> list[int]:

@@ -16,17 +16,25 @@ app = App(single=True)
 @app.command()
 def main(
     fast: Annotated[bool, typer.Option("--fast", help="A smaller sweep: about a minute.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and of the order of the text.")] = 0,
     output_dir: Annotated[Path | None, typer.Option(help="Where everything goes.")] = None,
     workers: Workers = CORES,
     version: Version = False,
 ) -> None:
     """Run the whole loop, from a corpus to a fitted law, on this machine. Run it again to resume."""
     # It imports torch, for which --help does not wait.
-    from training.demo.loop import FAST, FULL, Demo
+    from training.demo.loop import Demo
+    from training.demo.scales import FAST, FULL
     from training.sweep.run import stop_on_signals
 
     stop_on_signals()
-    Demo(output_dir or Path("demo-output-fast" if fast else "demo-output"), FAST if fast else FULL, workers).run()
+    Demo(output_dir or folder_of(fast, seed), FAST if fast else FULL, workers, seed).run()
+
+
+def folder_of(fast: bool, seed: int) -> Path:
+    """Return the folder of a demo that was given none; each seed has its own."""
+    name = "demo-output-fast" if fast else "demo-output"
+    return Path(f"{name}-seed{seed}" if seed else name)
 
 
 if __name__ == "__main__":

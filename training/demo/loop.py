@@ -9,6 +9,7 @@ which is left out of the fit. Re-run it to resume.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shlex
 import sys
@@ -33,26 +34,26 @@ from hub import RunRecord, open_store, release_runs
 from hub.base import tables
 from hub.base.units import format_bytes, format_flops
 from hub.release.cards import loading_code
-from scaling_law import FitResult, JointLaw, Law, LearningRateLaw, Runs, fit, load_runs
+from scaling_law import FitResult, JointLaw, Law, LearningRateLaw, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
 from training.configuration.reading import read_yaml
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
+from training.demo.left_out import LeftOut, leave_out_each, left_out_table, run_table
 from training.demo.results import (
-    Prediction,
     coefficients_table,
     conclude,
     crossings_table,
     gains_table,
     gap_curves,
+    losses_by_size,
     losses_table,
     optimum_table,
-    predict_without_law,
-    predictions_table,
     sweep_table,
 )
+from training.demo.scales import Scale
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText
 from training.sweep.file import Sweep
@@ -72,45 +73,6 @@ class DemoError(RuntimeError):
     """A step failed; the message says which, and where its log is."""
 
     exit_status = 1
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Size of a demo: its sweep file, the bytes of text it takes, draws of the law, and the budget it asks for.
-
-    Runs count for the law from `fitted_from` tokens on: before, a model knows little more than pairs of letters, and
-    its loss follows no power law. The coefficients `as_published` are fixed, since the runs cannot identify them; a
-    sweep too small to identify any has the published law as a prior instead. The best model for `flops` lies
-    inside the sizes and tokens of the sweep. `seconds` is the time of each step on two idle cores.
-    """
-
-    sweep: str
-    corpus_bytes: int
-    fitted_from: str
-    as_published: tuple[str, ...]
-    draws: int
-    flops: float
-    seconds: Mapping[str, float]
-
-
-FULL = Scale(
-    "demo.yaml",
-    12_000_000,
-    "990K",
-    ("gamma", "zeta", "e_start", "e_max"),
-    500,
-    1e12,
-    {"Corpus": 63, "Tokenizer": 2, "Sweep": 315, "Release": 2, "Fit": 2, "Ask": 2, "Use": 2},
-)
-FAST = Scale(
-    "demo-fast.yaml",
-    2_000_000,
-    "74K",
-    (),
-    100,
-    7e10,
-    {"Corpus": 10, "Tokenizer": 1, "Sweep": 45, "Release": 1, "Fit": 2, "Ask": 1, "Use": 1},
-)
 
 
 @dataclass
@@ -148,34 +110,28 @@ class Steps:
 
 @dataclass(frozen=True)
 class DemoFit:
-    """Fit of the released runs that `where` selects, and its law with a bootstrap's draws.
+    """Fit of the released runs that `where` selects, all but `run`, and its law with a bootstrap's draws.
 
-    `rates` is a law of the learning rates that the runs used; `low` and `high` are the 95 % prediction interval of the
-    loss of the run `left_out`.
+    `rates` is a law of the learning rates that the runs used; `left_out` has what fits without each run and without
+    each model predict for these.
     """
 
     fit: FitResult
     law: Law
     rates: LearningRateLaw
     where: str
-    left_out: RunRecord
-    low: float
-    high: float
-
-    @property
-    def prediction(self) -> Prediction:
-        """Loss of the held-out run by the law."""
-        run = self.left_out
-        return Prediction("law of the other runs", float(self.law.loss(run.n_active, run.tokens, run.experts)))
+    run: RunRecord
+    left_out: Sequence[LeftOut]
 
 
 class Demo:
     """The steps in their order; each leaves its result in a folder of its own under `folder`."""
 
-    def __init__(self, folder: Path, scale: Scale, workers: int) -> None:
+    def __init__(self, folder: Path, scale: Scale, workers: int, seed: int = 0) -> None:
         self.folder = folder
         self.scale = scale
         self.workers = workers
+        self.seed = seed
         # The run records call the dataset and the tokenizer by the names of these two folders.
         self._corpus = folder / "installed-documentation"
         self._tokenizer = folder / "bytes"
@@ -205,7 +161,7 @@ class Demo:
         times = [f"{name.lower()} {seconds:.0f} s" for name, seconds in steps.seconds.items()]
         say("Time: " + ", ".join(times))
         print("\nTo go on, in a shell, from this folder:\n")
-        print(*self.commands(sweep, demo_fit), sep="\n")
+        print(*self.commands(sweep, demo_fit), sep="\n\n")
         print("\nTo load the best model, in any Python that has transformers (this runs the code of the release):\n")
         print(loading_code(str(model)))
 
@@ -225,6 +181,7 @@ class Demo:
         """Train unfinished runs. Raises DemoError if a run failed."""
         file = resources.files("training") / "configs" / self.scale.sweep
         values = read_yaml(str(file), "demo")
+        values["base"]["run"]["seed"] = self.seed
         values["base"]["data"].update(
             dataset=str(self._corpus), tokenizer=str(self._tokenizer), cache_dir=str(self.folder / "tokens")
         )
@@ -265,36 +222,24 @@ class Demo:
         """Return the folder of the released index, which `load_runs` and `scaling-law fit` read."""
         return self.folder / "hub" / "datasets" / f"{sweep.name}-runs" / "main"
 
-    def fixed(self) -> dict[str, float]:
-        """Return the coefficients that the fit fixes, as published."""
-        coefficients = JointLaw.published().coefficients
-        return {name: coefficients[name] for name in self.scale.as_published}
-
-    def fit_law(self, runs: Runs) -> FitResult[Law]:
-        """Fit the joint law with some coefficients fixed, or with the published law as a prior."""
-        fixed = self.fixed()
-        if fixed:
-            return fit(runs, fixed=fixed)
-        return fit(runs, prior=JointLaw.published())
-
     def fit(self, sweep: Sweep, released: Sequence[RunRecord]) -> DemoFit:
-        """Fit without the longest run of the largest MoE, and release the law."""
-        left_out = max(released, key=lambda record: (record.experts, record.n_active, record.tokens))
-        where = f"D >= {self.scale.fitted_from}, run_id != {left_out.run_id}"
+        """Fit without the longest run of the largest MoE, and release the law; then without each run in turn."""
+        scale = self.scale
+        run = max(released, key=lambda record: (record.experts, record.n_active, record.tokens))
+        where = f"{scale.where}, run_id != {run.run_id}"
         runs = load_runs(self.index(sweep), where=where)
-        result = self.fit_law(runs)
+        result = scale.fit_law(runs)
         count = int(result.used.sum())
         say(f"joint law of {count} runs: RMSE {result.rmse:.4f} nats per byte")
         show(coefficients_table(result))
-        bootstrap = result.bootstrap(self.scale.draws, seed=0, progress=True)
-        low, high = bootstrap.prediction_interval(
-            left_out.n_active, left_out.tokens, left_out.experts, kind="prediction"
-        )
-        demo_fit = DemoFit(result, bootstrap.law, rates_of(sweep), where, left_out, low, high)
-        demo_fit.law.save_pretrained(self.folder / "law")
-        demo_fit.rates.save(self._rates)
-        release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(demo_fit.law, runs, fitted=True))
-        return demo_fit
+        law = result.bootstrap(scale.draws, seed=0, progress=True).law
+        law.save_pretrained(self.folder / "law")
+        rates = rates_of(sweep)
+        rates.save(self._rates)
+        release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(law, runs, fitted=True))
+        all_runs = load_runs(self.index(sweep), where=scale.where)
+        left_out = [*leave_out_each(all_runs, scale.fit_law, scale.draws, progress=True)]
+        return DemoFit(result, law, rates, where, run, left_out)
 
     def ask(self, demo_fit: DemoFit) -> None:
         """Ask for the best model for a budget inside the range of the runs, and print it."""
@@ -308,13 +253,13 @@ class Demo:
             show(optimum_table(answer))
 
     def conclude(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
-        """Print gains, crossovers, the prediction beside those that need no law, and what all this shows."""
+        """Print gains, crossovers, predictions beside those that need no law, and what all this shows."""
         show(gains_table(released, demo_fit.law))
-        show(crossings_table(released, demo_fit.law))
-        baselines = predict_without_law(released, demo_fit.left_out)
-        interval = f"{demo_fit.low:.3f}…{demo_fit.high:.3f}"
-        show(predictions_table(demo_fit.left_out, demo_fit.prediction, interval, baselines))
-        say(conclude(released, demo_fit.fit, demo_fit.left_out, demo_fit.prediction, baselines))
+        crossings = crossings_table(released, demo_fit.law)
+        show(crossings)
+        show(run_table(demo_fit.run, demo_fit.left_out[0]))
+        show(left_out_table(demo_fit.left_out))
+        say(conclude(released, demo_fit.fit, demo_fit.left_out, crossings, self.scale.checked))
 
     def figures(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
         """Draw MoE minus dense losses, the errors of the law, and the published law's memory optimum."""
@@ -335,11 +280,10 @@ class Demo:
 
         Returns its folder. Raises DemoError if the loss of the reloaded model is not the recorded one.
         """
-        best_loss, best = min(
-            ((record.eval_loss, record) for record in released if record.eval_loss is not None),
-            key=lambda pair: pair[0],
-        )
-        folder = self.folder / "hub" / "models" / str(best.repo) / str(best.branch)
+        longest_runs = [runs[max(runs)] for runs in losses_by_size(released).values()]
+        best = min(longest_runs, key=lambda record: record.eval_loss or math.inf)
+        # The branch `main` of a model has its longest run.
+        folder = self.folder / "hub" / "models" / str(best.repo) / "main"
         model = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = load_tokenizer(str(folder))
         torch.manual_seed(0)
@@ -354,21 +298,21 @@ class Demo:
         arguments = next(run.arguments for run in sweep.runs if run.architecture.d_model == best.d_model)
         sequences = HeldOutText(arguments, tokenizer).wait()
         loss = evaluate(model, sequences, arguments.run.micro_batch_sequences, torch.device("cpu")).loss
-        say(f"held-out loss {loss:.6f}, recorded {best_loss:.6f} nats per byte")
-        if abs(loss - best_loss) > 1e-5:
-            raise DemoError(f"the reloaded model has loss {loss}, its record says {best_loss}")
+        say(f"held-out loss {loss:.6f}, recorded {best.eval_loss:.6f} nats per byte")
+        if abs(loss - (best.eval_loss or math.inf)) > 1e-5:
+            raise DemoError(f"the reloaded model has loss {loss}, its record says {best.eval_loss}")
         return folder
 
     def commands(self, sweep: Sweep, demo_fit: DemoFit) -> list[str]:
         """Write questions to the law, the fit and the published law, as a shell takes them."""
-        run = demo_fit.left_out
+        run = demo_fit.run
         law = self.folder / "law"
         numbers = sorted({run.arguments.model.experts for run in sweep.runs})
         experts = ["--experts", ",".join(map(str, numbers))]
         size = ["--n-active", run.n_active, "--tokens", run.tokens]
         flops = format_flops(self.scale.flops)
         options = ["--where", demo_fit.where]
-        for name, value in self.fixed().items():
+        for name, value in self.scale.fixed.items():
             options += ["--fix", f"{name}={value:.5g}"]
         if not self.scale.as_published:
             options += ["--prior", "published"]
@@ -417,5 +361,22 @@ def format_minutes(seconds: float) -> str:
 
 
 def scaling_law(*words: Any) -> str:
-    """Write a command line of `scaling-law` by the path of this Python: no PATH need lead to it."""
-    return shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law", *map(str, words)])
+    """Write a command of `scaling-law` by the path of this Python: no PATH need lead to it.
+
+    Lines are no longer than a page, where no word is, and continue with a backslash; values follow their options.
+    """
+    pieces = [shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law"])]
+    for word in map(shlex.quote, map(str, words)):
+        is_value = pieces[-1].startswith("--") and " " not in pieces[-1]
+        if is_value:
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        # The backslash and the blank before it take two columns.
+        if len(f"{lines[-1]} {piece}") > PAGE_WIDTH - 2:
+            lines.append(f"    {piece}")
+        else:
+            lines[-1] += f" {piece}"
+    return " \\\n".join(lines)

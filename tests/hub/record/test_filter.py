@@ -10,6 +10,7 @@ from tests.hub.samples import make_record
     ("where", "kept"),
     [
         ("", True),
+        (None, True),
         ("E == 4 and d = 64", True),
         ("E=4,N>=1,", True),
         ("experts in {1, 4}, final", True),

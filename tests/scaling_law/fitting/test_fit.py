@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 from hub.base.tables import as_text
-from scaling_law import JointLaw, Runs, fit
+from scaling_law import JointLaw, Runs, fit, load_runs
 from scaling_law.fitting import fitting
 from scaling_law.fitting.problem import PAPER_GRID, make_problem
 from tests.scaling_law.clark import clark_runs
@@ -118,6 +118,51 @@ def test_tiny_sweeps_fit_without_fuss(seed):
     assert any("ot determined by these runs" in message for message in result.status.messages)
     truth = JointLaw(**TINY_LAW).loss(runs.n_active, runs.tokens, runs.experts)
     assert np.sqrt(np.mean((result.law.loss(runs.n_active, runs.tokens, runs.experts) / truth - 1) ** 2)) < 0.01
+
+
+def noisy_runs(constant, seed):
+    """Twelve dense runs of a law with an exponent of N of −0.2, and with noise of 1 %."""
+    noise = np.random.default_rng(seed)
+    rows = []
+    for n_active in (1e7, 3e7, 1e8):
+        for tokens in (1e8, 3e8, 1e9, 3e9):
+            loss = 60.0 * n_active**-0.2 + 300.0 * tokens**-0.27 + constant
+            eval_loss = loss * np.exp(0.01 * noise.normal())
+            rows.append({"n_active": n_active, "tokens": tokens, "experts": 1, "eval_loss": eval_loss})
+    return load_runs(rows)
+
+
+def test_a_constant_at_its_bound_determines_no_exponent():
+    """The runs do not tell the constant, so half of the fits end on its bound, with an exponent far off."""
+    errors = []
+    for seed in range(12):
+        result = fit(noisy_runs(0.5, seed), "chinchilla", release=8)
+        if result.status.bounds_hit != ("c",):
+            continue
+        assert "c" not in result.status.standard_errors
+        errors.append((result.law.coefficients["mu"] + 0.2) / result.status.standard_errors["mu"])
+    assert len(errors) >= 4
+    assert np.max(np.abs(errors)) < 2.0
+
+
+def test_whether_a_fit_ends_on_a_bound_or_just_inside_says_the_same():
+    runs = noisy_runs(0.5, 3)
+    inside = fit(runs, "chinchilla")
+    assert not inside.status.bounds_hit
+    near = {"c": (None, inside.law.coefficients["c"] * 0.999)}
+    at_bound = fit(runs, "chinchilla", bounds=near, starts=[inside.law])
+    assert at_bound.status.bounds_hit == ("c",)
+    errors = {name: inside.status.standard_errors[name] for name in ("m", "mu", "n", "nu")}
+    assert at_bound.status.standard_errors == pytest.approx(errors, rel=0.02)
+    assert {*at_bound.status.undetermined} == {*inside.status.undetermined} - {"c"}
+
+
+def test_what_is_tied_to_a_coefficient_at_a_bound_is_at_it_too(paper_runs, paper_fit):
+    law = paper_fit.law.replace(beta=paper_fit.law.alpha)
+    tied = fit(paper_runs, fixed={"beta": "alpha"}, bounds={"alpha": (-0.1, 0.0)}, starts=[law])
+    assert "alpha" in tied.status.bounds_hit
+    assert {"alpha", "beta"}.isdisjoint(tied.status.standard_errors)
+    assert {"alpha", "beta"}.isdisjoint(tied.status.undetermined)
 
 
 def test_fixed_and_bounded_coefficients(paper_runs, paper_fit):

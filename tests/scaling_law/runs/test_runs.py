@@ -77,6 +77,12 @@ def test_a_filter_chooses_runs(where, kept):
     assert (list(runs.run_id), runs.where) == (kept, where)
 
 
+def test_no_filter_keeps_all_runs():
+    for where in (None, ""):
+        runs = load_runs(pandas.DataFrame(rows()), where=where)
+        assert (len(runs), runs.where) == (6, None)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,0 +1,90 @@
+"""docs/studies/demo_runs.md: its numbers from the records by a second way, and those of the README."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from scaling_law import JointLaw, fit, load_runs
+from studies.demo_runs import study
+from tests.guides import DOCS, ROOT, text_of
+from training.demo.scales import FULL
+
+PAGE_AS_WRITTEN = text_of(DOCS / "studies" / "demo_runs.md")
+PAGE = " ".join(re.sub(r"<!-- =\S* -->|<!-- = -->", "", PAGE_AS_WRITTEN).split())
+README = " ".join(text_of(ROOT / "README.md").split())
+RECORDS = [json.loads(line) for line in text_of(study.RECORDS).splitlines()]
+SEEDS = sorted({record["seed"] for record in RECORDS})
+NEW_SEEDS = [seed for seed in SEEDS if seed != study.CHOSEN_ON]
+
+
+@pytest.fixture(scope="module")
+def losses():
+    """(seed, d_model, E, D) → loss, of the runs that count."""
+    return {
+        (r["seed"], r["d_model"], r["experts"], r["tokens"]): r["eval_loss"] for r in RECORDS if r["tokens"] >= 990_000
+    }
+
+
+def test_all_runs_are_of_one_sweep_and_every_seed_has_the_same(losses):
+    models = [{key[1:] for key in losses if key[0] == seed} for seed in SEEDS]
+    assert all(runs == models[0] for runs in models)
+    assert {record["sweep"] for record in RECORDS} == {"demo"}
+    assert f"With each of {len(models[0]) * len(NEW_SEEDS)} runs of three new seeds" in PAGE
+    assert (len(SEEDS), len(NEW_SEEDS)) == (4, 3)
+
+
+def test_the_scatter_of_seeds(losses):
+    runs = {key[1:] for key in losses}
+    variances = [np.var([losses[(seed, *run)] for seed in SEEDS], ddof=1) for run in runs]
+    assert f"scatters over seeds by {np.sqrt(np.mean(variances)):.3f}" in PAGE
+
+
+def test_the_nearest_runs(losses):
+    new = {key: loss for key, loss in losses.items() if key[0] in NEW_SEEDS}
+    twin = [losses[seed, d, 9 - e, t] - loss for (seed, d, e, t), loss in new.items() if d < 96]
+    tokens = sorted({key[3] for key in losses})
+    nearest = []
+    for (seed, d, e, t), loss in new.items():
+        others = [losses[seed, d, e, u] for u in tokens if u != t and (seed, d, e, u) in losses]
+        # Their tokens double; of two that are as near, the first counts.
+        nearest.append((others[1] if t == tokens[-1] else others[0]) - loss)
+    errors = [f"{np.sqrt(np.mean(np.square(values))):.3f}" for values in (twin, nearest)]
+    assert number("run-nearest") == " to ".join(errors)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_run_that_the_demo_leaves_out(losses, seed):
+    runs = [record for record in RECORDS if record["seed"] == seed and record["tokens"] >= 990_000]
+    runs.sort(key=lambda record: (record["experts"], record["d_model"], record["tokens"]))
+    longest = runs.pop()
+    published = JointLaw.published().coefficients
+    fixed = {name: published[name] for name in ("gamma", "zeta", "e_start", "e_max")}
+    law = fit(load_runs(runs), fixed=fixed).law
+    predicted = float(law.loss(longest["n_active"], longest["tokens"], longest["experts"]))
+    measured = f"{longest['eval_loss']:.3f}"
+    assert re.search(rf"\| {seed} \| [\d.]+ \| [\d.]+ \| {measured} \| {predicted:.3f} \(", PAGE)
+
+
+def number(name):
+    """The number that the page's study has written under this name."""
+    return re.search(rf"<!-- ={name} -->(.*?)<!--", PAGE_AS_WRITTEN)[1]
+
+
+def test_the_readme_has_the_numbers_of_the_page():
+    sentences = {
+        "run-errors": r"predicts its loss to ([\d.]+) nats per byte",
+        "run-plane": r"regression on the logarithms to ([\d.]+) and",
+        "run-nearest": r"the nearest runs to ([\d.]+ to [\d.]+)\. With",
+        "model-errors": r"the law's error is ([\d.]+) \(",
+        "model-prior": r"\(([\d.]+) with the public prior\)",
+        "model-plane": r"the regression's ([\d.]+) \(",
+    }
+    for name, sentence in sentences.items():
+        assert re.search(sentence, README)[1] == number(name)
+
+
+def test_the_demo_says_the_numbers_of_the_page():
+    numbers = [number("run-errors"), number("model-errors")]
+    assert "misses each run by {}, and with its model left out by {} (".format(*numbers) in FULL.checked
