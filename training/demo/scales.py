@@ -67,5 +67,5 @@ FAST = Scale(
     (),
     100,
     7e10,
-    {"Corpus": 10, "Tokenizer": 1, "Sweep": 45, "Release": 1, "Fit": 2, "Ask": 1, "Use": 1},
+    {"Corpus": 15, "Tokenizer": 1, "Sweep": 77, "Release": 1, "Fit": 11, "Ask": 1, "Use": 4},
 )
