@@ -1,5 +1,5 @@
 # make demo          the whole loop on this machine: corpus, sweep, release, fit, ask, use (about 7 minutes)
-# make demo FAST=1   the same, smaller, in about a minute; SEED=1: with another seed, into demo-output-seed1
+# make demo FAST=1   the same, smaller, in about two minutes; SEED=1: with another seed, into demo-output-seed1
 # make test          the tests; `make test-slow` those that take minutes
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them, and

@@ -15,7 +15,7 @@ app = App(single=True)
 
 @app.command()
 def main(
-    fast: Annotated[bool, typer.Option("--fast", help="A smaller sweep: about a minute.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="A smaller sweep: about two minutes.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and of the order of the text.")] = 0,
     output_dir: Annotated[Path | None, typer.Option(help="Where everything goes.")] = None,
     workers: Workers = CORES,

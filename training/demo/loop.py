@@ -149,7 +149,7 @@ class Demo:
             sweep = self.sweep()
         with step("Release", "checkpoints and records, as on the Hub"):
             released = self.release(sweep)
-        with step("Fit", "the joint law, to all runs but one"):
+        with step("Fit", "the joint law, then without each run"):
             demo_fit = self.fit(sweep, released)
         with step("Ask", "the best model for a budget"):
             self.ask(demo_fit)
