@@ -347,7 +347,7 @@ def _message(error: Exception, kind: str = "problem unanswered") -> str:
     message = str(error)
     # The page cannot force an answer.
     if isinstance(error, ExtrapolationError):
-        message = str(error.args[0]).removesuffix("; ")
+        message = error.reason
     name = message.partition("=")[0]
     field = name if name in FIELDS else ""
     return f'<p class="{kind}" role="alert" data-field="{field}">{escape(message)}</p>'

@@ -62,6 +62,11 @@ OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables", "omitted", 
 class ExtrapolationError(InputError):
     """The answer lies beyond `GUARD`; `force=True` (`--force`) answers anyway."""
 
+    @property
+    def reason(self) -> str:
+        """Say what lies beyond, without the advice to force an answer."""
+        return str(self.args[0]).removesuffix("; ")
+
 
 @dataclass(frozen=True)
 class FittedRange:

@@ -17,7 +17,7 @@ from hub.base.notices import about
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_flops, parse_context, parse_tokens
 from scaling_law.formulas.answers import ArrayAnswer, plain
-from scaling_law.formulas.conditions import RangeCheck
+from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
 from scaling_law.formulas.law import one_positive, percentile_interval, positive
 from scaling_law.law import JointLaw, Law
 from scaling_law.machine.gpus import named_gpu
@@ -352,7 +352,7 @@ def _predict(
         refusal = _refuse_own_experts(law, a, flops, limits)
     # Every answer may be beyond the range guard.
     except ValueError as error:
-        refusal = reason_of(error)
+        refusal = _reason_of(error)
     return PredictedLoss(
         tokens=tokens,
         training_flops=flops,
@@ -375,8 +375,13 @@ def _refuse_own_experts(law: Law, a: Architecture, flops: float, limits: dict[st
     try:
         optimal(law, flops, [a.experts_equivalent], **limits)
     except ValueError as error:
-        return f"E = {a.experts_equivalent:.3g} of the model cannot be compared: {reason_of(error)}"
+        return f"E = {a.experts_equivalent:.3g} of the model cannot be compared: {_reason_of(error)}"
     return None
+
+
+def _reason_of(error: ValueError) -> str:
+    """Say why there is no answer, without advice, which Python and the shell word differently."""
+    return error.reason if isinstance(error, ExtrapolationError) else reason_of(error)
 
 
 def shape_of(a: Architecture) -> str:

@@ -91,8 +91,7 @@ def expected(shown, laws):
         found = answer(asked, laws[asked.law])
     except ValueError as error:
         # The page cannot force an answer, so it leaves that advice out.
-        is_refused = isinstance(error, ExtrapolationError)
-        problem = str(error.args[0]).removesuffix("; ") if is_refused else str(error)
+        problem = error.reason if isinstance(error, ExtrapolationError) else str(error)
         asked = Question.of(dict(parse_qsl(shown["link"], keep_blank_values=True)))
         found = answer(asked, laws[asked.law])
     layout = found.figure.layout
