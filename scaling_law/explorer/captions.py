@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 LINKED = "This page's address restores this view."
-DASHED = "Dashed lines lie outside the range of the law's runs"
+DASHED = "Dashed lines lie outside the known range of the law's runs"
 KINKS = (
     "Kinks are where the micro-batch, sharding or gradient checkpointing changes; the bands leave out the uncertainty "
     "of step times."
