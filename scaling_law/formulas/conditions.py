@@ -43,6 +43,8 @@ RATE_GUARD_OF_EXPERTS = 4.0
 RATE_GUARD_OF_FLOPS = 100.0
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
 UNKNOWN = "range of {} unknown: nothing checks how far an answer extrapolates there"
+# Quantities that grow in proportion to D.
+PROPORTIONAL = ("D", "D/N", "C", "epochs")
 # Names of variables in `fitted_limits`.
 LABELS = {"n_active": "N_act", "tokens": "D", "tokens_per_parameter": "D/N", "experts": "E"}
 # The short form of warnings, and of names in them.
@@ -274,6 +276,31 @@ class RangeCheck(Summarised):
         limits = self._supported_limits
         supports = {name: self.support(name) for name in limits}
         return ~self._outside(limits, supports, SLACK)
+
+    def supported(self, name: str) -> tuple[Any, Any]:
+        """Return the least and the largest trusted value of a quantity, for each model; 0 and infinite without one."""
+        low, high = self._supported_limits.get(name, (0.0, np.inf))
+        below, above = self.support(name)
+        return low / below * (1 - SLACK + ROUNDING), high * above * (1 + SLACK - ROUNDING)
+
+    def trusted_tokens(self) -> tuple[FloatArray, FloatArray]:
+        """Return the fewest and the most D with which each model is trusted, NaN where it is with none.
+
+        `at` has the most D that are considered, from which D/N, C and epochs follow in proportion.
+        """
+        tokens = self._quantities["D"]
+        fewest = np.zeros(self.beyond.shape)
+        most = np.full(self.beyond.shape, np.nan if self.unknown else np.inf)
+        for name, values in self._quantities.items():
+            low, high = self.supported(name)
+            if name not in PROPORTIONAL:
+                most = np.where((values >= low) & (values <= high), most, np.nan)
+                continue
+            with np.errstate(divide="ignore", invalid="ignore"):
+                most = np.minimum(most, tokens * (high / values))
+                if name != "epochs":
+                    fewest = np.maximum(fewest, tokens * (low / values))
+        return np.where(np.isnan(most), np.nan, fewest), most
 
     @property
     def inside(self) -> NDArray[np.bool_]:

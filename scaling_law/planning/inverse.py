@@ -33,10 +33,11 @@ from scaling_law.planning.budget import (
     read_question,
     refuse_served,
 )
-from scaling_law.planning.limits import Limits
+from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
+    WidthOptimum,
     compute_optimal,
     drawn_losses,
     explain_left_out,
@@ -51,6 +52,7 @@ from scaling_law.planning.optimum import (
     why_no_optimum,
 )
 from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords, pick
+from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import BatchRamp
@@ -230,18 +232,20 @@ def reach(
     e = parse_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
     has_budget = any(value is not None for value in (flops, question.get("hours"), question.get("money")))
-    find = partial(_find_smallest, law, target, e, flops) if has_budget else partial(_find_cheapest, law, target, e)
+    find = partial(_find_cheapest, law, target, e, force)
+    if has_budget:
+        find = partial(_find_smallest, law, target, e, force, flops)
     models = find(question)
     ramp = _recommend_ramp(models, target.size, pick(RunFields, question))
     if ramp is not None:
         models = find({**question, "sequence_length": None, "batch": ramp})
     limits = models.limits
     is_reached = np.isfinite(models.d_model)
-    variables = Budget.each(np.where(is_reached, models.flops, np.nan)).models(law, models.d_model, e, limits)
+    tokens = np.where(is_reached, models.tokens, np.nan)
+    variables = of_law(law, {**limits.variables(models.d_model, e, 1.0), "tokens": tokens})
     check = _check_range(law, variables, is_reached, e.ndim, limits, force)
 
     n_active = variables["n_active"]
-    tokens = variables["tokens"]
     n_total = total_parameters(models.d_model, e, vocab_size=limits.vocab_size)
     notes = _explain(law, e, limits, check, is_reached)
     of_reached = {name: values[is_reached] for name, values in variables.items()}
@@ -312,8 +316,10 @@ def _recommend_ramp(models: _ReachingModels, losses: int, run: RunFields) -> Bat
     return models.cluster.recommend_ramp(run, float(least[row]), float(tokens[row, cheapest[row]]))
 
 
-def _find_cheapest(law: Formula, loss: FloatArray, experts: FloatArray, question: QuestionFields) -> _ReachingModels:
-    """Find the models of fewest FLOPs, or of fewest hours on the GPUs that are named."""
+def _find_cheapest(
+    law: Formula, loss: FloatArray, experts: FloatArray, force: bool, question: QuestionFields
+) -> _ReachingModels:
+    """Find the models of fewest FLOPs, or of fewest hours on the GPUs that are named; trusted ones unless forced."""
     cluster, limits = read_costs(law, **question)
     refuse_other_variables(law, limits, experts)
     exists = _has_optimum(law, experts)
@@ -326,12 +332,16 @@ def _find_cheapest(law: Formula, loss: FloatArray, experts: FloatArray, question
     limit = limits.width_limit(each)
     optimum = find_optimum(models, WIDTHS, limit)
     # The smallest model is the cheapest one where the optimum would be smaller still.
-    n_active, tokens, cost = models(np.full(losses.shape, HEAD_DIM))
+    _, _, cost = models(np.full(losses.shape, HEAD_DIM))
     is_smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
-    tokens = np.where(is_smallest, tokens, optimum.tokens)
-    flops = flops_of(np.where(is_smallest, n_active, optimum.n_active), tokens, limits)
+    d_model = np.where(optimum.fits, optimum.d_model, np.where(is_smallest, HEAD_DIM, np.nan))
+    if not (force or _are_trusted(law, d_model, models(d_model)[1], each, limits).all()):
+        trusted = choose_trusted(trusted_reaching(models, law, each, limits), law, each, limits)
+        d_model = np.where(exists & trusted.fits, trusted.d_model, d_model)
+    n_active, tokens, _ = models(d_model)
+    flops = flops_of(n_active, tokens, limits)
     return _ReachingModels(
-        d_model=np.where(optimum.fits, optimum.d_model, np.where(is_smallest, HEAD_DIM, np.nan)),
+        d_model=d_model,
         tokens=tokens,
         flops=flops,
         least="hours" if cluster else "flops",
@@ -342,15 +352,41 @@ def _find_cheapest(law: Formula, loss: FloatArray, experts: FloatArray, question
 
 
 def _find_smallest(
-    law: Formula, loss: FloatArray, experts: FloatArray, flops: Quantity | None, question: QuestionFields
+    law: Formula,
+    loss: FloatArray,
+    experts: FloatArray,
+    force: bool,
+    flops: Quantity | None,
+    question: QuestionFields,
 ) -> _ReachingModels:
-    """Find the smallest models that reach the loss when they are trained with the whole budget."""
+    """Find the smallest models that reach the loss within the budget: trusted ones unless forced."""
     budget, limits = read_question(law, flops, **question)
     if limits.memory is not None:
         raise InputError("memory is what this question solves for: leave it out")
-    losses, _ = np.broadcast_arrays(loss, experts)
-    best = optimal_widths(law, budget, experts, limits)
+    losses, each = np.broadcast_arrays(loss, experts)
     models = models_at_budget(law, tuple(law.coefficients.values()), experts, budget, limits)
+    width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits))
+    n_active, tokens, _ = models(width)
+    if not (force or _are_trusted(law, width, tokens, each, limits).all()):
+        models = trusted_models(law, experts, budget, limits)
+        trusted_width = _smallest_width(models, losses, find_trusted(law, budget, experts, limits, False))
+        is_reached = np.isfinite(trusted_width)
+        width = np.where(is_reached, trusted_width, width)
+        tokens = np.where(is_reached, models(trusted_width)[1], tokens)
+        n_active = limits.variables(width, experts, 1.0)["n_active"]
+    return _ReachingModels(
+        d_model=width,
+        tokens=tokens,
+        flops=flops_of(n_active, tokens, limits),
+        least="memory_bytes",
+        limits=limits,
+        cluster=budget.cluster,
+        budget=budget,
+    )
+
+
+def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum) -> FloatArray:
+    """Return the least width whose model reaches each loss, which the best model does if any; NaN where none does."""
 
     def excess(log_width: FloatArray) -> FloatArray:
         return np.asarray(models(np.exp(log_width))[2] - losses)
@@ -360,17 +396,16 @@ def _find_smallest(
     width = np.exp(first_below(excess, np.log(smallest), np.log(largest)))
     # The best model itself may be the only one that reaches it.
     width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
-    width = np.where(best.fits, width, np.nan)
-    trained = budget.variables(width, experts, limits)
-    return _ReachingModels(
-        d_model=width,
-        tokens=np.asarray(trained["tokens"]),
-        flops=np.asarray(budget.flops or training_flops(trained["n_active"], trained["tokens"])),
-        least="memory_bytes",
-        limits=limits,
-        cluster=budget.cluster,
-        budget=budget,
-    )
+    return np.where(best.fits, width, np.nan)
+
+
+def _are_trusted(
+    law: Formula, d_model: FloatArray, tokens: FloatArray, experts: FloatArray, limits: Limits
+) -> NDArray[np.bool_]:
+    """Say of which models the law is trusted; also of all where it knows no range, so that none can be."""
+    variables = {**limits.variables(d_model, experts, 1.0), "tokens": tokens}
+    check = law.check(**variables, unique_tokens=limits.unique_tokens)
+    return check.trusted | bool(check.unknown)
 
 
 def _check_range(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
@@ -24,9 +25,8 @@ from scaling_law.machine.serving import seconds_of_token
 from scaling_law.planning.batches import batch_source, recommend_ramp
 from scaling_law.planning.budget import Budget, Cluster, read_question
 from scaling_law.planning.limits import Limits
-from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
+from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
 from scaling_law.planning.optimum import (
-    WidthOptimum,
     drawn_losses,
     explain_undiscounted,
     optimal_widths,
@@ -34,6 +34,7 @@ from scaling_law.planning.optimum import (
     why_no_optimum,
 )
 from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, RunFields, lists_keywords, pick
+from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
 from scaling_law.rates.law import LearningRateLaw, peak_rate
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -84,6 +85,9 @@ def optimal(
         accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/answers.md#accuracy).
         question: the fields of `Limits`: memory="80GB" and so on.
 
+    Answers with the best trusted model where it spends at least half of the budget: the trusted region limits models
+    as memory does. Else with the best model without that limit, and the best trusted one as `edge`.
+
     ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError
     where no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
     """
@@ -93,14 +97,11 @@ def optimal(
     budget, limits = read_question(law, flops, **fields)
     candidates = _read_candidates(law, experts, integral)
     models = _find_models(law, budget, limits, candidates, integral)
-    check = law.check(**models.variables, unique_tokens=limits.unique_tokens)
-    if check.beyond.all():
-        check.refuse(force)
     run: RunFields = pick(RunFields, question)
     is_recommended = False
     # Other batches buy other tokens in the same hours, for which the batch is chosen once more.
     for _ in range(2):
-        ramp = _recommend_ramp(run, budget.cluster or named_gpus, models, check)
+        ramp = _recommend_ramp(run, budget.cluster or named_gpus, models)
         if ramp is None or (is_recommended and ramp == budget.ramp):
             break
         is_recommended = True
@@ -110,47 +111,57 @@ def optimal(
             # What FLOPs buy does not depend on batches.
             break
         models = _find_models(law, budget, limits, candidates, integral)
-        check = law.check(**models.variables, unique_tokens=limits.unique_tokens)
+
+    optima = models
+    trusted = models if force else _find_trusted(law, budget, limits, models)
+    spends_enough = _share_of_budget(budget, limits, trusted.best_trusted) >= LEAST_SHARE
+    if spends_enough:
+        models = trusted
+    elif models.check.beyond.all():
+        models.check.refuse(force)
 
     cluster = budget.cluster
     rates = LearningRateLaw.named(learning_rate_law) if isinstance(learning_rate_law, str) else learning_rate_law
-    draws = drawn_losses(law, budget, models.variables, models.d_model, limits)
-    costs = _costs(budget, named_gpus, question.get("gpus") is not None, limits, models, decode_batch)
-    rows = _make_rows(law, budget, limits, models, draws, rates, tasks, costs)
+    draws = drawn_losses(law, budget, models.variables, models.d_model, limits, models.most_tokens)
+    costs = partial(_costs, budget, named_gpus, question.get("gpus") is not None, limits, decode_batch)
+    make_rows = partial(_make_rows, law, budget, limits, rates, tasks)
+    rows = make_rows(models, draws, costs(models))
+    edge = None
+    if not spends_enough and trusted.best_trusted.experts.size:
+        (edge,) = make_rows(trusted.best_trusted, None, costs(trusted.best_trusted))
     table = OptimalTable(
         rows=rows,
+        edge=edge,
+        trusted_losses=trusted.losses(trusted.check.trusted),
+        losses_without_evidence=optima.losses(~optima.check.beyond),
         flops=float("nan") if budget.flops is None else budget.flops,
         budget=budget,
         limits=limits,
         integral=integral,
-        experts_that_do_not_fit=tuple(candidates[models.optimum.exists & ~models.optimum.fits].tolist()),
+        experts_that_do_not_fit=tuple(candidates[models.exists & ~models.fits].tolist()),
         law=law.conditions.provenance if law.conditions else "fitted law",
-        experts_without_optimum={e: why_no_optimum(law, e) for e in candidates[~models.optimum.exists].tolist()},
+        experts_without_optimum={e: why_no_optimum(law, e) for e in candidates[~models.exists].tolist()},
         forced=force,
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
-        check=check,
+        check=models.check,
         cluster=named_gpus,
         batch_source=batch_source(run, is_recommended),
         notes=(
             *_explain_smallest(budget, limits, models, force),
             *describe_accuracies(tasks, [row.loss for row in rows]),
             *explain_undiscounted(law, models.experts, limits),
-            *_explain_hours(named_gpus, limits, models, costs),
+            *_explain_hours(named_gpus, limits, models, costs(models)),
         ),
     )
-    table = replace(
-        table,
-        largest=_explain_largest(table, candidates, law, experts is None),
-        notes=(*table.notes, *_explain_trusted_size(law, table)),
-    )
+    table = replace(table, largest=_explain_largest(table, candidates, law, experts is None))
     if cluster is None:
         return table
     equal_flops = optimal(
         law,
         table.best.training_flops,
         candidates,
-        force=True,
+        force=not table.trusted,
         integral=integral,
         learning_rate_law=rates,
         batch=budget.ramp,
@@ -180,38 +191,111 @@ def _read_candidates(law: Formula, experts: ArrayLike | None, integral: bool) ->
 
 @dataclass(frozen=True)
 class _Models:
-    """The best models that fit, of some of the E asked for; `variables` are what a law may depend on."""
+    """The best model of each E that has one, arrays [n]; `variables` are what a law may depend on.
 
-    optimum: WidthOptimum
+    `exists` and `fits` say of each E asked for whether it has an optimum, and one that fits.
+    """
+
+    exists: NDArray[np.bool_]
+    fits: NDArray[np.bool_]
     experts: FloatArray
+    d_model: FloatArray
+    loss: FloatArray
+    limited_by: NDArray[np.str_]
     variables: Mapping[str, FloatArray]
+    check: RangeCheck
     integral: bool
 
     @property
-    def d_model(self) -> FloatArray:
-        return self.optimum.d_model[self.optimum.fits]
+    def is_smallest(self) -> NDArray[np.bool_]:
+        """Where the optimum without limits is below the smallest width, which is taken instead."""
+        return np.asarray(self.limited_by == "smallest")
 
     @property
-    def is_smallest(self) -> Any:
-        """Where the optimum without limits is below the smallest width, which is taken instead."""
-        return (self.optimum.free < HEAD_DIM)[self.optimum.fits]
+    def most_tokens(self) -> FloatArray:
+        """The tokens at which models stop that could train longer; infinite for others."""
+        return np.where(self.limited_by == EVIDENCE, self.variables["tokens"], np.inf)
+
+    @property
+    def best_trusted(self) -> _Models:
+        """The trusted model of lowest loss alone, or none."""
+        losses = np.where(self.check.trusted, self.loss, np.inf)
+        i = np.flatnonzero(np.isfinite(losses) & (np.arange(losses.size) == np.argmin(losses)))
+        return replace(
+            self,
+            experts=self.experts[i],
+            d_model=self.d_model[i],
+            loss=self.loss[i],
+            limited_by=self.limited_by[i],
+            variables={name: values[i] for name, values in self.variables.items()},
+            check=self.check.row(i),
+        )
+
+    def losses(self, where: NDArray[np.bool_]) -> dict[float, float]:
+        """Return E → loss of some of the models."""
+        return dict(zip(self.experts[where].tolist(), self.loss[where].tolist(), strict=True))
 
 
 def _find_models(law: Formula, budget: Budget, limits: Limits, candidates: FloatArray, integral: bool) -> _Models:
-    """Find the best model of each E. InputError says what would be needed where none fits."""
+    """Find the best model of each E, trusted or not. InputError says what would be needed where none fits."""
     optimum = optimal_widths(law, budget, candidates, limits, integral)
-    if not optimum.fits.any():
+    fits = optimum.fits
+    if not fits.any():
         raise InputError(_explain_nothing_fits(budget, candidates[optimum.exists], limits))
-    experts = candidates[optimum.fits]
-    variables = budget.models(law, optimum.d_model[optimum.fits], experts, limits)
-    return _Models(optimum, experts, variables, integral)
+    experts = candidates[fits]
+    d_model = optimum.d_model[fits]
+    variables = budget.models(law, d_model, experts, limits)
+    unlimited = np.where(optimum.free < HEAD_DIM, "smallest", "time" if budget.cluster else "compute")
+    return _Models(
+        exists=optimum.exists,
+        fits=fits,
+        experts=experts,
+        d_model=d_model,
+        loss=optimum.loss[fits],
+        limited_by=np.where(optimum.truncated, "memory", unlimited)[fits],
+        variables=variables,
+        check=law.check(**variables, unique_tokens=limits.unique_tokens),
+        integral=integral,
+    )
 
 
-def _recommend_ramp(run: RunFields, cluster: Cluster | None, models: _Models, check: RangeCheck) -> BatchRamp | None:
+def _find_trusted(law: Formula, budget: Budget, limits: Limits, models: _Models) -> _Models:
+    """Replace each model that is not trusted by the best trusted one of its E, where there is one."""
+    if models.check.unknown or models.check.trusted.all():
+        return models
+    optimum = find_trusted(law, budget, models.experts, limits, models.integral)
+    is_replaced = ~models.check.trusted & optimum.fits
+    d_model = np.where(is_replaced, optimum.d_model, models.d_model)
+    variables = budget.models(law, d_model, models.experts, limits)
+    variables["tokens"] = np.where(is_replaced, optimum.tokens, variables["tokens"])
+    return replace(
+        models,
+        d_model=d_model,
+        loss=np.where(is_replaced, optimum.loss, models.loss),
+        limited_by=np.where(is_replaced, EVIDENCE, models.limited_by),
+        variables=variables,
+        check=law.check(**variables, unique_tokens=limits.unique_tokens),
+    )
+
+
+def _share_of_budget(budget: Budget, limits: Limits, models: _Models) -> float:
+    """Return the share of the budget that a single model spends, 0 for none."""
+    if not models.experts.size:
+        return 0.0
+    tokens = models.variables["tokens"]
+    if budget.cluster is not None:
+        spent = budget.cluster.seconds(limits.widths(models.d_model, models.experts), tokens)
+        return float(spent[0] / budget.seconds)
+    n_active = models.variables["n_active"]
+    spent = training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens)
+    return float(spent[0] / budget.flops)
+
+
+def _recommend_ramp(run: RunFields, cluster: Cluster | None, models: _Models) -> BatchRamp | None:
     """Return the batches for the best of the models, None where the question or the paper's recipe has them."""
-    losses = models.optimum.loss[models.optimum.fits]
-    if np.any(check.trusted):
-        losses = np.where(check.trusted, losses, np.inf)
+    losses = models.loss
+    if np.any(models.check.trusted):
+        losses = np.where(models.check.trusted, losses, np.inf)
     best = int(np.argmin(losses))
     tokens = float(models.variables["tokens"][best])
     flops = float(training_flops(models.variables["n_active"][best], tokens))
@@ -222,10 +306,10 @@ def _make_rows(
     law: Formula,
     budget: Budget,
     limits: Limits,
-    models: _Models,
-    draws: FloatArray | None,
     rates: LearningRateLaw | None,
     tasks: Sequence[Task],
+    models: _Models,
+    draws: FloatArray | None,
     costs: Mapping[str, Any],
 ) -> tuple[OptimalRow, ...]:
     """Make the row of each model: its sizes, its loss with an interval, its learning rate and its accuracy."""
@@ -253,8 +337,6 @@ def _sizes(budget: Budget, limits: Limits, models: _Models) -> dict[str, Any]:
     experts = models.variables["experts"]
     n_active = models.variables["n_active"]
     tokens = models.variables["tokens"]
-    spent = "time" if budget.cluster else "compute"
-    unlimited = np.where(models.is_smallest, "smallest", spent)
     return {
         "experts": experts,
         "d_model": d_model,
@@ -266,8 +348,8 @@ def _sizes(budget: Budget, limits: Limits, models: _Models) -> dict[str, Any]:
         "kv_cache_bytes": limits.kv_bytes(d_model),
         "training_flops": training_flops(n_active, tokens),
         "inference_flops": inference_flops(n_active, limits.inference_tokens),
-        "loss": models.optimum.loss[models.optimum.fits],
-        "limited_by": np.where(models.optimum.truncated[models.optimum.fits], "memory", unlimited),
+        "loss": models.loss,
+        "limited_by": models.limited_by,
         "epochs": tokens / limits.unique_tokens if limits.unique_tokens else None,
     }
 
@@ -293,8 +375,8 @@ def _costs(
     named_gpus: Cluster | None,
     trains: bool,
     limits: Limits,
-    models: _Models,
     decode_batch: float | None,
+    models: _Models,
 ) -> dict[str, Any]:
     """Return the columns of training and serving on the GPUs of the budget, or on those named beside FLOPs."""
     cluster = budget.cluster or named_gpus
@@ -324,7 +406,7 @@ def _explain_hours(
     hours = costs.get("hours")
     if named_gpus is None or hours is None:
         return ()
-    best = int(np.argmin(models.optimum.loss[models.optimum.fits]))
+    best = int(np.argmin(models.loss))
     notes = [*named_gpus.warnings(limits.widths(models.d_model[best], models.experts[best]))]
     impossible = models.experts[np.isinf(hours)]
     if impossible.size:
@@ -393,39 +475,6 @@ def _explain_largest(table: OptimalTable, candidates: FloatArray, law: Formula, 
     return f"E = {best:g} is the largest considered ({limit} ends there); {2 * best:g} was not tried"
 
 
-def _explain_trusted_size(law: Formula, table: OptimalTable) -> list[str]:
-    """Say up to which size an E can be trusted whose optimum cannot, where it still has a lower loss than the best."""
-    best = table.best
-    lowest_loss = best.loss
-    notices: list[str] = []
-    for row in table:
-        if best.trusted and not row.trusted and row.loss < best.loss:
-            loss, n_total = _best_trusted_size(law, table, row)
-            if loss < lowest_loss:
-                lowest_loss = loss
-                size = f"E = {row.experts:g} can be trusted up to {format_count(n_total)} parameters"
-                reason = f"{size}, with a loss of {loss:.3f}: a limit on total parameters asks for it"
-                notices = [Notice(reason, f"{size} (loss {loss:.3f})")]
-    return notices
-
-
-def _best_trusted_size(law: Formula, table: OptimalTable, row: OptimalRow) -> tuple[float, float]:
-    """Return the least loss of trusted models below the size of a row, and their parameters; infinite without one."""
-    limits = table.limits
-    widths = np.arange(HEAD_DIM, row.d_model, HEAD_DIM)
-    experts = np.full(len(widths), row.experts)
-    variables = table.budget.models(law, widths, experts, limits)
-    is_trusted = law.check(**variables, unique_tokens=limits.unique_tokens).trusted
-    losses = np.where(is_trusted, limits.loss(law, tuple(law.coefficients.values()), variables), np.inf)
-    if not np.isfinite(losses).any():
-        return math.inf, math.inf
-    best = int(np.nanargmin(losses))
-    n_total = float(total_parameters(widths[best], row.experts, vocab_size=limits.vocab_size))
-    # A limit of so many digits leaves this model in.
-    unit = 10.0 ** (math.floor(math.log10(n_total)) - 2)
-    return float(losses[best]), unit * math.ceil(n_total / unit)
-
-
 def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable:
     """Say what GPUs can train of each row, in the next smaller size that exists, and of the size above."""
     best = table.best
@@ -450,7 +499,7 @@ def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable
         notes.append(Notice(f"E = {_listed(experts[is_largest])}: {limit}"))
     rows = []
     for row, is_limited in zip(table, is_largest, strict=True):
-        rows.append(replace(row, limited_by="memory") if is_limited else row)
+        rows.append(replace(row, limited_by="memory") if is_limited and row.limited_by != EVIDENCE else row)
     return replace(table, rows=tuple(rows), notes=tuple(notes))
 
 

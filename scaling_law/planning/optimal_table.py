@@ -58,10 +58,23 @@ COLUMNS: tuple[str, ...] = (
     "learning_rate",
     "limited_by",
 )
+# What limits a model that would not be trusted with more tokens or parameters.
+EVIDENCE = "evidence"
 # Columns that a narrow terminal shows above the rest.
 FIRST = ("d_model", "N_act", "tokens", "loss", "")
 # Fields of a table that its JSON has in another form, or that are of its printed form alone.
-HIDDEN_FACTS = ("rows", "check", "notes", "law_error", "draw_losses", "largest", "budget", "equal_flops", "cluster")
+HIDDEN_FACTS = (
+    "rows",
+    "check",
+    "notes",
+    "law_error",
+    "draw_losses",
+    "largest",
+    "budget",
+    "equal_flops",
+    "cluster",
+    "losses_without_evidence",
+)
 TIMED_FACTS = ("budget", "reordered", "placement", "equal_flops")
 
 
@@ -70,7 +83,8 @@ class OptimalRow(Listed):
     """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token; intervals hold 95 %.
 
     Unless the table is integral, `d_model` is fractional and `architecture` None. `limited_by`: "compute" or "time",
-    "memory" (to serve or train), or "smallest" for one below d_model 64. `trusted`: no further outside the fitted
+    "memory" (to serve or train), "evidence" where more would not be trusted, or "smallest" for one below d_model 64.
+    `trusted`: no further outside the fitted
     ranges than backtests support (`RangeCheck`); `beyond_guard`: too far outside to compare; `warnings` say how far.
     `learning_rate` is by the law whose source is `learning_rate_law`, for a batch of `learning_rate_batch` tokens
     (None: a law without the batch); None where the model is too far from the runs of that law. `distrust` names what
@@ -184,7 +198,9 @@ class OptimalTable(Answer):
     With a budget of hours, draws are those of law and step times together, `flops` those of the best row, and
     `equal_flops` the answer for that many FLOPs. `cluster` are the GPUs named beside a budget of FLOPs, to serve or to
     train. `batch_source`: where the batch comes from, "given", "paper", or a published law. `largest` says that no
-    larger E than the best was considered.
+    larger E than the best was considered. `trusted_losses`: E → least loss of its trusted models that the budget and
+    the limits allow; `losses_without_evidence`: the same of all models within the range guard. `edge` is the best
+    trusted model where it spends less than half of the budget: then rows are the best models, trusted or not.
     """
 
     rows: tuple[OptimalRow, ...]
@@ -198,6 +214,9 @@ class OptimalTable(Answer):
     forced: bool = False
     law_error: float | None = None
     draw_losses: FloatArray | None = field(default=None, repr=False, compare=False)
+    edge: OptimalRow | None = None
+    trusted_losses: Mapping[float, float] = field(default_factory=dict)
+    losses_without_evidence: Mapping[float, float] = field(default_factory=dict)
     largest: str | None = None
     equal_flops: OptimalTable | None = field(default=None, repr=False, compare=False)
     cluster: Cluster | None = None
@@ -218,13 +237,13 @@ class OptimalTable(Answer):
 
     @cached_property
     def compared(self) -> tuple[OptimalRow, ...]:
-        """The rows among which the best is chosen: trusted ones, or where none is those within the range guard.
+        """The rows among which the best is chosen: trusted ones, or beyond the edge those within the range guard.
 
         All rows of a forced answer, and where none is within the guard.
         """
         if self.forced:
             return self.rows
-        trusted = tuple(row for row in self.rows if row.trusted)
+        trusted = () if self.edge else tuple(row for row in self.rows if row.trusted)
         within_guard = tuple(row for row in self.rows if not row.beyond_guard)
         return trusted or within_guard or self.rows
 
@@ -237,6 +256,14 @@ class OptimalTable(Answer):
     def trusted(self) -> bool:
         """Whether the best row is trusted."""
         return self.best.trusted
+
+    @property
+    def trusted_loss(self) -> float | None:
+        """The least loss of all trusted models that the budget and the limits allow; None where there is none.
+
+        It never rises with the budget, nor with a limit.
+        """
+        return min(self.trusted_losses.values(), default=None)
 
     @cached_property
     def _passed_over(self) -> list[OptimalRow]:
@@ -307,11 +334,21 @@ class OptimalTable(Answer):
 
     @property
     def ahead_untrusted(self) -> str:
-        """Which E that was not compared has the lowest loss, in words; empty where the best row has."""
-        lowest = min(self._passed_over, key=lambda row: row.loss, default=self.best)
-        if lowest.loss >= self.best.loss:
+        """Which E would have a lower loss than a trusted best row, were it trusted; empty where none has."""
+        losses = self.losses_without_evidence
+        lowest = min(losses, key=lambda e: losses[e], default=self.best.experts)
+        gain = f"{self.best.loss - losses.get(lowest, self.best.loss):.3f}"
+        if not self.best.trusted or float(gain) <= 0:
             return ""
-        return f"E = {lowest.experts:g} is {self.best.loss - lowest.loss:.3f} lower, but not trusted"
+        return f"E = {lowest:g} is {gain} lower outside the trusted region"
+
+    def _describe_edge(self) -> str:
+        """Say how far models can be trusted, where the best of them spends too little of the budget."""
+        edge = self.edge
+        if edge is None:
+            return ""
+        size = f"{format_count(edge.n_active)} active on {format_count(edge.tokens)} tokens"
+        return f"trusted up to {size} (E = {edge.experts:g}): loss {edge.loss:.3f}\n"
 
     @property
     def reordered(self) -> str | None:
@@ -419,6 +456,7 @@ class OptimalTable(Answer):
 
     def facts(self) -> dict[str, Any]:
         facts = {**plain_fields(self, *HIDDEN_FACTS), "comparison": plain(self.comparison)}
+        facts["trusted_loss"] = self.trusted_loss
         facts["sequence_length"] = self.budget.ramp.sequence_length
         facts["batch_tokens"] = self.batch_tokens
         facts["batches"] = plain(self.batches)
@@ -432,7 +470,8 @@ class OptimalTable(Answer):
         shares = self.comparison.win_shares if self.comparison else {}
         rows = []
         for row in self.rows:
-            rows.append({**row.to_dict(), "best": row is self.best, "win_share": shares.get(row.experts)})
+            extra = {"trusted_loss": self.trusted_losses.get(row.experts), "win_share": shares.get(row.experts)}
+            rows.append({**row.to_dict(), "best": row is self.best, **extra})
         return rows
 
     def summary(self) -> Table:
@@ -440,7 +479,7 @@ class OptimalTable(Answer):
             [self._cells(row) for row in self.rows],
             first=FIRST,
             styles=[self._style(row) for row in self.rows],
-            title=f"{self.verdict}\n{self._subtitle()}",
+            title=f"{self.verdict}\n{self._describe_edge()}{self._subtitle()}",
             notes=[*self.training_notes, *self._describe_serving()],
             warnings=self.warnings,
         )

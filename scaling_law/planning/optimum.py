@@ -212,12 +212,14 @@ def models_at_budget(law: Formula, coefficients: Any, experts: FloatArray, budge
         # Serving may leave less than no token.
         with np.errstate(all="ignore"):
             loss = limits.loss(law, coefficients, variables)
-        if limits.unique_tokens:
-            # Endless epochs are worth no more: of models of equal loss the smallest is best.
-            loss = loss * (1.0 + TIE * np.log(d_model))
-        return n_active, tokens, np.where(tokens > 0, loss, np.nan)
+        return n_active, tokens, np.where(tokens > 0, prefer_smaller(loss, d_model, limits), np.nan)
 
     return models
+
+
+def prefer_smaller(loss: FloatArray, d_model: FloatArray, limits: Limits) -> FloatArray:
+    """Raise the loss of larger models by less than it shows, where endless epochs make many of them equal."""
+    return loss * (1.0 + TIE * np.log(d_model)) if limits.unique_tokens else loss
 
 
 def find_optimum(
@@ -264,23 +266,30 @@ def _choose_minimum(
         most_blocks = np.maximum(np.floor(limit * (1 + ROUNDING) / HEAD_DIM), 1)
         blocks = np.maximum(np.floor(widths / HEAD_DIM), 1)
         widths = HEAD_DIM * np.minimum(np.concatenate([blocks, blocks + 1]), most_blocks)
+    optimum = choose_width(models, widths, fits, exists)
+    return replace(optimum, truncated=free > limit, free=free)
+
+
+def choose_width(models: Models, widths: FloatArray, allowed: Any, exists: NDArray[np.bool_]) -> WidthOptimum:
+    """Choose the best of the allowed widths [k, ...], which nothing truncates."""
     n_active, tokens, loss = models(widths)
-    loss = np.where(fits & ~np.isnan(loss), loss, np.inf)
+    loss = np.where(allowed & ~np.isnan(loss), loss, np.inf)
     best = np.argmin(loss, axis=0)[None]
 
     def take_best(values: FloatArray) -> FloatArray:
         return np.asarray(np.take_along_axis(np.broadcast_to(values, loss.shape), best, 0)[0])
 
     least_loss = take_best(loss)
+    d_model = take_best(widths)
     return WidthOptimum(
-        d_model=take_best(widths),
+        d_model=d_model,
         n_active=take_best(n_active),
         tokens=take_best(tokens),
         loss=least_loss,
-        truncated=free > limit,
+        truncated=np.zeros(least_loss.shape, bool),
         fits=np.isfinite(least_loss),
         exists=exists,
-        free=free,
+        free=d_model,
     )
 
 
@@ -353,11 +362,16 @@ def _draws(law: ChinchillaForm) -> FloatArray:
 
 
 def drawn_losses(
-    law: Formula, budget: Budget, at: Mapping[str, Any], d_model: FloatArray, limits: Limits
+    law: Formula,
+    budget: Budget,
+    at: Mapping[str, Any],
+    d_model: FloatArray,
+    limits: Limits,
+    most_tokens: ArrayLike = np.inf,
 ) -> FloatArray | None:
     """Return losses of these models, [n_draws, n], under draws of law and throughput; None without any draws.
 
-    The draws of the two are independent: whichever has fewer is repeated.
+    The draws of the two are independent: whichever has fewer is repeated. Faster steps train on `most_tokens` at most.
     """
     if budget.cluster is None or budget.cluster.throughput.draws is None:
         return None if law.draws is None else limits.loss(law, law.columns_of_draws(1), at)
@@ -366,7 +380,7 @@ def drawn_losses(
     if law.draws is not None:
         coefficients = coefficients[:, 1:]
     draw = np.arange(max(len(tokens), coefficients.shape[1]))
-    variables = {**at, "tokens": tokens[draw % len(tokens)]}
+    variables = {**at, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
     return limits.loss(law, coefficients[:, draw % coefficients.shape[1]], variables)
 
 

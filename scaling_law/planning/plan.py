@@ -27,7 +27,7 @@ from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimal import optimal
-from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
+from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
 from scaling_law.planning.optimum import drawn_losses
 from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords
 from scaling_law.rates.batch import cite
@@ -360,7 +360,8 @@ def _draw_losses(
     Within hours they are of the tokens that the drawn step times allow.
     """
     model = {name: np.atleast_1d(values) for name, values in variables.items()}
-    losses = drawn_losses(law, table.budget, model, np.array([row.d_model]), table.limits)
+    most_tokens = row.tokens if row.limited_by == EVIDENCE else np.inf
+    losses = drawn_losses(law, table.budget, model, np.array([row.d_model]), table.limits, most_tokens)
     return None if losses is None else losses[:, 0]
 
 

@@ -31,6 +31,7 @@ from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths
 from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, RunFields, lists_keywords, pick
+from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.widths import Widths
@@ -218,7 +219,7 @@ def speedup(
         if value is not None and name not in ALLOWED_LIMITS:
             raise InputError(f"{name}={value!r} does not go with a speed-up, of models that nothing limits or serves")
     cluster, limits = read_costs(law, **question)
-    variables, width = _read_spending(law, model, flops, tokens, limits)
+    variables, width = _read_spending(law, model, flops, tokens, limits, force)
     check = law.check(**variables)
     check.refuse(force)
     if cluster is not None:
@@ -363,9 +364,12 @@ def _seconds(cluster: Cluster, model: Sized, tokens: FloatArray) -> FloatArray:
 
 
 def _read_spending(
-    law: Formula, model: Model, flops: Any, tokens: Any, limits: Limits
+    law: Formula, model: Model, flops: Any, tokens: Any, limits: Limits, force: bool
 ) -> tuple[dict[str, Any], float]:
-    """Read the variables of the model and its training tokens (N_act, D, E, and those of the law), and its d_model."""
+    """Read the variables of the model and its training tokens (N_act, D, E, and those of the law), and its d_model.
+
+    An E stands for its best trusted model, as in `optimal`, unless forced.
+    """
     if (flops is None) == (tokens is None):
         advice = ": give one of them, what the model spends"
         raise InputError(given("flops", flops), ", ", given("tokens", tokens), advice)
@@ -383,6 +387,12 @@ def _read_spending(
         # The model is as free as the baseline, also below d_model 64.
         width = float(optimal_widths(law, Budget.each(budget), experts, limits).free)
         variables = limits.variables(width, experts, budget)
+        check = law.check(**variables)
+        if not (force or check.unknown or check.trusted):
+            trusted = find_trusted(law, Budget.each(budget), np.array(experts), limits, integral=False)
+            if training_flops(trusted.n_active, trusted.tokens) >= LEAST_SHARE * budget:
+                width = float(trusted.d_model)
+                variables = {**limits.variables(width, experts, 1.0), "tokens": trusted.tokens}
     return of_law(law, {**variables, "tokens": positive("tokens", variables["tokens"])}), width
 
 

@@ -1,0 +1,106 @@
+"""The best model that can be trusted: the region that backtests support is a limit, like memory.
+
+    minimise L(N_act, D, E)   subject to   C(N_act, D) ≤ budget,   memory ≤ M,   (N_act, D, E) in the trusted region
+
+A model may leave a part of the budget unspent. The least loss is a minimum over nested sets, so it never rises with a
+budget or a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scaling_law.formulas import Formula
+from scaling_law.planning.budget import Budget
+from scaling_law.planning.limits import Limits
+from scaling_law.planning.minimiser import minima
+from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, prefer_smaller
+from scaling_law.size.architecture import HEAD_DIM, width_of_active
+from scaling_law.size.arrays import FloatArray
+
+# Share of the budget that the best trusted model spends at least, or the answer is the best model, trusted or not.
+LEAST_SHARE = 0.5
+
+
+def trusted_models(law: Formula, experts: ArrayLike, budget: Budget, limits: Limits) -> Models:
+    """Make a function of the width: N_act, D and loss of the best trusted models, whose loss is NaN where none is.
+
+    D is what the budget buys, or less where the region ends before.
+    """
+    coefficients = tuple(law.coefficients.values())
+
+    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        variables = budget.variables(d_model, experts, limits)
+        fewest, most = tokens_trusted(law, variables, limits)
+        tokens = np.minimum(variables["tokens"], most)
+        tokens = np.where(tokens >= fewest, tokens, np.nan)
+        loss = limits.loss(law, coefficients, {**variables, "tokens": tokens})
+        return variables["n_active"], tokens, prefer_smaller(loss, d_model, limits)
+
+    return models
+
+
+def trusted_reaching(reaching: Models, law: Formula, experts: ArrayLike, limits: Limits) -> Models:
+    """Make a function of the width like `reaching`, whose cost is NaN for a model that is not trusted."""
+
+    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        n_active, tokens, cost = reaching(d_model)
+        variables = {**limits.variables(d_model, experts, 1.0), "tokens": tokens}
+        fewest, most = tokens_trusted(law, variables, limits)
+        return n_active, tokens, np.where((tokens >= fewest) & (tokens <= most), cost, np.nan)
+
+    return models
+
+
+def tokens_trusted(law: Formula, variables: Mapping[str, Any], limits: Limits) -> tuple[FloatArray, FloatArray]:
+    """Return the fewest and the most D with which models are trusted, NaN where none is; `variables` may have more."""
+    tokens = np.where(np.isfinite(variables["tokens"]) & (variables["tokens"] > 0), variables["tokens"], np.nan)
+    check = law.check(**{**variables, "tokens": tokens}, unique_tokens=limits.unique_tokens)
+    return check.trusted_tokens()
+
+
+def trusted_widths(law: Formula, experts: FloatArray, limits: Limits) -> tuple[FloatArray, FloatArray]:
+    """Return the d_model between which all models lie that are trusted at these E and within the limits."""
+    check = law.check(1.0, 1.0, experts)
+    low, high = check.supported("N_act")
+    fewest_tokens, _ = check.supported("D")
+    _, most_per_parameter = check.supported("D/N")
+    low = np.maximum(low, fewest_tokens / most_per_parameter)
+    least = np.maximum(width_of_active(low, limits.vocab_size), HEAD_DIM)
+    return least, np.minimum(width_of_active(high, limits.vocab_size), limits.width_limit(experts))
+
+
+def find_trusted(law: Formula, budget: Budget, experts: FloatArray, limits: Limits, integral: bool) -> WidthOptimum:
+    """Find the best trusted model of each E that the budget and the limits allow; the budget and E broadcast.
+
+    `fits` says where there is one. The law must have ranges.
+    """
+    experts = np.broadcast_to(experts, np.broadcast_shapes(np.shape(experts), np.shape(np.asarray(budget.flops))))
+    models = trusted_models(law, experts, budget, limits)
+    return choose_trusted(models, law, experts, limits, integral, budget.widths(limits)[1])
+
+
+def choose_trusted(
+    models: Models,
+    law: Formula,
+    experts: FloatArray,
+    limits: Limits,
+    integral: bool = False,
+    most: ArrayLike = np.inf,
+) -> WidthOptimum:
+    """Choose the width of the least loss or cost, NaN for models that are not trusted, up to the width `most`."""
+    least, largest = trusted_widths(law, experts, limits)
+    largest = np.minimum(largest * (1 + ROUNDING), most)
+    exists = largest >= least * (1 - ROUNDING)
+    if integral:
+        blocks = np.arange(1, max(np.max(largest, initial=0.0) // HEAD_DIM, 1) + 1)
+        widths = np.multiply.outer(HEAD_DIM * blocks, np.ones(experts.shape))
+    else:
+        low = np.log(least)
+        high = np.log(np.maximum(largest, least))
+        widths = np.exp(minima(lambda log_width: models(np.exp(log_width))[2], low, high)[0])
+    return choose_width(models, widths, exists & (widths <= largest), exists)
