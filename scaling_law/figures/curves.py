@@ -5,7 +5,7 @@ The optima are those of `planning.optimum`, for laws of any form; models follow 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -16,10 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
-from scaling_law.planning.limits import Limits
-from scaling_law.planning.optimal_table import OptimalTable, find_ties
+from scaling_law.planning.limits import Limits, of_law
+from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wins
 from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths, parse_experts
 from scaling_law.planning.question import LimitFields, ModelFields
+from scaling_law.planning.trusted import BestModels, prefer_trusted, trusted_models, trusted_widths
 from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Interval = tuple[FloatArray, FloatArray]
+# Widths among which a map looks for the best trusted model of each E.
+RUNGS = 1000
 # The quantiles that bound 95 %.
 LEVEL = (0.025, 0.975)
 
@@ -173,7 +176,8 @@ def loss_curve(
 class _MemoryModels:
     """The models of each E under each memory limit, and their losses, [points, E]; `memory` is [points].
 
-    The loss is infinite for an E without an optimum, and beyond the range guard of the law.
+    The loss is infinite for an E without an optimum, and beyond the range guard of the law. `is_compared`: the best
+    model is chosen among these.
     """
 
     law: Formula
@@ -183,12 +187,7 @@ class _MemoryModels:
     d_model: FloatArray
     variables: dict[str, Any]
     loss: FloatArray
-
-    def compared_losses(self) -> FloatArray:
-        """Return the losses of trusted models, [points, E], infinite for others; under a limit without any, all."""
-        is_trusted = np.isfinite(self.loss) & self.law.check(**self.variables).trusted
-        is_compared = is_trusted | ~is_trusted.any(axis=1, keepdims=True)
-        return np.where(is_compared, self.loss, np.inf)
+    is_compared: NDArray[np.bool_]
 
     def draws(self, index: Any) -> FloatArray | None:
         """Compute the losses of the models at an index of [points, E] under each draw, [n_draws, n]."""
@@ -244,17 +243,17 @@ def memory_curves(
     The limit counts parameters and elements of the KV cache unless `costs`, as of `law.optimal`, give these more
     bytes. Limits go from the smallest inside the dense model's range guard to past the last optimum. An E without an
     optimum has no curve; ValueError if all are without. Regions are those of the lowest loss; if `prefers_trusted`,
-    of the lowest trusted one where there is any, as in `OptimalTable`.
+    models and regions are those of `OptimalTable`.
     """
     e = np.atleast_1d(parse_experts(law, experts))
-    models = _models_by_memory(law, budget, e, points, costs)
+    models = _models_by_memory(law, budget, e, points, prefers_trusted, costs)
     curves = []
     for column, n_experts in enumerate(e.tolist()):
         curve = models.curve(column, n_experts)
         if curve is not None:
             curves.append(curve)
     lowest = np.argmin(models.loss, axis=1)
-    best = np.argmin(models.compared_losses(), axis=1) if prefers_trusted else lowest
+    best = np.argmin(np.where(models.is_compared, models.loss, np.inf), axis=1)
     index = (np.arange(len(best)), best)
     draws = models.draws(index)
     boundaries = {}
@@ -274,9 +273,9 @@ def memory_curves(
 
 
 def _models_by_memory(
-    law: Formula, budget: Budget, experts: FloatArray, points: int, costs: ModelFields
+    law: Formula, budget: Budget, experts: FloatArray, points: int, prefers_trusted: bool, costs: ModelFields
 ) -> _MemoryModels:
-    """Find the best model of each E under each of so many memory limits."""
+    """Find the best model of each E under each of so many memory limits, the best trusted one if preferred."""
     fields: dict[str, Any] = {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
     limits = Limits.of(law, **fields)
     optimum = optimal_widths(law, budget, experts, limits)
@@ -288,21 +287,36 @@ def _models_by_memory(
     loss = limits.loss(law, tuple(law.coefficients.values()), variables)
     is_shown = near_the_runs(law, **variables) & optimum.exists
     loss = np.where(is_shown, loss, np.inf)
-    # In hours a smaller model, which fits larger limits, too, can have the lower loss: layouts change with the size.
-    best = _running_argmin(loss)
-    loss = np.take_along_axis(loss, best, axis=0)
-    d_model = np.take_along_axis(d_model, best, axis=0)
-    variables = {name: np.take_along_axis(values, best, axis=0) for name, values in variables.items()}
-    has_model = np.isfinite(loss).any(axis=1)
+    models = _take_best_so_far(BestModels(d_model, loss, variables))
+    is_compared = np.full(loss.shape, True)
+    if prefers_trusted and not law.check(**variables).unknown:
+        _, tokens, trusted_loss = trusted_models(law, experts, budget, limits)(largest_width)
+        variables = of_law(law, {**limits.variables(largest_width, experts, 1.0), "tokens": tokens})
+        has_model = np.isfinite(trusted_loss) & optimum.exists
+        trusted = BestModels(largest_width, np.where(has_model, trusted_loss, np.inf), variables)
+        models, is_compared = prefer_trusted(law, budget, limits, models, _take_best_so_far(trusted))
+    has_model = np.isfinite(models.loss).any(axis=1)
     return _MemoryModels(
         law=law,
         budget=budget,
         limits=limits,
         memory=memory[has_model],
-        d_model=d_model[has_model],
-        variables={name: values[has_model] for name, values in variables.items()},
-        loss=loss[has_model],
+        d_model=models.d_model[has_model],
+        variables={name: values[has_model] for name, values in models.variables.items()},
+        loss=models.loss[has_model],
+        is_compared=is_compared[has_model],
     )
+
+
+def _take_best_so_far(models: BestModels) -> BestModels:
+    """Return for each limit, the rows, the best of its models and of those of lower limits.
+
+    In hours a smaller model can have the lower loss: layouts change with the size.
+    """
+    best = _running_argmin(models.loss)
+    rows = np.take_along_axis
+    variables = {name: rows(values, best, axis=0) for name, values in models.variables.items()}
+    return BestModels(rows(models.d_model, best, axis=0), rows(models.loss, best, axis=0), variables)
 
 
 def _next_crossing(wins: NDArray[np.bool_], position: int) -> int:
@@ -407,20 +421,20 @@ def best_experts(
 ) -> BestExperts:
     """Find the best E for each budget [columns] and memory limit in bytes [rows]; `costs` as of `law.optimal`.
 
-    Compared are trusted models, as in `OptimalTable`; where none is, those within the law's range guard. ValueError
-    where no E has an optimum.
+    Compared are the models of `OptimalTable`: trusted ones, or those within the law's range guard. ValueError where no
+    E has an optimum.
     """
     budgets = np.atleast_1d(positive("flops", flops))
     memory_limits = np.atleast_1d(positive("memory", memory))
     e = np.atleast_1d(parse_experts(law, experts))
     # These arrays are [rows, columns, E].
-    variables, loss = _optima_on_grid(law, budgets, memory_limits, e, costs)
+    models, is_compared = _optima_on_grid(law, budgets, memory_limits, e, costs)
+    variables = models.variables
     check = law.check(**variables)
     with np.errstate(invalid="ignore"):
-        is_near = np.isfinite(loss) & ~check.beyond
-        is_trusted = is_near & check.trusted
-    is_compared = np.where(is_trusted.any(axis=-1, keepdims=True), is_trusted, is_near)
-    loss = np.where(is_compared, loss, np.inf)
+        is_compared = is_compared & np.isfinite(models.loss) & ~check.beyond
+        is_trusted = is_compared & check.trusted
+    loss = np.where(is_compared, models.loss, np.inf)
     best = np.argmin(loss, axis=-1)[..., None]
 
     def of_best(values: Any) -> Any:
@@ -442,21 +456,55 @@ def best_experts(
 
 def _optima_on_grid(
     law: Formula, flops: FloatArray, memory: FloatArray, experts: FloatArray, costs: ModelFields
-) -> tuple[dict[str, FloatArray], FloatArray]:
-    """Return the variables and losses of the best models, [memory, flops, E]; NaN and infinite where none fits."""
+) -> tuple[BestModels, NDArray[np.bool_]]:
+    """Return the best models, [memory, flops, E], NaN where none fits, and which of them are compared."""
     budgets = Budget.each(flops[:, None])
-    losses = []
-    rows: list[dict[str, FloatArray]] = []
+    unlimited = Limits.of(law, **costs)
+    find_trusted_models = _trusted_ladder(law, budgets, experts, unlimited)
+    rows = []
+    compared = []
     for memory_limit in memory.tolist():
         limits = Limits.of(law, memory=memory_limit, **costs)
         optimum = optimal_widths(law, budgets, experts, limits)
-        models = budgets.models(law, optimum.d_model, experts, limits)
-        rows.append({name: np.where(optimum.fits, values, np.nan) for name, values in models.items()})
-        losses.append(optimum.loss)
-    variables = {}
-    for name in rows[0]:
-        variables[name] = np.stack([row[name] for row in rows])
-    return variables, np.stack(losses)
+        variables = budgets.models(law, optimum.d_model, experts, limits)
+        variables = {name: np.where(optimum.fits, values, np.nan) for name, values in variables.items()}
+        models = BestModels(optimum.d_model, optimum.loss, variables)
+        is_compared = np.full(optimum.loss.shape, True)
+        if find_trusted_models is not None:
+            trusted = find_trusted_models(limits)
+            models, is_compared = prefer_trusted(law, budgets, limits, models, trusted)
+        rows.append(models)
+        compared.append(is_compared)
+    names = rows[0].variables
+    stacked = {name: np.stack([models.variables[name] for models in rows]) for name in names}
+    d_model = np.stack([models.d_model for models in rows])
+    return BestModels(d_model, np.stack([models.loss for models in rows]), stacked), np.stack(compared)
+
+
+def _trusted_ladder(
+    law: Formula, budgets: Budget, experts: FloatArray, limits: Limits
+) -> Callable[[Limits], BestModels] | None:
+    """Make a function of the limits: the best trusted models [flops, E] among `RUNGS` widths of each E.
+
+    None for a law without ranges.
+    """
+    least, largest = trusted_widths(law, experts, limits)
+    if not np.isfinite(largest).all():
+        return None
+    # These arrays are [widths, flops, E].
+    widths = np.geomspace(least, np.maximum(largest, least), RUNGS)[:, None]
+    _, tokens, loss = trusted_models(law, experts, budgets, limits)(widths)
+    variables = of_law(law, {**limits.variables(widths, experts, 1.0), "tokens": tokens})
+    loss = np.where(np.isfinite(loss), loss, np.inf)
+    d_model = np.broadcast_to(widths, loss.shape)
+
+    def find(limits: Limits) -> BestModels:
+        allowed = np.where(widths <= limits.width_limit(experts) * (1 + ROUNDING), loss, np.inf)
+        best = np.argmin(allowed, axis=0)[None]
+        of_best = {name: np.take_along_axis(values, best, 0)[0] for name, values in variables.items()}
+        return BestModels(np.take_along_axis(d_model, best, 0)[0], np.take_along_axis(allowed, best, 0)[0], of_best)
+
+    return find
 
 
 def _tied_with_best(
@@ -470,7 +518,7 @@ def _tied_with_best(
     # Some budgets have no E with a model.
     with np.errstate(invalid="ignore"):
         distance = loss - np.take_along_axis(loss, best, -1)
-    drawn_distance = None
+    shares = None
     if law.draws is not None:
         # Models that are not compared take the values of one that is, as the law may refuse theirs.
         inputs = {}
@@ -478,7 +526,6 @@ def _tied_with_best(
             replacement = values[is_compared][0] if is_compared.any() else 1.0
             inputs[name] = np.where(is_compared, values, replacement)
         # These losses are [draws, rows, columns, E].
-        losses = law.loss_draws(**inputs)
-        drawn_distance = losses - np.take_along_axis(losses, best[None], -1)
+        shares = share_wins(np.where(is_compared, law.loss_draws(**inputs), np.inf))
     rmse = law.conditions.rmse if law.conditions else None
-    return np.asarray(find_ties(distance, drawn_distance, rmse) & is_compared)
+    return np.asarray(find_ties(distance, shares, rmse) & is_compared)

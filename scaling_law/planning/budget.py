@@ -285,6 +285,16 @@ class Budget:
         """Return N_act, D, E and the law's other variables, for models that spend the budget; broadcasts."""
         return of_law(law, self.variables(d_model, experts, limits))
 
+    def share_spent(self, d_model: Any, variables: Mapping[str, Any], limits: Limits) -> FloatArray:
+        """Return the share of the budget that models of these widths and variables spend; broadcasts."""
+        n_active = variables["n_active"]
+        tokens = variables["tokens"]
+        if self.cluster is not None:
+            seconds = self.cluster.seconds(limits.widths(d_model, variables["experts"]), tokens)
+            return np.asarray(seconds / self.seconds)
+        flops = training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens)
+        return np.asarray(flops / self.flops)
+
     def widths(self, limits: Limits) -> tuple[Any, Any]:
         """Return the d_model between which its models are searched: up to where FLOPs leave one training token."""
         if self.cluster is not None:

@@ -114,7 +114,9 @@ def optimal(
 
     optima = models
     trusted = models if force else _find_trusted(law, budget, limits, models)
-    spends_enough = _share_of_budget(budget, limits, trusted.best_trusted) >= LEAST_SHARE
+    best_trusted = trusted.best_trusted
+    shares = budget.share_spent(best_trusted.d_model, best_trusted.variables, limits)
+    spends_enough = bool(np.all(shares >= LEAST_SHARE)) and shares.size > 0
     if spends_enough:
         models = trusted
     elif models.check.beyond.all():
@@ -127,8 +129,8 @@ def optimal(
     make_rows = partial(_make_rows, law, budget, limits, rates, tasks)
     rows = make_rows(models, draws, costs(models))
     edge = None
-    if not spends_enough and trusted.best_trusted.experts.size:
-        (edge,) = make_rows(trusted.best_trusted, None, costs(trusted.best_trusted))
+    if shares.size and not spends_enough:
+        (edge,) = make_rows(best_trusted, None, costs(best_trusted))
     table = OptimalTable(
         rows=rows,
         edge=edge,
@@ -276,19 +278,6 @@ def _find_trusted(law: Formula, budget: Budget, limits: Limits, models: _Models)
         variables=variables,
         check=law.check(**variables, unique_tokens=limits.unique_tokens),
     )
-
-
-def _share_of_budget(budget: Budget, limits: Limits, models: _Models) -> float:
-    """Return the share of the budget that a single model spends, 0 for none."""
-    if not models.experts.size:
-        return 0.0
-    tokens = models.variables["tokens"]
-    if budget.cluster is not None:
-        spent = budget.cluster.seconds(limits.widths(models.d_model, models.experts), tokens)
-        return float(spent[0] / budget.seconds)
-    n_active = models.variables["n_active"]
-    spent = training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens)
-    return float(spent[0] / budget.flops)
 
 
 def _recommend_ramp(run: RunFields, cluster: Cluster | None, models: _Models) -> BatchRamp | None:

@@ -58,6 +58,10 @@ COLUMNS: tuple[str, ...] = (
     "learning_rate",
     "limited_by",
 )
+# Share of the draws that the E of a tie win together.
+TIE_SHARE = 0.9
+# Shares that differ by less are equal.
+ROUNDING = 1e-9
 # What limits a model that would not be trusted with more tokens or parameters.
 EVIDENCE = "evidence"
 # Columns that a narrow terminal shows above the rest.
@@ -164,8 +168,8 @@ class Comparison:
     """The two E of lowest loss, and every E that is `tied` with the best; losses in nats per token.
 
     `difference` is the runner-up's loss minus the best's, `interval` 95 % of its values within one draw each, `error`
-    the RMSE of the law's fit. E is tied where the interval of its difference reaches zero, or without draws where the
-    difference is below the error. `win_shares`: E → share of the draws in which its row has the lowest loss.
+    the RMSE of the law's fit. `win_shares`: E → share of the draws in which its row has the lowest loss. Tied are the
+    best E and the smallest set whose shares add up to 90 %, or without draws those closer than the error.
     """
 
     best: float
@@ -276,23 +280,23 @@ class OptimalTable(Answer):
         best, *others = sorted(self.compared, key=lambda row: row.loss)
         if not others:
             return None
+        rows = [best, *others]
+        differences = np.array([row.loss - best.loss for row in rows])
         win_shares = {}
         interval = None
-        drawn_differences = None
+        shares = None
         if self.draw_losses is not None:
-            drawn = {row.experts: losses for row, losses in zip(self.rows, self.draw_losses.T, strict=True)}
-            losses = np.stack([drawn[row.experts] for row in self.compared])
-            winners = np.argmin(losses[:, np.isfinite(losses).all(axis=0)], axis=0)
-            win_shares = {row.experts: float(np.mean(winners == i)) for i, row in enumerate(self.compared)}
-            drawn_differences = np.stack([drawn[row.experts] - drawn[best.experts] for row in others], axis=-1)
-            interval = percentile_interval(drawn_differences[:, 0])
-        differences = np.array([row.loss - best.loss for row in others])
-        ties = find_ties(differences, drawn_differences, self.law_error)
-        tied = (best.experts, *(row.experts for row, tie in zip(others, ties, strict=True) if tie))
+            columns = {row.experts: column for row, column in zip(self.rows, self.draw_losses.T, strict=True)}
+            losses = np.stack([columns[row.experts] for row in rows], axis=-1)
+            shares = share_wins(losses[np.isfinite(losses).all(axis=-1)])
+            win_shares = dict(zip([row.experts for row in rows], shares.tolist(), strict=True))
+            interval = percentile_interval(losses[:, 1] - losses[:, 0])
+        ties = find_ties(differences, shares, self.law_error)
+        tied = tuple(row.experts for row, tie in zip(rows, ties, strict=True) if tie)
         return Comparison(
             best=best.experts,
             runner_up=others[0].experts,
-            difference=float(differences[0]),
+            difference=float(differences[1]),
             interval=interval,
             error=self.law_error,
             tied=tied,
@@ -565,14 +569,27 @@ class OptimalTable(Answer):
         return ", ".join(remarks)
 
 
-def find_ties(differences: FloatArray, drawn_differences: FloatArray | None, error: float | None) -> NDArray[np.bool_]:
-    """Find the models that are a tie with the best: the interval of their difference [n_draws, ...] reaches zero.
+def share_wins(drawn_losses: FloatArray) -> FloatArray:
+    """Return the share of the draws [n_draws, ..., E] in which each E has the lowest loss, [..., E]."""
+    winners = np.argmin(drawn_losses, axis=-1)[..., None]
+    return np.asarray(np.mean(winners == np.arange(drawn_losses.shape[-1]), axis=0))
 
-    Without draws, where the difference is below the `error` of the law.
+
+def find_ties(differences: FloatArray, shares: FloatArray | None, error: float | None) -> NDArray[np.bool_]:
+    """Find the best E, whose `differences` [..., E] are 0, and those that tie with it.
+
+    The smallest set of E whose `shares` of wins add up to `TIE_SHARE`, or without draws those with a difference below
+    the `error` of the law.
     """
-    if drawn_differences is None:
-        return np.asarray(differences < (error or 0.0))
-    return np.asarray(percentile_interval(drawn_differences)[0] <= 0)
+    is_best = differences == 0
+    if shares is None:
+        return np.asarray(is_best | (differences < (error or 0.0)))
+    order = np.argsort(-shares, axis=-1, kind="stable")
+    ordered = np.take_along_axis(shares, order, -1)
+    is_needed = np.cumsum(ordered, axis=-1) - ordered < TIE_SHARE * (1 - ROUNDING)
+    ties = np.zeros(shares.shape, bool)
+    np.put_along_axis(ties, order, is_needed & (ordered > 0), -1)
+    return np.asarray(ties | is_best)
 
 
 def _listed(experts: Iterable[float]) -> str:

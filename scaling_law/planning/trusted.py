@@ -9,10 +9,11 @@ budget or a limit.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
@@ -104,3 +105,37 @@ def choose_trusted(
         high = np.log(np.maximum(largest, least))
         widths = np.exp(minima(lambda log_width: models(np.exp(log_width))[2], low, high)[0])
     return choose_width(models, widths, exists & (widths <= largest), exists)
+
+
+@dataclass(frozen=True)
+class BestModels:
+    """The best model of each E, the last axis, for several questions at once; the loss is infinite where none is."""
+
+    d_model: FloatArray
+    loss: FloatArray
+    variables: Mapping[str, FloatArray]
+
+    def replaced(self, where: NDArray[np.bool_], other: BestModels) -> BestModels:
+        """Return these models, with others in some places."""
+        variables = {}
+        for name, values in self.variables.items():
+            variables[name] = np.where(where, other.variables[name], values)
+        d_model = np.where(where, other.d_model, self.d_model)
+        return BestModels(d_model, np.where(where, other.loss, self.loss), variables)
+
+
+def prefer_trusted(
+    law: Formula, budget: Budget, limits: Limits, models: BestModels, trusted: BestModels
+) -> tuple[BestModels, NDArray[np.bool_]]:
+    """Answer each question with its best trusted model, if this spends `LEAST_SHARE` of the budget, as `optimal` does.
+
+    Returns the models that answer, and which of them are compared: trusted ones, or all of a question without one.
+    """
+    check = law.check(**models.variables, unique_tokens=limits.unique_tokens)
+    trusted = trusted.replaced(np.isfinite(models.loss) & check.trusted, models)
+    best = np.argmin(trusted.loss, axis=-1)[..., None]
+    shares = budget.share_spent(trusted.d_model, trusted.variables, limits)
+    has_answer = np.isfinite(np.take_along_axis(trusted.loss, best, -1))
+    has_answer &= np.take_along_axis(shares, best, -1) >= LEAST_SHARE
+    is_trusted = has_answer & np.isfinite(trusted.loss)
+    return models.replaced(is_trusted, trusted), is_trusted | ~has_answer
