@@ -404,11 +404,14 @@ class RangeCheck(Summarised):
         header = ("", "models", "fitted", "outside by")
         return Table(header, rows, title=self._headline(), warnings=self.warnings)
 
-    def refuse(self, force: bool = False) -> None:
-        """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
+    def refuse(self, force: bool = False, alternative: str = "") -> None:
+        """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`.
+
+        The message names the `alternative`.
+        """
         if self.far and not force:
-            answer = "too far from the runs of this law to answer"
-            raise ExtrapolationError(f"{answer}: {self.far}; ", given("force", True), " answers anyway")
+            answer = f"too far from the runs of this law to answer: {self.far}{alternative}; "
+            raise ExtrapolationError(answer, given("force", True), " answers anyway")
 
     @property
     def far(self) -> str:

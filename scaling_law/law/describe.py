@@ -445,4 +445,6 @@ def _choice(prediction: PredictedLoss) -> str:
     best = prediction.optimum.best
     sizes = f"{format_count(best.n_active)} active of {format_count(best.n_total)}"
     loss = f"{best.loss:.4f} nats ({best.loss - prediction.loss:+.4f})"
+    if best.trusted and not prediction.trusted:
+        loss += ", the best that is trusted"
     return f"E = {best.experts:g}, {sizes}, {format_count(best.tokens)} tokens: {loss}"

@@ -120,7 +120,7 @@ def optimal(
     if spends_enough:
         models = trusted
     elif models.check.beyond.all():
-        models.check.refuse(force)
+        models.check.refuse(force, _describe_trusted(best_trusted))
 
     cluster = budget.cluster
     rates = LearningRateLaw.named(learning_rate_law) if isinstance(learning_rate_law, str) else learning_rate_law
@@ -240,6 +240,9 @@ class _Models:
 
 def _find_models(law: Formula, budget: Budget, limits: Limits, candidates: FloatArray, integral: bool) -> _Models:
     """Find the best model of each E, trusted or not. InputError says what would be needed where none fits."""
+    n_active = active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)
+    if budget.flops is not None and affordable_tokens(budget.flops, n_active, limits.inference_tokens) <= 0:
+        raise InputError(_explain_nothing_fits(budget, candidates, limits))
     optimum = optimal_widths(law, budget, candidates, limits, integral)
     fits = optimum.fits
     if not fits.any():
@@ -278,6 +281,16 @@ def _find_trusted(law: Formula, budget: Budget, limits: Limits, models: _Models)
         variables=variables,
         check=law.check(**variables, unique_tokens=limits.unique_tokens),
     )
+
+
+def _describe_trusted(best: _Models) -> str:
+    """Name the best trusted model as the alternative to an answer that is refused; empty where there is none."""
+    if not best.experts.size:
+        return ""
+    n_active = format_count(float(best.variables["n_active"][0]))
+    tokens = format_count(float(best.variables["tokens"][0]))
+    model = f"E = {best.experts[0]:g}, {n_active} active on {tokens} tokens"
+    return f"; the best model that can be trusted is {model}, with a loss of {best.loss[0]:.3f}"
 
 
 def _recommend_ramp(run: RunFields, cluster: Cluster | None, models: _Models) -> BatchRamp | None:

@@ -281,6 +281,7 @@ class OptimalTable(Answer):
         if not others:
             return None
         rows = [best, *others]
+        in_order = [row.experts for row in self.compared]
         differences = np.array([row.loss - best.loss for row in rows])
         win_shares = {}
         interval = None
@@ -289,7 +290,8 @@ class OptimalTable(Answer):
             columns = {row.experts: column for row, column in zip(self.rows, self.draw_losses.T, strict=True)}
             losses = np.stack([columns[row.experts] for row in rows], axis=-1)
             shares = share_wins(losses[np.isfinite(losses).all(axis=-1)])
-            win_shares = dict(zip([row.experts for row in rows], shares.tolist(), strict=True))
+            shares_by_experts = dict(zip([row.experts for row in rows], shares.tolist(), strict=True))
+            win_shares = {e: shares_by_experts[e] for e in in_order}
             interval = percentile_interval(losses[:, 1] - losses[:, 0])
         ties = find_ties(differences, shares, self.law_error)
         tied = tuple(row.experts for row, tie in zip(rows, ties, strict=True) if tie)

@@ -71,8 +71,10 @@ def trusted_widths(law: Formula, experts: FloatArray, limits: Limits) -> tuple[F
     fewest_tokens, _ = check.supported("D")
     _, most_per_parameter = check.supported("D/N")
     low = np.maximum(low, fewest_tokens / most_per_parameter)
-    least = np.maximum(width_of_active(low, limits.vocab_size), HEAD_DIM)
-    return least, np.minimum(width_of_active(high, limits.vocab_size), limits.width_limit(experts))
+    # The ends are inside the region, however their widths round.
+    least = width_of_active(low * (1 + ROUNDING), limits.vocab_size)
+    largest = width_of_active(high * (1 - ROUNDING), limits.vocab_size)
+    return np.maximum(least, HEAD_DIM), np.minimum(largest, limits.width_limit(experts))
 
 
 def find_trusted(law: Formula, budget: Budget, experts: FloatArray, limits: Limits, integral: bool) -> WidthOptimum:
@@ -95,7 +97,7 @@ def choose_trusted(
 ) -> WidthOptimum:
     """Choose the width of the least loss or cost, NaN for models that are not trusted, up to the width `most`."""
     least, largest = trusted_widths(law, experts, limits)
-    largest = np.minimum(largest * (1 + ROUNDING), most)
+    largest = np.minimum(largest, most)
     exists = largest >= least * (1 - ROUNDING)
     if integral:
         blocks = np.arange(1, max(np.max(largest, initial=0.0) // HEAD_DIM, 1) + 1)
@@ -104,7 +106,9 @@ def choose_trusted(
         low = np.log(least)
         high = np.log(np.maximum(largest, least))
         widths = np.exp(minima(lambda log_width: models(np.exp(log_width))[2], low, high)[0])
-    return choose_width(models, widths, exists & (widths <= largest), exists)
+        # An end of the interval is itself an answer, whatever its logarithm rounds to.
+        widths = np.clip(widths, least, np.maximum(largest, least))
+    return choose_width(models, widths, exists & (widths <= largest * (1 + ROUNDING)), exists)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import scaling_law
 law = scaling_law.JointLaw.published()
 table = law.optimal(1e22, memory=80e9, kv_tokens=16384, integral=True)
 law.loss(1e9, 2e10, 8), law.compute_optimal(1e21)
-assert table.best.experts == 8
+assert table.best.experts == 16
 """
 FIT = """
 import scaling_law

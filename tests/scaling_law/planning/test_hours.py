@@ -155,7 +155,7 @@ def test_the_default_e_are_those_of_the_law_in_any_budget(law):
     asked = law.optimal(hours=72, gpus=8, gpu="h100", experts="1-512")
     assert [row.experts for row in asked] == [2**k for k in range(10)]
     assert (asked.best.experts, asked.trusted) == (32, True)
-    assert asked.verdict.endswith("E = 64 is 0.005 lower, but not trusted")
+    assert asked.verdict.endswith("E = 64 is 0.005 lower outside the trusted region")
     beyond = law.optimal(hours=72, gpus=8, gpu="h100", experts=[64, 128])
     assert (beyond.best.experts, beyond.trusted) == (64, False)
     assert beyond.verdict.endswith("; not trusted: no run of the law has E beyond 1 to 32")

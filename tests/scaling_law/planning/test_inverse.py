@@ -73,14 +73,17 @@ def test_the_smallest_memory_reaches_the_loss_and_no_less_does(published, questi
 
 
 def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
-    """1e22 FLOPs reach 2.3 nats in the least memory at D/N of up to 45,000."""
-    with pytest.raises(ExtrapolationError, match=r"D/N 45.5K is outside the fitted 0.361…72.7 .*limit of ×100"):
-        published.reach(2.3, flops=1e22, experts=[8, 32])
-    found = published.reach(2.3, flops=1e22, experts=[1, 32])
+    """1e24 FLOPs reach 1.8 nats in the least memory at a D/N that no trusted model has."""
+    with pytest.raises(ExtrapolationError, match=r"E = 200 is outside the fitted 1…32 \(×6.25\), beyond the limit"):
+        published.reach(2.3, flops=1e22, experts=[150, 200])
+    found = published.reach(2.3, flops=1e22, experts=[1, 200])
     assert found.check.beyond.tolist() == [False, True]
-    assert found.check.trusted.tolist() == [False, False]
-    assert (found.best["experts"], found.trusted) == (1, False)
-    assert any(warning.startswith("E = 1: D/N 2.59K is outside") for warning in found.warnings)
+    assert found.check.trusted.tolist() == [True, False]
+    assert (found.best["experts"], found.trusted) == (1, True)
+    assert found.best["tokens_per_parameter"] == pytest.approx(3 * 72.7, rel=2e-3)
+    beyond = published.reach(1.8, flops=1e25, experts=[1])
+    assert not beyond.trusted
+    assert any(warning.startswith("E = 1: not trusted: N_act ×42.8, D ×179") for warning in beyond.warnings)
     with pytest.raises(ExtrapolationError, match="D 6"):
         published.reach([2.3, 1.42], [1])  # one of two losses
     assert published.reach([2.3, 1.42], [1], force=True).check.trusted.tolist() == [[True], [False]]
@@ -96,9 +99,12 @@ def test_the_cheapest_row_that_is_trusted_is_named_and_warned_of(published):
     nearer = published.reach(2.08)
     rows = {row["experts"]: row for row in nearer.rows}
     trusted = [e for e, row in rows.items() if row["trusted"]]
-    assert nearer.best["experts"] == min(trusted, key=lambda e: rows[e]["flops"]) == 8
-    assert rows[32]["flops"] < nearer.best["flops"]
-    assert "; E = 32 would take 8.65e21 FLOPs, but is not trusted" in nearer.verdict
+    assert nearer.best["experts"] == min(trusted, key=lambda e: rows[e]["flops"]) == 32
+    # Of E = 32 a larger model would take 8.65e21 FLOPs, but it is further out than the runs support.
+    assert rows[32]["n_active"] == pytest.approx(30 * 321e6, rel=2e-3)
+    assert 8.65e21 < rows[32]["flops"] < rows[16]["flops"] < rows[8]["flops"]
+    with_another = published.reach(2.08, [16, 64])
+    assert "; E = 64 would take 6.79e21 FLOPs, but is not trusted" in with_another.verdict
     several = published.reach([2.2, 2.0])
     assert several.trusted
     assert any(warning.startswith("loss 2, E = 32: N_act 23.8B") for warning in several.warnings)

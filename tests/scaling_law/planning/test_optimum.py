@@ -32,7 +32,7 @@ def test_optima_of_many_budgets_are_the_minima_along_them(name):
 def test_caption_of_the_matched_models(published):
     """Appendix: 1B dense on 10B tokens, matched in FLOPs and memory at E = 16: 155M active, 64B tokens, D/N 414."""
     dense_flops = 6 * 1e9 * 10e9
-    row = published.optimal(dense_flops, [16], max_parameters=1e9)[16]
+    row = published.optimal(dense_flops, [16], max_parameters=1e9, force=True)[16]
     assert row.n_active == pytest.approx(155e6, rel=4e-3)
     assert row.tokens == pytest.approx(64e9, rel=1e-2)
     assert row.tokens_per_parameter == pytest.approx(414, abs=1.0)
@@ -42,16 +42,19 @@ def test_caption_of_the_matched_models(published):
 def test_table_of_the_best_models(published):
     table = published.optimal(1e22, memory=80e9, kv_tokens=16_384)
     assert [row.experts for row in table] == EXPERTS
-    assert table.best is table[8]
-    assert table.verdict.endswith("; E = 16 is 0.004 lower, but not trusted")
-    assert [row.trusted for row in table] == [True, True, True, True, False, False]
-    assert published.optimal(1e22, memory=80e9, kv_tokens=16_384, force=True).best.experts == 16
-    assert [row.limited_by for row in table] == ["compute", "compute", *["memory"] * 4]
-    for row in table.rows[2:]:
+    assert table.best is table[16]
+    assert table.verdict.endswith("; E = 8 and 16 are a tie")
+    assert all(row.trusted for row in table)
+    assert [row.limited_by for row in table] == ["compute", "compute", "memory", "memory", "evidence", "evidence"]
+    forced = published.optimal(1e22, memory=80e9, kv_tokens=16_384, force=True)
+    assert forced.best is forced[16]
+    assert forced.best.loss < table.best.loss
+    assert [row.limited_by for row in forced] == ["compute", "compute", *["memory"] * 4]
+    for row in [*table.rows[2:4], *forced.rows[2:]]:
         assert row.memory_bytes == pytest.approx(80e9, rel=1e-9)
         assert row.weight_bytes == pytest.approx(2 * row.n_total)
     frame = table.to_dataframe()
-    assert frame.loc[frame.best, "experts"].tolist() == [8]
+    assert frame.loc[frame.best, "experts"].tolist() == [16]
     assert "N_act" in table._repr_html_()
 
 
@@ -246,17 +249,3 @@ def test_warnings_about_many_experts_are_short(published):
     with pytest.raises(ValueError, match="at E = 100, likewise at the others; its `loss` is still defined") as error:
         rising.optimal(1e22, experts=range(100, 200))
     assert len(str(error.value)) < 700
-
-
-def test_an_untrusted_optimum_comes_with_the_size_that_can_be_trusted(published):
-    """A limit on total parameters of that size gives a lower loss than none."""
-    without = published.optimal(1e22, integral=True)
-    (notice,) = [warning for warning in without.warnings if "can be trusted up to" in warning]
-    assert notice.startswith("E = 32 can be trusted up to 200B parameters, with a loss of 2.071")
-    within = published.optimal(1e22, integral=True, max_parameters="200B")
-    assert (within.best.experts, within.best.trusted) == (32, True)
-    assert within.best.loss == pytest.approx(2.071, abs=5e-4)
-    assert within.best.loss < without.best.loss
-    # D, not N, is too far out here, so no smaller model is nearer to the runs.
-    served = published.optimal(1e22, memory="80GB", kv_tokens="16k", integral=True)
-    assert not any("can be trusted up to" in warning for warning in served.warnings)
