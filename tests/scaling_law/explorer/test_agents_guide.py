@@ -55,7 +55,7 @@ def test_ten_questions_follow_the_schema_and_have_answers(answers):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema)
     assert [answer is None for answer in answers] == [False] * 9 + [True]
-    assert answers[0][0] == 8
+    assert answers[0][0] == 16
     assert answers[2][0] == 1
 
 

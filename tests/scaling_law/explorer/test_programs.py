@@ -109,4 +109,4 @@ def test_a_server_for_others_reads_no_files(published):
 def test_the_guides_program_runs(address, capsys, published):
     (code,) = blocks(DOCS / "explorer.md", "python")
     exec(code.replace("http://127.0.0.1:7860/", address), {})
-    assert "8 2.1175" in capsys.readouterr().out
+    assert "16 2.1148" in capsys.readouterr().out

@@ -20,7 +20,7 @@ def law(published):
 def test_curves_within_memory_pass_through_the_answers(law):
     found = curves.memory_curves(law, Budget(1e22), [1, 8, 32], **LIMITS)
     limit = float(found.memory[150])
-    table = law.optimal(1e22, [1, 8, 32], memory=limit, **LIMITS)
+    table = law.optimal(1e22, [1, 8, 32], memory=limit, **LIMITS, force=True)
     for row, curve in zip(table, found.curves, strict=True):
         assert row.limited_by == ("memory" if limit < curve.x[-1] else "compute")
         at = min(np.searchsorted(curve.x, limit), curve.mark)
@@ -46,7 +46,7 @@ def test_isoflop_curves_are_lowest_at_the_optimum(law, served):
 def test_curves_along_a_budget_have_the_models_within_the_memory_limit(law, budget):
     limits = {"memory": 12e9, "kv_tokens": 8192}
     for curve in curves.budget_curves(law, Budget.of(**budget), [1, 8], **limits):
-        row = law.optimal(**budget, experts=curve.experts, batch=PAPER_RAMP, **limits).best
+        row = law.optimal(**budget, experts=curve.experts, batch=PAPER_RAMP, **limits, force=True).best
         assert (curve.loss[curve.mark], curve.tokens[curve.mark]) == pytest.approx((row.loss, row.tokens), rel=1e-3)
         assert curve.mark == np.argmin(curve.loss)
         sizes = Limits.of(law, **limits).memory_bytes(curve.d_model, curve.experts)
@@ -85,7 +85,9 @@ def test_the_map_has_the_answers_and_their_ties(law):
             except ValueError:  # beyond the range guard
                 assert np.isnan(found.experts[i, j])
                 continue
-            assert (found.experts[i, j], found.loss[i, j]) == pytest.approx((table.best.experts, table.best.loss))
+            # The map looks for trusted models among so many widths.
+            assert found.loss[i, j] == pytest.approx(table.best.loss, abs=5e-5)
+            assert found.experts[i, j] == table.best.experts
             assert found.tied[i, j] == (len(table.comparison.tied) > 1)
             assert found.trusted[i, j] == table.best.trusted
     assert found.inside.any()
@@ -172,7 +174,7 @@ def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):
     time = Budget.of(hours=100, gpus=8, gpu="h100")
     found = curves.memory_curves(law, time, [1, 8], **LIMITS)
     limit = float(found.memory[150])
-    table = law.optimal(**asked, experts=[1, 8], memory=limit, **LIMITS)
+    table = law.optimal(**asked, experts=[1, 8], memory=limit, **LIMITS, force=True)
     for row, curve in zip(table, found.curves, strict=True):
         at = min(np.searchsorted(curve.x, limit), curve.mark)
         assert (curve.loss[at], curve.tokens[at]) == pytest.approx((row.loss, row.tokens), rel=2e-2)

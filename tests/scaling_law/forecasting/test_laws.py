@@ -42,10 +42,10 @@ def test_brute_force_finds_no_better_model(dense, budget):
 
 def test_brute_force_over_experts_and_memory(several):
     memory = 24e9
-    table = several.optimal("1e22", [1, 2, 4, 8, 16], memory=memory)
+    table = several.optimal("1e22", [1, 2, 4, 8, 16], memory=memory, force=True)
     assert table.best.memory_bytes <= memory * (1 + 1e-9)
     for row in table:
-        wide = several.optimal("1e22", row.experts).best
+        wide = several.optimal("1e22", row.experts, force=True).best
         n = np.geomspace(1e8, 1e11, 4001)
         assert wide.loss == pytest.approx(several.loss(n, 1e22 / 6 / n, row.experts).min(), abs=1e-6)
         assert row.loss >= wide.loss - 1e-9
