@@ -267,11 +267,12 @@ class Formula(Summarised):
     def default_experts(self) -> Any:
         """Return the E of a question that names none: doublings within the E of the runs, 1 for a law of dense models.
 
-        If the E of the runs are unknown, they are the paper's. A range without a power of two gives both its bounds.
+        The runs of a prior count, too. If the E are unknown, they are the paper's. A range without a power of two
+        gives both its bounds.
         """
         if not {*self.variables} & EXPERT_VARIABLES:
             return (1.0,)
-        limits = self.conditions.fitted_limits() if self.conditions else {}
+        limits = self.conditions.known_limits() if self.conditions else {}
         least, most = limits.get("density", (1.0 / PAPER.experts[-1], 1.0))
         low, high = limits.get("E", (1.0 / most, 1.0 / least))
         first = math.ceil(math.log2(low) - ROUNDING)

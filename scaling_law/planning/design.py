@@ -391,6 +391,7 @@ def next_runs(
     variance_before = float(np.diag(covariance)[-n_answers:].sum())
     deviation_before, deviation_after = np.sqrt(np.array([variance_before, variance]) / n_answers).tolist()
     check = law.check(**{name: values[runs] for name, values in columns.items()})
+    conditions = check.conditions and check.conditions.with_prior()
     return Design(
         candidates=candidates,
         chosen=tuple(runs),
@@ -398,7 +399,7 @@ def next_runs(
         deviation_after=deviation_after,
         flops=float(candidates.flops[runs].sum()),
         warmup_tokens=warmup_tokens,
-        check=replace(check, support=measured_support_of),
+        check=replace(check, conditions=conditions, support=measured_support_of),
         notes=notes,
     )
 

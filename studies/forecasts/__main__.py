@@ -1,14 +1,15 @@
 """Write the tables of docs/studies/forecasts.md, and what the library ships of the public sets.
 
     python -m studies.forecasts prior|stack|page|counts|accuracy --data FOLDER
-    python -m studies.forecasts experts
+    python -m studies.forecasts experts|trust
 
 FOLDER holds the public tables under their own names, anywhere below it; `sets.py` says where they are from, and every
 table that is missing is named: the page leaves its sets out, `prior` and `stack` refuse. `prior` writes
 scaling_law/fitting/population.json, `stack` scaling_law/forecasting/defaults.json and the page, `counts` its section
 on the counts of N, `accuracy`, from one of the tables alone, scaling_law/formulas/accuracy.json and its section of the
 page. `experts` needs no table: from the points of studies/evidence it derives the terms of E in population.json and
-their section of the page; `prior` does so, too, but for the page.
+their section of the page; `prior` does so, too, but for the page. `trust` writes the table of docs/answers.md from
+scaling_law/formulas/evidence.json.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ import argparse
 import sys
 from pathlib import Path
 
-from studies.forecasts import accuracy, counts, page, population
+from studies.forecasts import accuracy, counts, page, population, trust
 from studies.forecasts.sets import read_sets
 from studies.forecasts.stacking import cases_of, write_defaults
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("prior", "stack", "page", "counts", "accuracy", "experts"))
-    parser.add_argument("--data", type=Path, help="the public tables (for all but experts)")
+    parser.add_argument("what", choices=("prior", "stack", "page", "counts", "accuracy", "experts", "trust"))
+    parser.add_argument("--data", type=Path, help="the public tables (for all but experts and trust)")
     options = parser.parse_args()
     if options.what == "experts":
         folds = population.folds()
         members = population.members_of_experts(population.read_sources(population.POINTS))
         written = [population.write_experts(members, folds), *population.PAGE.write(page.FORECASTS, folds)]
+    elif options.what == "trust":
+        written = trust.PAGE.write(trust.ANSWERS)
     elif options.data is None:
         parser.error(f"--data: {options.what} needs the folder of the public tables")
     elif options.what == "accuracy":

@@ -8,12 +8,13 @@ import pytest
 
 from hub.base import strict_json
 from hub.base.markdown import block_of
+from hub.base.tables import markdown_of
 from scaling_law import Backtest, ChinchillaLaw, HeldOut, Runs
 from scaling_law.fitting.prior import POPULATION, estimate, read_population
 from scaling_law.forecasting.stack import read_defaults
-from scaling_law.formulas.conditions import FURTHEST, RATIO, support_of
+from scaling_law.formulas.conditions import evidence, support_of
 from studies.common import TABLES
-from studies.forecasts import accuracy, counts, methods, page, population, splits, stacking
+from studies.forecasts import accuracy, counts, methods, page, population, splits, stacking, trust
 from studies.forecasts.sets import GADRE_LOSS, NEOX, SETS, read_sets
 
 BY_NAME = {one.name: one for one in SETS}
@@ -326,17 +327,26 @@ def test_the_guide_names_the_tasks_that_follow_the_loss():
 
 
 def test_what_answers_trust_is_as_far_as_the_cuts_go():
-    """`scaling_law.formulas.conditions.SUPPORT` stands on the list of splits and on the page."""
+    """The region of `scaling_law/formulas/evidence.json` stands on the list of splits and on the page."""
     asked = [split for split in splits.read_list() if not split.out]
     widest = {by: max(split.divisor for split in asked if split.by == by) for by in ("flops", "n_active", "tokens")}
-    assert widest["flops"] >= FURTHEST
-    assert min(widest["n_active"], widest["tokens"]) >= RATIO
-    assert [support_of(name) for name in ("C", "N_act", "D", "n_total", "flops")] == [(1, FURTHEST)] * 5
-    assert [support_of(name) for name in ("D/N", "E", "granularity", "density")] == [(RATIO, RATIO), *[(1, 1)] * 3]
-    guide = (page.FORECASTS.parents[1] / "answers.md").read_text(encoding="utf-8")
+    furthest = support_of("C")[1]
+    ratio = support_of("D/N")[1]
+    assert widest["flops"] >= furthest
+    assert min(widest["n_active"], widest["tokens"]) >= ratio
+    assert [support_of(name) for name in ("C", "N_act", "D", "n_total", "flops")] == [(1, furthest)] * 5
+    assert [support_of(name) for name in ("D/N", "E", "granularity", "density")] == [(ratio, ratio), *[(1, 1)] * 3]
     block = block_of(page.FORECASTS.read_text(encoding="utf-8"), "methods")
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in block.splitlines()]
     rows = {row[0]: row for row in cells}
-    furthest = rows["method"].index(f"C/{FURTHEST:g}")
-    sets, labs = rows["sets (labs)"][furthest].rstrip(")").split(" (")
-    assert f"to {float(rows['stack'][furthest]):.3f} nats ({sets} sets of {labs} labs)" in guide
+    column = rows["method"].index(f"C/{furthest:g}")
+    sets, labs = rows["sets (labs)"][column].rstrip(")").split(" (")
+    reason = evidence()["trusted"][0]["because"]
+    assert f"to {float(rows['stack'][column]):.3f} nats ({sets} sets of {labs} labs)" in reason
+
+
+def test_the_guides_table_of_what_is_trusted_is_that_of_the_data():
+    guide = trust.ANSWERS.read_text(encoding="utf-8")
+    for block in trust.PAGE.blocks:
+        text = markdown_of(block(trust.read()))
+        assert block_of(guide, block.__name__) == text.strip()
