@@ -9,7 +9,7 @@ thousands of tokens per parameter. A law without ranges is never refused, nor tr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -332,6 +332,33 @@ class RangeCheck(Summarised):
             below, above = self.support(name)
             region[name] = _widen(low / below, high * above, SLACK)
         return region
+
+    def distances(self, names: Iterable[str], of_same_experts: bool = False) -> dict[str, FloatArray]:
+        """Return the ln of how far each model lies outside the fitted ranges of these quantities: 0 inside.
+
+        The ranges are those of all runs, or those from which trust in models of the same E counts. For a law that
+        lacks N_act, that is its first size.
+        """
+        limits = self._supported_limits
+        if not of_same_experts:
+            limits = {**limits, **self._limits}
+        sizes = [name for name in self._quantities if name in limits and (name == "N_act" or is_size(name))]
+        distances = {}
+        for name in names:
+            quantity = sizes[0] if name == "N_act" and sizes else name
+            if quantity in limits and quantity in self._quantities:
+                low, high = _widen(*limits[quantity], SLACK)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    values = np.log(self._quantities[quantity])
+                distances[name] = np.maximum(np.maximum(np.log(low) - values, values - np.log(high)), 0.0)
+        return distances
+
+    @property
+    def doublings(self) -> Any:
+        """log2 of the models' E over the least E of the runs; 0 for a law without E."""
+        if "E" not in self._quantities or "E" not in self._limits:
+            return 0.0
+        return np.log2(self._quantities["E"] / self._limits["E"][0])
 
     @property
     def inside(self) -> NDArray[np.bool_]:

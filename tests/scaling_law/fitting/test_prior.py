@@ -421,7 +421,7 @@ def test_any_kind_of_law_can_be_a_prior():
     runs = Runs.from_columns(n, d, 1 / density, loss, "run", columns={"n_total": n, "density": density})
     moved = fit(runs, law.name, prior=law)
     assert moved.rmse < 0.003
-    assert moved.law.conditions.fitted_limits()["density"] == (0.05, 1.0)
+    assert moved.law.conditions.known_limits()["density"] == (0.05, 1.0)
 
 
 def test_a_bad_run_among_few_is_named_and_a_lone_one_is_not():
