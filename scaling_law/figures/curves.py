@@ -154,7 +154,8 @@ def loss_curve(
         loss = limits.loss(law, tuple(law.coefficients.values()), columns)
     interval = None
     if band and law.draws is not None:
-        interval = interval_of(limits.loss(law, law.columns_of_draws(loss.ndim), columns))
+        draws = limits.loss(law, law.columns_of_draws(loss.ndim), columns)
+        interval = interval_of(law.add_extrapolation(draws, columns, loss.ndim))
     d_model = np.asarray(width_of_active(columns["n_active"], law.vocab_size))
     check = law.check(**columns, unique_tokens=limits.unique_tokens)
     return Curve(

@@ -42,7 +42,6 @@ from scaling_law.fitting.repetition import (
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.conditions import join_limits
 from scaling_law.formulas.law import check_count
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.law import LAWS, Law
@@ -583,7 +582,7 @@ def fit(
     result = describe(table, problem, final, search)
     if repetition is not None:
         result = _add_repetition(result, repetition)
-    return result if law_prior is None else _widen_ranges(result, law_prior)
+    return result if law_prior is None else _name_prior_limits(result, law_prior)
 
 
 def _warn_of_too_many(problem: Problem, outliers: Outliers) -> str:
@@ -595,14 +594,13 @@ def _warn_of_too_many(problem: Problem, outliers: Outliers) -> str:
     )
 
 
-def _widen_ranges(result: FitResult[Law], law_prior: Prior) -> FitResult[Law]:
-    """Widen the ranges of a law under a prior to those of the runs of both, where both are known."""
+def _name_prior_limits(result: FitResult[Law], law_prior: Prior) -> FitResult[Law]:
+    """Record the ranges of the runs behind a prior: a law under it answers there, too, but is trusted on its own."""
     conditions = result.law.conditions
     if law_prior.conditions is None or conditions is None:
         return result
-    limits = join_limits(law_prior.conditions, conditions)
-    law = result.law.replace(conditions=replace(conditions, **limits))
-    return replace(result, law=law)
+    limits = law_prior.conditions.known_limits()
+    return replace(result, law=result.law.replace(conditions=replace(conditions, prior_limits=limits or None)))
 
 
 def _rank_suspicious(runs: Runs, outliers: Outliers) -> tuple[tuple[str, ...], tuple[float, ...]]:

@@ -1,7 +1,7 @@
 """The conditions a law was fitted under, which tell extrapolation from interpolation.
 
 A `RangeCheck` tells how far an answer extrapolates, and which ranges are unknown. An answer is trusted inside the
-fitted ranges and, beyond them, as far as backtests of other labs' laws went (`SUPPORT`). Beyond the range guard,
+fitted ranges and, beyond them, as far as backtests of other labs' laws went (`EVIDENCE`). Beyond the range guard,
 searches refuse to answer unless forced: far below its fitted sizes, the paper's law prefers sparse models with
 thousands of tokens per parameter. A law without ranges is never refused, nor trusted.
 """
@@ -9,14 +9,16 @@ thousands of tokens per parameter. A law without ranges is never refused, nor tr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hub.base import strict_json
 from hub.base.errors import InputError, given
 from hub.base.notices import Notice, condense
 from hub.base.tables import Summarised, Table, join_words
@@ -29,14 +31,13 @@ GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6, "C"
 # Guards of other variables of a law.
 SIZE_GUARD = 1000.0
 DESIGN_GUARD = 4.0
-# Factors below and above the fitted range up to which an answer is trusted: as far as the cuts of
-# studies/forecasts/splits.csv go. Laws of the runs up to a thirtieth of the largest compute forecast those above it
-# (docs/studies/forecasts.md), and cuts at a third of N or D move D/N by three. Nothing below a range was forecast, and
-# no E or design outside. C is 6 N D.
-FURTHEST = 30.0
-RATIO = 3.0
-SUPPORT = {"D/N": (RATIO, RATIO), "E": (1.0, 1.0), "flops": (1.0, FURTHEST), "C": (1.0, FURTHEST)}
-SUPPORTED = f"C, N_act and D up to {FURTHEST:g} times above the runs, D/N {RATIO:g} times outside"
+# What other variables are called in `EVIDENCE`: sizes of a model, and its design.
+SIZES = "sizes"
+DESIGNS = "designs"
+# How far outside the fitted ranges backtests went.
+EVIDENCE = Path(__file__).with_name("evidence.json")
+FORMAT = "evidence"
+VERSION = 1
 # Factors outside the range of its law up to which a learning rate is given: of N as it counts, of D and of the batch.
 RATE_GUARD = 10.0
 RATE_GUARD_OF_EXPERTS = 4.0
@@ -56,9 +57,10 @@ SLACK = 1e-3
 ROUNDING = 1e-9
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SPANS = ("n_active", "tokens", "tokens_per_parameter", "training_flops")
 # These are left out of a file where they are empty: older versions read it.
-OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables", "omitted", "doubts")
+OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables", "omitted", "doubts", "prior_limits")
+# Earlier versions joined the ranges of a prior's runs to those of the fitted runs.
+JOINED = "an earlier version saved this law with the ranges of its runs and of its prior's together: fit it again"
 
 
 class ExtrapolationError(InputError):
@@ -117,12 +119,34 @@ def guard_of(name: str) -> float:
     return GUARD.get(name, SIZE_GUARD if is_size(name) else DESIGN_GUARD)
 
 
+@cache
+def evidence() -> dict[str, Any]:
+    """Read how far outside the fitted ranges backtests of laws went."""
+    return strict_json.read(EVIDENCE, FORMAT, VERSION)
+
+
+@cache
+def _supports() -> dict[str, tuple[float, float]]:
+    supports = {}
+    for row in evidence()["trusted"]:
+        for name in row["variables"]:
+            supports[name] = (row["below"], row["above"])
+    return supports
+
+
 def support_of(name: str) -> tuple[float, float]:
-    """Return how many times below and above the fitted range of this quantity an answer is trusted."""
-    if name in SUPPORT:
-        return SUPPORT[name]
-    is_amount = name in ("N_act", "D") or is_size(name)
-    return 1.0, FURTHEST if is_amount else 1.0
+    """Return how many times below and above the fitted range of this quantity an answer is trusted (`EVIDENCE`)."""
+    supports = _supports()
+    return supports.get(name) or supports[SIZES if is_size(name) else DESIGNS]
+
+
+def describe_support() -> str:
+    """Say how far outside the fitted ranges answers are trusted: those that are at all."""
+    sentences = []
+    for row in evidence()["trusted"]:
+        if row["brief"]:
+            sentences.append(row["brief"].format(**row))
+    return ", ".join(sentences)
 
 
 def measured_support_of(name: str) -> tuple[float, float]:
@@ -149,7 +173,8 @@ class Conditions(Summarised):
     `warmup_tokens` is the longest warm-up, `vocab_size` is None if unknown or mixed, and `variables` has the ranges of
     variables other than N_act, D and E. `omitted` has a sentence on each variable that the errors depend on but the
     law lacks, and `doubts` on each oddity of the runs, such as their units or settings in which they differ; every
-    answer repeats both.
+    answer repeats both. `prior_limits` has the ranges of the runs behind a prior: answers are given there, too, but
+    not trusted.
     """
 
     provenance: str
@@ -170,6 +195,7 @@ class Conditions(Summarised):
     variables: Mapping[str, tuple[float, float]] | None = None
     omitted: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    prior_limits: Mapping[str, tuple[float, float]] | None = None
 
     @property
     def overall(self) -> FittedRange | None:
@@ -193,6 +219,16 @@ class Conditions(Summarised):
         if self.experts:
             limits["E"] = (self.experts[0], self.experts[-1])
         return limits
+
+    def known_limits(self) -> dict[str, tuple[float, float]]:
+        """Return the (lowest, highest) values of the fitted runs and of those behind the prior, if there is one."""
+        return _hull(self.fitted_limits(), self.prior_limits or {})
+
+    def with_prior(self) -> Conditions:
+        """Return the conditions of runs that will be measured: as if those of the prior were among the fitted ones."""
+        if not self.prior_limits:
+            return self
+        return replace(self, ranges=(), variables=self.known_limits(), prior_limits=None)
 
     def _headline(self) -> str:
         if self.n_runs is None:
@@ -228,10 +264,18 @@ class Conditions(Summarised):
         try:
             values = _tuples(data)
             values["ranges"] = tuple(FittedRange(**_tuples(fitted_range)) for fitted_range in data.get("ranges", ()))
-            values["variables"] = _tuples(data["variables"]) if data.get("variables") else None
-            return cls(**values)
+            for name in ("variables", "prior_limits"):
+                values[name] = _tuples(data[name]) if data.get(name) else None
+            return cls(**values)._split_joined_ranges()
         except TypeError as error:
             raise InputError(f"conditions: {error}") from None
+
+    def _split_joined_ranges(self) -> Conditions:
+        """Take ranges that count more runs than were fitted for those of a prior: which are of which is unknown."""
+        if self.overall is None or self.n_runs is None or self.overall.runs <= self.n_runs:
+            return self
+        doubts = (*self.doubts, JOINED)
+        return replace(self, ranges=(), variables=None, prior_limits=self.fitted_limits(), doubts=doubts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -265,23 +309,64 @@ class RangeCheck(Summarised):
     @cached_property
     def beyond(self) -> NDArray[np.bool_]:
         """True where a model is known to lie beyond the guard."""
-        guards = {name: (self.guard(name), self.guard(name)) for name in self._limits}
-        return self._outside(self._limits, guards, ROUNDING)
+        limits = self._known_limits
+        bounds = {}
+        for name, (low, high) in limits.items():
+            guard = self.guard(name)
+            bounds[name] = _widen(low / guard, high * guard, ROUNDING)
+        return ~self._within(bounds)
 
     @cached_property
     def trusted(self) -> NDArray[np.bool_]:
         """False where a model lies further outside than backtests went, and everywhere if a range is unknown."""
+        return self._within(self.trusted_region)
+
+    @cached_property
+    def trusted_region(self) -> dict[str, tuple[Any, Any]] | None:
+        """The (lowest, highest) N_act, D, D/N, C, E and other variables that are trusted; None if a range is unknown.
+
+        The most N_act and D depend on E: they have the shape of the models' E.
+        """
         if self.unknown:
-            return np.zeros(self.beyond.shape, bool)
+            return None
+        region = {}
+        for name, (low, high) in self._supported_limits.items():
+            below, above = self.support(name)
+            region[name] = _widen(low / below, high * above, SLACK)
+        return region
+
+    def distances(self, names: Iterable[str], of_same_experts: bool = False) -> dict[str, FloatArray]:
+        """Return the ln of how far each model lies outside the fitted ranges of these quantities: 0 inside.
+
+        The ranges are those of all runs, or those from which trust in models of the same E counts. For a law that
+        lacks N_act, that is its first size.
+        """
         limits = self._supported_limits
-        supports = {name: self.support(name) for name in limits}
-        return ~self._outside(limits, supports, SLACK)
+        if not of_same_experts:
+            limits = {**limits, **self._limits}
+        sizes = [name for name in self._quantities if name in limits and (name == "N_act" or is_size(name))]
+        distances = {}
+        for name in names:
+            quantity = sizes[0] if name == "N_act" and sizes else name
+            if quantity in limits and quantity in self._quantities:
+                low, high = _widen(*limits[quantity], SLACK)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    values = np.log(self._quantities[quantity])
+                distances[name] = np.maximum(np.maximum(np.log(low) - values, values - np.log(high)), 0.0)
+        return distances
+
+    @property
+    def doublings(self) -> Any:
+        """log2 of the models' E over the least E of the runs; 0 for a law without E."""
+        if "E" not in self._quantities or "E" not in self._limits:
+            return 0.0
+        return np.log2(self._quantities["E"] / self._limits["E"][0])
 
     def supported(self, name: str) -> tuple[Any, Any]:
         """Return the least and the largest trusted value of a quantity, for each model; 0 and infinite without one."""
-        low, high = self._supported_limits.get(name, (0.0, np.inf))
-        below, above = self.support(name)
-        return low / below * (1 - SLACK + ROUNDING), high * above * (1 + SLACK - ROUNDING)
+        low, high = (self.trusted_region or {}).get(name, (0.0, np.inf))
+        # Models at the ends are trusted, however their quantities round.
+        return low * (1 + ROUNDING), high * (1 - ROUNDING)
 
     def trusted_tokens(self) -> tuple[FloatArray, FloatArray]:
         """Return the fewest and the most D with which each model is trusted, NaN where it is with none.
@@ -306,28 +391,19 @@ class RangeCheck(Summarised):
     def inside(self) -> NDArray[np.bool_]:
         """True where a model lies within the fitted ranges, those of its E where it has some."""
         if self.unknown:
-            return np.zeros(self.beyond.shape, bool)
-        limits = self._limits_of_each
-        factors = dict.fromkeys(limits, (1.0, 1.0))
-        return ~self._outside(limits, factors, SLACK)
+            return self._within(None)
+        return self._within({name: _widen(*limits, SLACK) for name, limits in self._limits_of_each.items()})
 
-    def _outside(
-        self,
-        limits: Mapping[str, tuple[Any, Any]],
-        times: Mapping[str, tuple[float, float]],
-        slack: float,
-    ) -> NDArray[np.bool_]:
-        """Return where a model lies more than so many `times` below or above one of the limits."""
+    def _within(self, bounds: Mapping[str, tuple[Any, Any]] | None) -> NDArray[np.bool_]:
+        """Return where a model lies within all bounds; nowhere where these are None."""
         shape = np.broadcast_shapes(*map(np.shape, self._quantities.values()))
-        outside = np.zeros(shape, bool)
-        for name, (low, high) in limits.items():
+        within = np.full(shape, bounds is not None)
+        for name, (low, high) in (bounds or {}).items():
             if name in self._quantities:
                 values = self._quantities[name]
-                below, above = times[name]
-                too_low = values < low / below * (1 - slack)
-                too_high = values > high * above * (1 + slack)
-                outside = outside | too_low | too_high
-        return np.asarray(outside)
+                # A value that is unknown is not outside.
+                within = within & ~((values < low) | (values > high))
+        return np.asarray(within)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -337,7 +413,7 @@ class RangeCheck(Summarised):
         """
         conditions = self.conditions or Conditions("unknown")
         sentences: list[str] = [*conditions.doubts, *conditions.omitted]
-        if not self._limits:
+        if not self._known_limits:
             return (*sentences, UNGUARDED)
         for excess in self._excesses(self._limits_of_each, SLACK):
             sentence = str(excess)
@@ -358,7 +434,7 @@ class RangeCheck(Summarised):
             sentences.append(UNKNOWN.format(", ".join(self.unknown)))
         elif self.distrust and not np.any(self.beyond):
             # Headlines and rows say that an answer is not trusted.
-            sentences.append(Notice(f"not trusted: {self.distrust}; backtests support {SUPPORTED}"))
+            sentences.append(Notice(f"not trusted: {self.distrust}; backtests support {describe_support()}"))
         return tuple(sentences)
 
     @property
@@ -425,13 +501,17 @@ class RangeCheck(Summarised):
         return "; ".join(reasons)
 
     def _beyond_guard(self) -> Iterator[Excess]:
-        for excess in self._excesses(self._limits):
+        for excess in self._excesses(self._known_limits):
             if excess.times > self.guard(excess.name) * (1 + ROUNDING):
                 yield excess
 
     @cached_property
     def _limits(self) -> dict[str, tuple[float, float]]:
         return self.conditions.fitted_limits() if self.conditions else {}
+
+    @cached_property
+    def _known_limits(self) -> dict[str, tuple[float, float]]:
+        return self.conditions.known_limits() if self.conditions else {}
 
     @cached_property
     def _limits_of_each(self) -> dict[str, tuple[Any, Any]]:
@@ -519,6 +599,10 @@ class RangeCheck(Summarised):
                     )
 
 
+def _widen(low: Any, high: Any, slack: float) -> tuple[Any, Any]:
+    return low * (1 - slack), high * (1 + slack)
+
+
 def _limits_in_words(name: str, limits: tuple[float, float]) -> tuple[str, str]:
     low, high = limits
     form = "{:g}".format if name == "E" else format_count
@@ -558,32 +642,6 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
 
 def _lowest_and_highest(column: FloatArray) -> tuple[float, float]:
     return float(column.min()), float(column.max())
-
-
-def join_limits(first: Conditions, second: Conditions) -> dict[str, Any]:
-    """Join the `ranges` and `variables` of two conditions, to cover both sets of runs where both are known."""
-    first_limits = first.fitted_limits()
-    second_limits = second.fitted_limits()
-    if not (first_limits and second_limits):
-        source = second if second_limits else first
-        return {"ranges": source.ranges, "variables": source.variables}
-    # A law from the literature may have limits, but no runs.
-    if not (first.ranges and second.ranges):
-        return {"ranges": (), "variables": _hull(first_limits, second_limits)}
-    ranges = {fitted_range.experts: fitted_range for fitted_range in first.ranges}
-    for fitted_range in second.ranges:
-        match = ranges.get(fitted_range.experts)
-        ranges[fitted_range.experts] = _join_ranges(fitted_range, match) if match else fitted_range
-    in_order = sorted(ranges.values(), key=lambda fitted_range: fitted_range.experts or 0.0)
-    variables = _hull(first.variables or {}, second.variables or {})
-    return {"ranges": tuple(in_order), "variables": variables or None}
-
-
-def _join_ranges(first: FittedRange, second: FittedRange) -> FittedRange:
-    """Return the range of the runs of both, which have the same E."""
-    first_spans = {name: getattr(first, name) for name in SPANS}
-    second_spans = {name: getattr(second, name) for name in SPANS}
-    return FittedRange(first.experts, first.runs + second.runs, **_hull(first_spans, second_spans))
 
 
 def _hull(

@@ -19,6 +19,7 @@ from hub.base.inputs import LARGEST, numbers_of, shorten
 from hub.base.tables import Summarised, Table, literal
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
 from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck
+from scaling_law.formulas.extrapolation import log_errors
 from scaling_law.formulas.repeated import Models, Repetition, saturate, size_called_for
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_parameters, is_size
@@ -132,15 +133,28 @@ class Formula(Summarised):
         experts: Values = None,
         *,
         unique_tokens: Values = None,
+        extrapolation: bool = True,
         **variables: Values,
     ) -> FloatArray:
-        """Predict losses under each of the law's draws, [n_draws, ...]. ValueError if the law has none."""
+        """Predict losses under each of the law's draws, [n_draws, ...]. ValueError if the law has none.
+
+        Outside the fitted ranges they have the error of extrapolation, unless `extrapolation` is False.
+        """
         inputs = self._inputs(n_active, tokens, experts, **variables)
         shapes = [values.shape for values in inputs.values()]
         if unique_tokens is not None:
             shapes.append(numbers("unique_tokens", unique_tokens).shape)
         dimensions = len(np.broadcast_shapes(*shapes))
-        return np.asarray(self._loss_of(self.columns_of_draws(dimensions), inputs, unique_tokens))
+        losses = np.asarray(self._loss_of(self.columns_of_draws(dimensions), inputs, unique_tokens))
+        return self.add_extrapolation(losses, inputs, dimensions) if extrapolation else losses
+
+    def add_extrapolation(self, losses: FloatArray, variables: Mapping[str, Any], dimensions: int) -> FloatArray:
+        """Add the error of extrapolation to losses under draws, [n_draws, ...], of models of so many dimensions.
+
+        `variables` are those of `check`.
+        """
+        errors = log_errors(self.check(**variables), len(losses), dimensions)
+        return losses * np.exp(errors) if np.any(errors) else losses
 
     def columns_of_draws(self, dimensions: int) -> FloatArray:
         """Return the draws' coefficients, [n_coefficients, n_draws, 1, …], for arrays of so many dimensions."""
@@ -267,11 +281,12 @@ class Formula(Summarised):
     def default_experts(self) -> Any:
         """Return the E of a question that names none: doublings within the E of the runs, 1 for a law of dense models.
 
-        If the E of the runs are unknown, they are the paper's. A range without a power of two gives both its bounds.
+        The runs of a prior count, too. If the E are unknown, they are the paper's. A range without a power of two
+        gives both its bounds.
         """
         if not {*self.variables} & EXPERT_VARIABLES:
             return (1.0,)
-        limits = self.conditions.fitted_limits() if self.conditions else {}
+        limits = self.conditions.known_limits() if self.conditions else {}
         least, most = limits.get("density", (1.0 / PAPER.experts[-1], 1.0))
         low, high = limits.get("E", (1.0 / most, 1.0 / least))
         first = math.ceil(math.log2(low) - ROUNDING)

@@ -391,6 +391,7 @@ def next_runs(
     variance_before = float(np.diag(covariance)[-n_answers:].sum())
     deviation_before, deviation_after = np.sqrt(np.array([variance_before, variance]) / n_answers).tolist()
     check = law.check(**{name: values[runs] for name, values in columns.items()})
+    conditions = check.conditions and check.conditions.with_prior()
     return Design(
         candidates=candidates,
         chosen=tuple(runs),
@@ -398,7 +399,7 @@ def next_runs(
         deviation_after=deviation_after,
         flops=float(candidates.flops[runs].sum()),
         warmup_tokens=warmup_tokens,
-        check=replace(check, support=measured_support_of),
+        check=replace(check, conditions=conditions, support=measured_support_of),
         notes=notes,
     )
 
@@ -454,7 +455,7 @@ def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -
     if is_usable.sum() < LEAST_ANSWERS:
         raise InputError(f"too few draws: {is_finite.sum()} have an answer, {is_usable.sum()} without outliers")
     answers = answers[is_usable]
-    losses = np.log(law.loss_draws(**columns))[is_usable]
+    losses = np.log(law.loss_draws(**columns, extrapolation=False))[is_usable]
     return answers - answers.mean(axis=0), losses - losses.mean(axis=0)
 
 

@@ -371,17 +371,21 @@ def drawn_losses(
 ) -> FloatArray | None:
     """Return losses of these models, [n_draws, n], under draws of law and throughput; None without any draws.
 
-    The draws of the two are independent: whichever has fewer is repeated. Faster steps train on `most_tokens` at most.
+    The draws of the two are independent: whichever has fewer is repeated. Those of a law have the error of
+    extrapolation. Faster steps train on `most_tokens` at most.
     """
     if budget.cluster is None or budget.cluster.throughput.draws is None:
-        return None if law.draws is None else limits.loss(law, law.columns_of_draws(1), at)
+        if law.draws is None:
+            return None
+        return law.add_extrapolation(limits.loss(law, law.columns_of_draws(1), at), at, 1)
     tokens = budget.cluster.tokens(limits.widths(d_model, at["experts"]), budget.seconds, drawn=True)
     coefficients = coefficients_of(law)
     if law.draws is not None:
         coefficients = coefficients[:, 1:]
     draw = np.arange(max(len(tokens), coefficients.shape[1]))
     variables = {**at, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
-    return limits.loss(law, coefficients[:, draw % coefficients.shape[1]], variables)
+    losses = limits.loss(law, coefficients[:, draw % coefficients.shape[1]], variables)
+    return losses if law.draws is None else law.add_extrapolation(losses, variables, 1)
 
 
 def coefficients_of(law: Formula) -> FloatArray:

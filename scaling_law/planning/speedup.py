@@ -267,7 +267,7 @@ class _Target:
     """The loss of the model, for others to reach: under the law itself, and under each of its draws.
 
     `coefficients` [n_coefficients, 1 + n_draws, 1] are the law's own, then those of the draws, in whose order are
-    `loss` [1 + n_draws, 1] and `seconds` [1 + n_draws].
+    `loss` [1 + n_draws, 1] and `seconds` [1 + n_draws]. Losses of draws have the error of extrapolation.
     """
 
     law: Formula
@@ -284,6 +284,7 @@ class _Target:
         tokens = float(variables["tokens"])
         flops = float(training_flops(variables["n_active"], tokens))
         loss = np.asarray(law.evaluate(coefficients, variables), float)
+        loss[1:] = law.add_extrapolation(loss[1:], variables, 1)
         seconds = None if cluster is None else _seconds(cluster, model, np.full(len(loss), tokens))
         return cls(law, coefficients, loss, tokens, flops, seconds, cluster)
 
@@ -302,8 +303,33 @@ class _Target:
         ratio = (loss - curve["asymptote"]) / (loss_of_twice - curve["asymptote"])
         return {**curve, "exponent": float(np.log2(ratio)), "baseline_loss": float(loss)}
 
+    def of_baseline(self, variables: Mapping[str, Any]) -> _Target:
+        """Return the target less the error of extrapolation of a baseline, so that what both share cancels.
+
+        It is that of the model by the law itself, of the first of these `variables`.
+        """
+        model = {name: np.ravel(values)[:1] for name, values in variables.items()}
+        tokens = tokens_needed(self.law, self.coefficients[:, :1], self.loss[:1], model, Limits())
+        own = of_law(self.law, {**model, "tokens": np.ravel(tokens)})
+        loss = self.loss.copy()
+        # No number of tokens may be enough.
+        if np.isfinite(own["tokens"]).all():
+            loss[1:] /= self.law.add_extrapolation(np.ones_like(loss[1:]), own, 1)
+        return replace(self, loss=loss)
+
     def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
-        """Find the d_model of least FLOPs that reaches the loss under each draw, [1 + n_draws, 1]; NaN for none."""
+        """Find the d_model of least FLOPs that reaches the loss under each draw, [1 + n_draws, 1]; NaN for none.
+
+        Each has the error of extrapolation of the law's own.
+        """
+        of_law_itself = replace(self, coefficients=self.coefficients[:, :1], loss=self.loss[:1])
+        width = of_law_itself._search_cheapest(start, experts, limits)
+        if not np.all(np.isfinite(width)):
+            return self._search_cheapest(start, experts, limits)
+        variables = limits.variables(width, experts, 1.0)
+        return self.of_baseline(variables)._search_cheapest(start, experts, limits)
+
+    def _search_cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
         of_training = replace(limits, inference_tokens=0.0, unique_tokens=None)
         models = reaching(self.law, self.coefficients, self.loss, experts, of_training)
         low = np.full(self.loss.shape, np.log(start / AROUND))
@@ -321,7 +347,8 @@ class _Target:
         """Say what these models need, under the law itself and as intervals; `least_loss` where the size is free."""
         if least_loss is None:
             least_loss = float(floor(self.law, self.coefficients, variables)[0, 0])
-        needed = tokens_needed(self.law, self.coefficients, self.loss, variables, Limits())
+        target_loss = self.of_baseline(variables).loss
+        needed = tokens_needed(self.law, self.coefficients, target_loss, variables, Limits())
         tokens = np.broadcast_to(needed, self.loss.shape)[:, 0]
         flops = training_flops(np.broadcast_to(variables["n_active"], self.loss.shape)[:, 0], tokens)
         every = of_law(self.law, {**variables, "tokens": tokens})

@@ -8,12 +8,13 @@ import pytest
 
 from hub.base import strict_json
 from hub.base.markdown import block_of
+from hub.base.tables import markdown_of
 from scaling_law import Backtest, ChinchillaLaw, HeldOut, Runs
 from scaling_law.fitting.prior import POPULATION, estimate, read_population
 from scaling_law.forecasting.stack import read_defaults
-from scaling_law.formulas.conditions import FURTHEST, RATIO, support_of
+from scaling_law.formulas.conditions import evidence, support_of
 from studies.common import TABLES
-from studies.forecasts import accuracy, counts, methods, page, population, splits, stacking
+from studies.forecasts import accuracy, counts, extrapolation, methods, page, population, splits, stacking, trust
 from studies.forecasts.sets import GADRE_LOSS, NEOX, SETS, read_sets
 
 BY_NAME = {one.name: one for one in SETS}
@@ -326,17 +327,74 @@ def test_the_guide_names_the_tasks_that_follow_the_loss():
 
 
 def test_what_answers_trust_is_as_far_as_the_cuts_go():
-    """`scaling_law.formulas.conditions.SUPPORT` stands on the list of splits and on the page."""
+    """The region of `scaling_law/formulas/evidence.json` stands on the list of splits and on the page."""
     asked = [split for split in splits.read_list() if not split.out]
     widest = {by: max(split.divisor for split in asked if split.by == by) for by in ("flops", "n_active", "tokens")}
-    assert widest["flops"] >= FURTHEST
-    assert min(widest["n_active"], widest["tokens"]) >= RATIO
-    assert [support_of(name) for name in ("C", "N_act", "D", "n_total", "flops")] == [(1, FURTHEST)] * 5
-    assert [support_of(name) for name in ("D/N", "E", "granularity", "density")] == [(RATIO, RATIO), *[(1, 1)] * 3]
-    guide = (page.FORECASTS.parents[1] / "answers.md").read_text(encoding="utf-8")
+    furthest = support_of("C")[1]
+    ratio = support_of("D/N")[1]
+    assert widest["flops"] >= furthest
+    assert min(widest["n_active"], widest["tokens"]) >= ratio
+    assert [support_of(name) for name in ("C", "N_act", "D", "n_total", "flops")] == [(1, furthest)] * 5
+    assert [support_of(name) for name in ("D/N", "E", "granularity", "density")] == [(ratio, ratio), *[(1, 1)] * 3]
     block = block_of(page.FORECASTS.read_text(encoding="utf-8"), "methods")
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in block.splitlines()]
     rows = {row[0]: row for row in cells}
-    furthest = rows["method"].index(f"C/{FURTHEST:g}")
-    sets, labs = rows["sets (labs)"][furthest].rstrip(")").split(" (")
-    assert f"to {float(rows['stack'][furthest]):.3f} nats ({sets} sets of {labs} labs)" in guide
+    column = rows["method"].index(f"C/{furthest:g}")
+    sets, labs = rows["sets (labs)"][column].rstrip(")").split(" (")
+    reason = evidence()["trusted"][0]["because"]
+    assert f"to {float(rows['stack'][column]):.3f} nats ({sets} sets of {labs} labs)" in reason
+
+
+def test_the_guides_table_of_what_is_trusted_is_that_of_the_data():
+    guide = trust.ANSWERS.read_text(encoding="utf-8")
+    for block in trust.PAGE.blocks:
+        text = markdown_of(block(trust.read()))
+        assert block_of(guide, block.__name__) == text.strip()
+
+
+def test_the_rule_of_extrapolation_and_its_section_are_of_the_misses():
+    """The numbers that the library reads follow from misses.csv, and so do the tables of the page."""
+    misses = extrapolation.read()
+    rule = evidence()["extrapolation"]
+    assert extrapolation.rule_of(misses) == {name: rule[name] for name in ("growth", "per_doubling")}
+    text = page.FORECASTS.read_text(encoding="utf-8")
+    for block in extrapolation.PAGE.blocks:
+        assert block_of(text, block.__name__) == markdown_of(block(misses)).strip()
+    asked = {(split.set, split.cut) for split in splits.read_list() if not split.out}
+    assert {(row.set, row.cut) for row in misses.of_one_e} <= asked
+
+
+def test_intervals_of_left_out_labs_hold_what_they_say():
+    """90 and 95 % intervals hold two thirds to three quarters by the draws, and their share with extrapolation."""
+    header, *rows = extrapolation.extrapolation(extrapolation.read())
+    equal = dict(zip(header, rows[-1], strict=True))
+    shares = {name: float(value.rstrip("%")) / 100 for name, value in equal.items() if str(value).endswith("%")}
+    assert shares["90 %, draws"] < 0.7
+    assert shares["95 %, draws"] < 0.8
+    assert shares["90 %, with it"] == pytest.approx(0.9, abs=0.02)
+    assert shares["95 %, with it"] == pytest.approx(0.95, abs=0.02)
+
+
+def test_misses_are_those_of_laws_fitted_below_the_cut(monkeypatch):
+    """On runs of a Chinchilla law: no miss to speak of; distances are of the fitted runs."""
+    table = isoflop()
+    split = splits.Split("made", "lab", "text", "flops", 10, 20, 15, 5, 5, "")
+    monkeypatch.setattr(extrapolation, "splits_of", lambda tables: [split])
+    rows = [row for row in extrapolation.misses_of({"made": table}) if row.set == "made"]
+    assert len(rows) == 5
+    assert max(abs(row.miss) for row in rows) < 0.002
+    assert [row.compute for row in rows] == pytest.approx([log(10)] * 5, abs=2e-3)
+    assert {row.size for row in rows} == {0.0}
+
+
+def test_the_growth_is_that_of_the_misses():
+    """Normal misses of known growth give it back; the lab that has all the runs weighs no more than another."""
+    rng = np.random.default_rng(0)
+    wanted = np.array([0.02, 0.01, 0.015, 0.005])
+    rows = []
+    for i in range(4000):
+        distances = rng.uniform(0, 3, 4)
+        spread = np.sqrt((wanted * distances) ** 2 @ np.ones(4) + 0.002**2)
+        lab = "large" if i % 10 else "small"
+        rows.append(extrapolation.Miss("set", lab, "C/10", 1.0, *distances, rng.normal(0, spread), 0.002))
+    assert extrapolation.grow(rows) == pytest.approx(wanted, abs=0.004)

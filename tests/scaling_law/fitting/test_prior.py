@@ -1,6 +1,7 @@
 """A prior over laws: without runs it is the prior, with many the fit; the population takes errors off the spread."""
 
 import dataclasses
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -370,10 +371,47 @@ def test_the_law_says_under_which_prior_it_was_fitted(tmp_path):
     assert "fitted on dense.csv, under a prior from Ludziejewski et al. 2025" in conditions.provenance
     assert conditions.objective["prior"] in conditions.provenance
     assert conditions.n_runs == 15
-    assert conditions.overall.tokens == (5e8, 1e11)  # of the published runs and these
-    assert conditions.experts == JOINT.conditions.experts
-    limits = fit(dense_runs(JOINT), "chinchilla", prior=published("chinchilla")).law.conditions.fitted_limits()
+    assert conditions.overall.tokens == (4e9, 1e11)
+    assert conditions.experts == (1,)
+    assert conditions.prior_limits == JOINT.conditions.fitted_limits()
+    assert conditions.known_limits()["D"] == (5e8, 1e11)
+    limits = fit(dense_runs(JOINT), "chinchilla", prior=published("chinchilla")).law.conditions.known_limits()
     assert (limits["N_act"], limits["D"]) == ((70e6, 16e9), (4e9, 5e11))
+
+
+def test_a_law_under_a_prior_is_trusted_as_far_as_its_own_runs_support(tmp_path):
+    """The published law has E up to 32 and 80B tokens, the runs E = 1 and 8, and 600M parameters."""
+    sizes = [1e8, 3e8, 6e8]
+    n, d, e = (values.ravel() for values in np.meshgrid(sizes, [2e9, 8e9, 3e10], [1.0, 8.0]))
+    runs = Runs.from_columns(n, d, e, JOINT.loss(n, d, e) + 0.1, "run")
+    fit(runs, prior=JOINT).law.save_pretrained(tmp_path)
+    law = JointLaw.from_pretrained(tmp_path)
+    assert law.conditions.overall.n_active == (1e8, 6e8)
+    assert [*law.default_experts()] == [1, 2, 4, 8, 16, 32]
+    check = law.check(6e8, 3e10, [1.0, 8.0, 32.0])
+    assert [*check.trusted] == [True, True, False]
+    assert not check.beyond.any()
+    assert not law.optimal(1e20)[32].trusted
+    assert law.optimal(1e20).best.experts <= 8
+    # The guard reaches as far as that of the prior.
+    assert not law.check(1e9, 2e10, 100.0).beyond
+    assert law.check(1e9, 2e10, 200.0).beyond
+
+
+def test_a_law_of_an_earlier_version_with_joined_ranges_loads_and_is_not_trusted(tmp_path):
+    """Ranges of its runs and of its prior's were one, so what its own runs cover is unknown."""
+    law = fit(dense_runs(JOINT), prior=JOINT).law
+    path = law.save_pretrained(tmp_path)
+    data = json.loads(path.read_text())
+    del data["conditions"]["prior_limits"]
+    data["conditions"]["ranges"] = JOINT.conditions.to_dict()["ranges"]
+    path.write_text(json.dumps(data))
+    old = JointLaw.from_pretrained(tmp_path)
+    assert old.loss(1e9, 2e10, 8) == law.loss(1e9, 2e10, 8)
+    check = old.check(1e9, 2e10, 8)
+    assert not check.trusted
+    assert not check.beyond
+    assert "fit it again" in check.warnings[-2]
 
 
 def test_any_kind_of_law_can_be_a_prior():
@@ -383,7 +421,7 @@ def test_any_kind_of_law_can_be_a_prior():
     runs = Runs.from_columns(n, d, 1 / density, loss, "run", columns={"n_total": n, "density": density})
     moved = fit(runs, law.name, prior=law)
     assert moved.rmse < 0.003
-    assert moved.law.conditions.fitted_limits()["density"] == (0.05, 1.0)
+    assert moved.law.conditions.known_limits()["density"] == (0.05, 1.0)
 
 
 def test_a_bad_run_among_few_is_named_and_a_lone_one_is_not():

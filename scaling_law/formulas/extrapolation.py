@@ -1,0 +1,73 @@
+"""The error of a law outside the ranges of its runs, as backtests of other labs' laws measured it.
+
+Draws of coefficients say how far other runs of the same sizes would move a law. They do not say how far its form is
+wrong further out: 90 % intervals of draws alone hold 66 % of the runs above a cut (docs/studies/forecasts.md). So
+outside, ln L errs by
+
+    Σ_v σ_v (x_v z_v + τ log2(E / E_least) y_v w_v)
+
+over N_act, D, C and D/N, where z and w are standard normal. x_v is the ln of how far v lies outside the range of all
+runs, y_v outside that of the runs of the same E (as `RangeCheck` counts it); both are 0 inside. Models of one answer
+share z and w. So the first term hardly moves a comparison of models that lie equally far out, and the second moves it
+by as many doublings as their E are apart. σ and τ are in `EVIDENCE`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from scaling_law.formulas.conditions import RangeCheck, evidence
+from scaling_law.size.arrays import FloatArray
+
+# Multiples of their roots fill the unit cube evenly (Richtmyer).
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
+# Fewer draws are too few to be made uncorrelated.
+FEW = 100
+
+
+@cache
+def normal_scores(count: int) -> FloatArray:
+    """Return quantiles of the normal distribution in eight orders that are uncorrelated, [8, count].
+
+    No generator is involved, so they are the same on every machine.
+    """
+    normal = NormalDist()
+    quantiles = np.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])
+    steps = np.arange(1, count + 1)
+    scores = np.empty((len(PRIMES), count))
+    for row, prime in enumerate(PRIMES):
+        order = np.argsort(steps * np.sqrt(prime) % 1.0, kind="stable")
+        scores[row, order] = quantiles
+        if count >= FEW:
+            # Gram-Schmidt, since a few draws are never quite uncorrelated.
+            for earlier in scores[:row]:
+                scores[row] -= np.mean(scores[row] * earlier) * earlier
+            scores[row] /= np.sqrt(np.mean(scores[row] ** 2))
+    scores.setflags(write=False)
+    return scores
+
+
+def log_errors(check: RangeCheck, count: int, dimensions: int) -> Any:
+    """Return the errors of ln L in each of `count` draws, [count, ...]; 0.0 if all models lie inside the ranges.
+
+    Models have so many `dimensions`; a variable may also differ between draws, along a first axis.
+    """
+    data = evidence()["extrapolation"]
+    deviations = data["growth"]
+    shared_distances = check.distances(deviations)
+    own_distances = check.distances(deviations, of_same_experts=True)
+    per_doubling = data["per_doubling"] * check.doublings
+    scores = normal_scores(count).reshape(len(PRIMES), count, *[1] * dimensions)
+    errors: Any = 0.0
+    for i, (name, deviation) in enumerate(deviations.items()):
+        shared = shared_distances.get(name, 0.0)
+        own = own_distances.get(name, 0.0) * per_doubling
+        if np.any(shared):
+            errors = errors + deviation * shared * scores[i]
+        if np.any(own):
+            errors = errors + deviation * own * scores[i + len(deviations)]
+    return errors

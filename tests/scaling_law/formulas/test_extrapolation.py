@@ -1,0 +1,140 @@
+"""The error of extrapolation in the draws of losses: none inside, the measured growth outside, shared by all models."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scaling_law import JointLaw, describe, published
+from scaling_law.formulas.conditions import Conditions, evidence
+from scaling_law.formulas.extrapolation import log_errors, normal_scores
+from scaling_law.formulas.law import percentile_interval
+from tests.scaling_law.configs import SWITCH
+
+LAW = JointLaw.published()
+FEW = LAW.replace(draws=LAW.draws[:100])
+LARGEST = LAW.conditions.overall
+RULE = evidence()["extrapolation"]
+
+
+def errors_of(n_active, tokens, experts=1.0, law=LAW):
+    """The errors of ln L, [n_draws, ...]."""
+    shape = np.broadcast_shapes(*map(np.shape, (n_active, tokens, experts)))
+    return np.broadcast_to(log_errors(law.check(n_active, tokens, experts), 1000, len(shape)), (1000, *shape))
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.sampled_from([1.0, 2.0, 8.0, 32.0]))
+def test_inside_the_ranges_losses_have_the_draws_of_the_coefficients_alone(size, data, experts):
+    """Also at the same E: nothing is added, to the bit."""
+    ranges = next(r for r in LAW.conditions.ranges if r.experts == experts)
+    n_active = ranges.n_active[0] ** (1 - size) * ranges.n_active[1] ** size * (1 + 1e-12)
+    low = max(ranges.tokens[0], LARGEST.tokens_per_parameter[0] * n_active)
+    high = min(ranges.tokens[1], LARGEST.tokens_per_parameter[1] * n_active, LARGEST.training_flops[1] / 6 / n_active)
+    tokens = low * (high / low) ** data
+    losses = FEW.loss_draws(n_active, tokens * (1 - 1e-12), experts)
+    assert np.array_equal(losses, FEW.loss_draws(n_active, tokens * (1 - 1e-12), experts, extrapolation=False))
+
+
+def test_the_deviation_grows_from_zero_as_the_backtests_measured():
+    """A dense model at 1 to 30 times the largest N, and tokens so that C, N and D/N leave their ranges."""
+    factors = np.array([1.0, 1.01, 2.0, 10.0, 30.0])
+    n_active, tokens = factors * LARGEST.n_active[1], 2e10
+    deviation = errors_of(n_active, tokens).std(axis=0)
+    outside = {
+        "N_act": factors,
+        "C": 6 * n_active * tokens / LARGEST.training_flops[1],
+        "D/N": LARGEST.tokens_per_parameter[0] * n_active / tokens,
+    }
+    # A thousandth outside is inside.
+    parts = [RULE["growth"][name] * np.maximum(np.log(times) - 1e-3, 0) for name, times in outside.items()]
+    assert deviation == pytest.approx(np.sqrt(np.sum(np.square(parts), axis=0)), rel=1e-4, abs=1e-7)
+    assert deviation[0] == 0
+    assert deviation[1] < 2e-4
+
+
+@given(st.lists(st.floats(15, 27), min_size=3, max_size=3), st.floats(17, 31))
+def test_further_out_is_never_surer(log_sizes, log_tokens):
+    """Along N beyond the largest, and likewise in the other direction."""
+    tokens = np.exp(log_tokens)
+    sizes = np.sort(np.exp(log_sizes))
+    deviation = errors_of(np.maximum(sizes, LARGEST.n_active[1]), 1e10).std(axis=0)
+    assert np.all(np.diff(deviation) >= -1e-12)
+    deviation = errors_of(1e9, np.maximum(np.sort([tokens, 8e10, 2 * tokens]), 8e10)).std(axis=0)
+    assert np.all(np.diff(deviation) >= -1e-12)
+
+
+def test_what_e_share_cancels_and_a_doubling_adds_its_part():
+    """Dense models err alike; twice the E at the same ranges differs by `per_doubling` of its own deviation."""
+    n_active, tokens = 5e9, 1e11
+    errors = errors_of(n_active, tokens, np.array([1.0, 1.0, 16.0, 32.0]))
+    assert np.array_equal(errors[:, 0], errors[:, 1])
+    # Both have runs up to 321M on 16B tokens.
+    own = [np.log(n_active / 3.2103e8), np.log(tokens / 16e9), np.log(6 * n_active * tokens / 5.29508e20)]
+    deviation = np.sqrt(sum((RULE["growth"][name] * x) ** 2 for name, x in zip(("N_act", "D", "C"), own, strict=True)))
+    assert (errors[:, 3] - errors[:, 2]).std() == pytest.approx(RULE["per_doubling"] * deviation, rel=1e-3)
+    assert errors[:, 3].std() > errors[:, 2].std() > errors[:, 0].std()
+
+
+@pytest.mark.parametrize("count", [100, 200, 1000])
+def test_scores_are_normal_and_uncorrelated(count):
+    scores = normal_scores(count)
+    assert scores @ scores.T / count == pytest.approx(np.eye(8), abs=1e-9)
+    assert scores.mean(axis=1) == pytest.approx(np.zeros(8), abs=0.05)
+    ends = np.quantile(scores, [0.025, 0.5, 0.975], axis=1)
+    assert ends == pytest.approx(np.array([[-1.96, 0, 1.96]] * 8).T, abs=0.3)
+
+
+def test_the_scores_are_those_of_every_machine():
+    assert normal_scores(100)[[0, 7], :2] == pytest.approx(
+        np.array([[-0.216077, 0.980354], [-0.237767, 0.623462]]), abs=1e-6
+    )
+
+
+def test_few_draws_have_errors_too():
+    law = LAW.replace(draws=LAW.draws[:2])
+    losses = law.loss_draws(1e10, 1e12, 1)
+    assert np.all(losses != law.loss_draws(1e10, 1e12, 1, extrapolation=False))
+
+
+def test_every_question_has_the_same_interval_for_the_same_model():
+    """`loss`, `optimal`, `reach`, `plan` and `describe`, far outside: one rule."""
+    row = FEW.optimal(1e22, [8], integral=True).best
+    interval = percentile_interval(FEW.loss_draws(row.n_active, float(row.tokens), 8.0))
+    assert row.loss_interval == pytest.approx(interval, abs=1e-9)
+    assert interval[1] - interval[0] > 0.2
+    reached = FEW.reach(float(FEW.optimal(1e22, [8]).best.loss), [8])
+    low, high = (float(np.ravel(ends)[0]) for ends in reached.loss_interval)
+    optimum = FEW.optimal(1e22, [8]).best
+    assert (low, high) == pytest.approx(optimum.loss_interval, abs=1e-6)
+    plan = FEW.plan(1e22, [8])
+    planned = FEW.loss_draws(plan.architecture.n_active, float(plan.tokens), 8)
+    assert plan.loss_interval == pytest.approx(percentile_interval(planned), abs=1e-9)
+    described = describe(SWITCH, 1e13, law=FEW).prediction
+    model = describe(SWITCH).architecture
+    drawn = FEW.loss_draws(model.n_active, 1e13, model.experts_equivalent)
+    assert described.loss_interval == pytest.approx(percentile_interval(drawn), abs=1e-9)
+
+
+def test_a_law_without_ranges_has_no_such_error():
+    law = FEW.replace(conditions=None)
+    assert np.array_equal(law.loss_draws(1e11, 1e13, 8), law.loss_draws(1e11, 1e13, 8, extrapolation=False))
+
+
+def test_a_law_of_all_parameters_errs_with_its_first_size():
+    conditions = Conditions("some runs", variables={"n_total": (1e8, 1e10), "D": (1e9, 1e11)})
+    law = published("abnar").replace(conditions=conditions)
+    check = law.check(tokens=1e11, n_total=np.array([1e9, 1e10 * np.e]), density=0.1)
+    deviation = np.std(log_errors(check, 200, 1), axis=0)
+    assert deviation == pytest.approx([0, RULE["growth"]["N_act"]], rel=2e-3)
+
+
+def test_intervals_of_a_speedup_cancel_what_both_share():
+    """Dense against itself is 1 in every draw, however far out."""
+    row = FEW.speedup(1, 1, flops=1e22).rows[1]
+    assert row.compute_interval == pytest.approx((1, 1), abs=1e-6)
+    inside = FEW.replace(conditions=dataclasses.replace(FEW.conditions, ranges=()))
+    assert np.diff(FEW.speedup(8, 1, flops=1e22).best.compute_interval) > 3 * np.diff(
+        inside.speedup(8, 1, flops=1e22).best.compute_interval
+    )
