@@ -26,7 +26,7 @@ from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import explain_left_out
-from scaling_law.rates.batch import PAPER_BATCH, PublishedBatch, cite, describe_batches, published_batches
+from scaling_law.rates.batch import PublishedBatch, cite, describe_batches, published_batches
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import HEAD_DIM, Architecture, name_size
 from scaling_law.size.arrays import FloatArray
@@ -104,7 +104,7 @@ class OptimalRow(Listed):
     mfu: float | None = None
     layout: str | None = None
     sequence_length: int = PAPER.sequence_length
-    batch_tokens: int = PAPER_BATCH
+    batch_tokens: int = 0
     decode_seconds: float | None = None
     beyond_guard: bool = False
     accuracy: Mapping[str, Mapping[str, float]] | None = None

@@ -123,7 +123,7 @@ class RunFields(TypedDict, total=False):
             "Tokens of a batch: 4M; or sequences from so many tokens on: 0:128,0.5B:256.",
             parse_run_batch,
             "TOKENS",
-            default_meaning="262K; above the FLOPs of the paper's largest run by Step Law",
+            default_meaning="the paper's, 66K to 262K; above the FLOPs of its largest run by Step Law",
             is_rare=True,
         ),
     ]

@@ -27,8 +27,6 @@ GIVEN = "given"
 OF_PAPER = "paper"
 # Tokens of a sequence of models larger than the paper's.
 LONG_SEQUENCE = 4096
-# Tokens of the paper's last batch.
-PAPER_BATCH = PAPER.batch_ramp[-1].sequences * PAPER.sequence_length
 # Share by which a width that exists may miss its parameters by rounding.
 ROUNDING = 1e-9
 
@@ -99,21 +97,28 @@ def usual_length(n_active: Any) -> Any:
 def usual_tokens(n_active: Any, tokens: Any) -> Any:
     """Return about how many tokens a batch has where the question names none; broadcasts.
 
-    It is the paper's last batch up to the FLOPs of its largest run, then that of a published law, and never falls as
-    tokens are added.
+    It is that with which the paper's ramp ends after these tokens, and above the FLOPs of its largest run that of a
+    published law, if larger. It never falls as tokens are added.
     """
-    by_law = np.maximum(PAPER_BATCH, batch_of(tokens))
-    return np.where(training_flops(n_active, tokens) > largest_paper_run(), by_law, PAPER_BATCH)
+    of_paper: Any = 0
+    for stage in PAPER.batch_ramp:
+        is_later = np.asarray(tokens) > stage.from_tokens
+        of_paper = np.where(is_later, stage.sequences * PAPER.sequence_length, of_paper)
+    is_larger = training_flops(n_active, tokens) > largest_paper_run()
+    return np.where(is_larger, np.maximum(of_paper, batch_of(tokens)), of_paper)
 
 
 def first_tokens(n_active: Any, batch_tokens: Any) -> Any:
-    """Return the tokens of the shortest runs whose usual batch has so many tokens."""
+    """Return the tokens above which a run's usual batch has at least so many; broadcasts."""
     (row,) = (row for row in _batch_laws() if row["name"] == DEFAULT_LAW)
     coefficients = row["coefficients"]["batch_tokens"]
     share = np.asarray(batch_tokens) / coefficients["scale"]
     by_law = coefficients.get("unit", 1.0) * share ** (1.0 / coefficients["tokens"])
-    least = largest_paper_run() / training_flops(n_active, 1.0)
-    return np.where(np.asarray(batch_tokens) <= PAPER_BATCH, 0.0, np.maximum(least, by_law))
+    first = np.maximum(by_law, largest_paper_run() / training_flops(n_active, 1.0))
+    for stage in reversed(PAPER.batch_ramp):
+        is_enough = np.asarray(batch_tokens) <= stage.sequences * PAPER.sequence_length
+        first = np.where(is_enough, np.minimum(first, stage.from_tokens), first)
+    return first
 
 
 def round_batch(tokens: Any, length: Any, gpus: int = 1, needs_sequence: bool = True) -> Any:

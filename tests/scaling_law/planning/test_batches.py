@@ -16,15 +16,18 @@ CLUSTER = {"gpu": "h100", "gpus": 8}
 
 
 def read_ramp(gpus=1, needs_sequence=True, **fields):
-    """The batches of a small run."""
-    return BatchRule.of(gpus, needs_sequence, **fields).run(1e8, 1e9)
+    """The batches of a small model's run."""
+    return BatchRule.of(gpus, needs_sequence, **fields).run(1e8, 2e9)
 
 
 def sequences(ramp):
     return [stage.sequences for stage in ramp.stages]
 
 
-def test_without_a_batch_it_is_the_papers_last():
+def test_without_a_batch_it_is_that_with_which_the_papers_ramp_ends():
+    for tokens in (1e6, 5e8, 6e8, 1.1e9, 8e9):
+        ramp = BatchRule().run(1e8, tokens)
+        assert (len(ramp.stages), ramp.last_batch_tokens(tokens)) == (1, PAPER_RAMP.last_batch_tokens(tokens))
     assert read_ramp().stages == (RampStage(0, 512),)
     assert sequences(read_ramp(96)) == [384]
     assert sequences(read_ramp(sequence_length="4k")) == [64]
