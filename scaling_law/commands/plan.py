@@ -26,7 +26,6 @@ from scaling_law.planning.question import GPU_FORMS
 from scaling_law.planning.scale_out import READ_LENGTH, READ_SEQUENCES
 from scaling_law.runs.loading import read_models
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.recipe import PAPER
 
 SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
 CANDIDATES = "Table of the runs to choose from, with n_active, tokens, experts and, if not 6ND, flops."

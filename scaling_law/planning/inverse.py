@@ -244,16 +244,16 @@ def reach(
     drawn_loss = drawn_losses(law, models.budget, of_reached, models.d_model[is_reached], limits)
     hours = money = drawn_hours = None
     if models.cluster is not None:
-        widths = limits.widths(models.d_model[is_reached], variables["experts"][is_reached])
-        if is_reached.any():
-            cheapest = int(np.nanargmin(np.where(is_reached, models.flops, np.nan)))
-            of_cheapest = limits.widths(models.d_model.flat[cheapest], variables["experts"].flat[cheapest])
-            notes += models.cluster.warnings(of_cheapest, tokens.flat[cheapest])
         trained = models.cluster.seconds(limits.widths(models.d_model, e), tokens)
         seconds = np.where(is_reached, trained, np.inf)
         hours = seconds / 3600.0
         money = models.cluster.cost(seconds)
+    if models.cluster is not None and is_reached.any():
+        cheapest = int(np.nanargmin(np.where(is_reached, models.flops, np.nan)))
+        of_cheapest = limits.widths(models.d_model.flat[cheapest], variables["experts"].flat[cheapest])
+        notes += models.cluster.warnings(of_cheapest, tokens.flat[cheapest])
         if models.cluster.throughput.draws is not None:
+            widths = limits.widths(models.d_model[is_reached], variables["experts"][is_reached])
             drawn_hours = models.cluster.seconds(widths, tokens[is_reached], drawn=True) / 3600.0
     return Reached(
         loss=target,

@@ -27,6 +27,8 @@ from scaling_law.size.recipe import PAPER
 # Sequences of a step of a model that is read, without a batch or the tokens of a run, and tokens of each: those that
 # are usual of released ones.
 READ_SEQUENCES = 1024
+# Tokens of a run where none are given: of the shortest that ends with the paper's last batch.
+TOKENS = PAPER.batch_ramp[-1].from_tokens + 1
 READ_LENGTH = 4096
 
 
@@ -173,8 +175,8 @@ def scale_out(
             transformers, of which nothing but config.json is read.
         tokens: of a run, 1e12 or "1T", for hours; with a `price` per GPU-hour for its cost, too.
         batch, sequence_length: tokens of a step, "4M", and of a sequence, "4k". None: those of `optimal` and `plan`
-            for this model and its tokens, though a model that is read has sequences of 4,096, and without tokens
-            1,024 of them.
+            for this model and its tokens, and without these the paper's last batch, 262,144; a model that is read
+            has sequences of 4,096, and without tokens 1,024 of them.
         engine: whose layouts are searched: "train.py", or "megatron", which also has tensor, pipeline and context
             parallelism and a distributed optimizer.
 
@@ -204,7 +206,7 @@ def scale_out(
     clusters = []
     for count in counts:
         rule = BatchRule.of(count, engine == TRAIN_PY, batch=batch, sequence_length=sequence_length)
-        ramp = rule.run(architecture.n_active, run_tokens or 1.0)
+        ramp = rule.run(architecture.n_active, run_tokens or TOKENS)
         clusters.append(Cluster(count, throughput, ramp, engine, price=price))
     rows = tuple(_make_row(architecture, cluster, sheet, run_tokens) for cluster in clusters)
     return ScaleOut(

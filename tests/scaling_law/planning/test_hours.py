@@ -134,7 +134,7 @@ def test_draws_of_law_and_throughput_are_joint(law, measured):
 
 def test_a_slow_moe_changes_the_order(law):
     table = law.optimal(hours=72, gpus=8, gpu="h100")
-    assert table.reordered.startswith("Ranking by wall clock (72 h): E = 32, 16, 1, 8, 2, 4; at equal compute (")
+    assert table.reordered.startswith("Ranking by wall clock (72 h): E = 32, 16, 1, 8, 4, 2; at equal compute (")
     assert table.reordered.endswith(" FLOPs): 32, 16, 8, 4, 2, 1")
     assert table.reordered in table.warnings
     assert any("assumed, not measured: rates of" in warning for warning in table.warnings)
@@ -157,9 +157,9 @@ def test_the_default_e_are_those_of_the_law_in_any_budget(law):
     asked = law.optimal(hours=72, gpus=8, gpu="h100", experts="1-512")
     assert [row.experts for row in asked] == [2**k for k in range(10)]
     assert (asked.best.experts, asked.trusted) == (32, True)
-    assert asked.verdict.endswith("E = 64 is 0.005 lower, but not trusted")
+    assert asked.verdict.endswith("E = 128 is 0.014 lower, but not trusted")
     beyond = law.optimal(hours=72, gpus=8, gpu="h100", experts=[64, 128])
-    assert (beyond.best.experts, beyond.trusted) == (64, False)
+    assert (beyond.best.experts, beyond.trusted) == (128, False)
     assert beyond.verdict.endswith("; not trusted: no run of the law has E beyond 1 to 32")
     full = law.optimal(hours=1, gpus=1, gpu="h100", max_parameters="9M", experts="1-128", force=True)
     assert (full.best.experts, full.experts_that_do_not_fit) == (64, (128,))
@@ -168,12 +168,12 @@ def test_the_default_e_are_those_of_the_law_in_any_budget(law):
 def test_a_megatron_like_engine_is_asked_by_name(law):
     """The same models in the same hours see more tokens by its layouts, where these are faster at equal rates."""
     hours = {"hours": 2000, "gpus": 64, "gpu": "h100", "mfu": 0.4, "experts": [1], "integral": True}
-    hours["batch"] = PAPER_RAMP
+    hours |= {"batch": "64K", "sequence_length": 512}
     row = law.optimal(**hours)[1]
     table = law.optimal(**hours, engine="megatron")
     assert table.budget.cluster.engine == MEGATRON
     tokens = float(table.budget.cluster.tokens(LIMITS.widths(row.d_model, 1), 2000 * 3600.0))
-    assert tokens > 1.2 * row.tokens
+    assert tokens > 1.02 * row.tokens
     assert table[1].loss < row.loss
     assert "(bf16, assumed, megatron)" in str(table)
     with pytest.raises(ValueError, match="engine='megatrom' is unknown: did you mean 'megatron'"):
