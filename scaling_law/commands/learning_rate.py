@@ -23,7 +23,6 @@ from scaling_law.size.architecture import (
     active_parameters,
     name_size,
     total_parameters,
-    training_flops,
 )
 
 WITH = "To fit: what the law has besides N and E: tokens, batch, or tokens,batch. [default: neither]"
@@ -161,7 +160,7 @@ def _batch_of(
         return batch, GIVEN
     if tokens is None:
         return None, None
-    return usual_batch(float(training_flops(n_active, positive("tokens", tokens))), tokens)
+    return usual_batch(n_active, float(positive("tokens", tokens)))
 
 
 def _describe(answer: dict[str, Any]) -> Table:

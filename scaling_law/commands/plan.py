@@ -23,15 +23,14 @@ from scaling_law.planning import scale_out as scaling
 from scaling_law.planning.launch import RENDEZVOUS
 from scaling_law.planning.plan import Plan
 from scaling_law.planning.question import GPU_FORMS
-from scaling_law.planning.scale_out import READ_LENGTH, READ_SEQUENCES, SEQUENCES
+from scaling_law.planning.scale_out import READ_LENGTH, READ_SEQUENCES
 from scaling_law.runs.loading import read_models
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.recipe import PAPER
 
 SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
 CANDIDATES = "Table of the runs to choose from, with n_active, tokens, experts and, if not 6ND, flops."
-STEP = f"Tokens of a step: 4M. [default: {SEQUENCES} sequences; of a model that is read {READ_SEQUENCES}]"
-LENGTH = f"Tokens of a sequence: 4k. [default: {PAPER.sequence_length}; of a model that is read {READ_LENGTH}]"
+STEP = f"Tokens of a step: 4M. [default: as in `plan`; of a model that is read, without --tokens, {READ_SEQUENCES} × 4,096]"
+LENGTH = f"Tokens of a sequence: 4k. [default: as in `plan`; of a model that is read {READ_LENGTH}]"
 
 
 @command(

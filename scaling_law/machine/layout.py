@@ -34,6 +34,8 @@ from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.widths import Widths
 
+# The batch of GPUs for which none is named: the paper's last.
+PAPER_BATCH = BatchRamp.constant(PAPER.batch_ramp[-1].sequences, PAPER.sequence_length)
 # Bytes of a GPU for CUDA's context, NCCL and fragmentation.
 RESERVED = 2e9
 # A step that computes the forward pass twice takes this many times its FLOPs.
@@ -49,8 +51,6 @@ WITHIN = ("tp", "pp", "ep", "cp")
 LEAST_CONTEXT = 2048
 # Most stages of a pipeline.
 MOST_STAGES = 16
-# Operations that a step makes once, and not for every micro-batch, by sharding.
-ONCE = {"none": (), "fsdp2": (), "ddp": ("all-reduce",), "zero1": ("reduce-scatter", "all-gather")}
 COMPUTING = ("compute", "recomputation", "bubble")
 # Changes that move a bottleneck, by the operation that limits a step.
 MOVED_BY = {
@@ -122,6 +122,13 @@ class Option(Degrees):
         if self.gradient_checkpointing:
             phrases.append("gradient checkpointing")
         return ", ".join(phrases)
+
+    @property
+    def words(self) -> str:
+        """How GPUs share the model, in a word or two: "DDP compiled", "FSDP2 EP 8"."""
+        phrases = [self.ways.partition(",")[0]] if self.sharding != "none" else ["one GPU"]
+        phrases += [f"{name.upper()} {getattr(self, name)}" for name in WITHIN if getattr(self, name) > 1]
+        return " ".join(phrases)
 
     def __str__(self) -> str:
         size = self.micro_batch_sequences
@@ -199,11 +206,12 @@ class Steps:
     """Seconds of a step in each stage of the batch ramp, [stages, ...], of the fastest option that fits, [...].
 
     `slowdown` multiplies the compute for recomputed and idle work; it is infinite where no option `fits`. `least`:
-    bytes of each GPU that the smallest option takes. `gpu_share` is what a GPU does of a step in the option.
+    bytes of each GPU that the smallest option takes. `gpu_shares` are what a GPU does of a step in each stage, in
+    micro-batches that divide those of the option.
     """
 
     option: Any
-    gpu_share: GpuShare
+    gpu_shares: tuple[GpuShare, ...]
     slowdown: Any
     communication: FloatArray
     fits: Any
@@ -216,7 +224,7 @@ class Layouts:
 
     gpus: int
     throughput: Throughput
-    ramp: BatchRamp = field(default=BatchRamp(PAPER.batch_ramp, PAPER.sequence_length), repr=False)
+    ramp: BatchRamp = field(default=PAPER_BATCH, repr=False)
     engine: str = field(default=TRAIN_PY, repr=False)
 
     @property
@@ -238,9 +246,10 @@ class Layouts:
 
     def _candidates(self) -> _Candidates:
         """Return the options and their groups."""
-        share = math.gcd(*self.batches)
         most_cp = max(1, self.ramp.sequence_length // LEAST_CONTEXT)
-        candidates = _candidate_layouts(self.engine, self.gpus, share, self.throughput.node, most_cp)
+        shared = math.gcd(*self.batches)
+        largest = max(self.batches)
+        candidates = _candidate_layouts(self.engine, self.gpus, shared, largest, self.throughput.node, most_cp)
         if not candidates.options:
             batches = ", ".join(map(str, self.batches))
             allowed = f"each must be a multiple of {self.gpus}"
@@ -313,41 +322,41 @@ class Layouts:
         candidates = self._candidates()
         largest = max(self.batches)
         shape = np.shape(model.n_total)
-        costs = self._costs(model, candidates, shape)
-        passes = candidates.join([self._passes(group.option, largest) for group in candidates.groups])
-        pp = candidates.join([group.option.pp for group in candidates.groups])
-        idle = 1 + bubble(pp, passes).reshape(-1, *[1] * len(shape))
-        seconds = np.maximum(costs.slowdown * idle * costs.compute, costs.once + costs.repeated)
+        costs = self._costs(model, candidates, largest)
+        fits = costs.memory_bytes <= self.available
+        seconds = np.where(fits, np.maximum(costs.slowdown * costs.compute, costs.exchange), np.inf)
         option = np.argmin(seconds[candidates.rows], axis=0)
         best = candidates.rows[option]
-        slowdown = _choose(costs.slowdown, best)
-        once = _choose(costs.once, best)
-        repeated = _choose(costs.repeated, best)
+        is_possible = np.isfinite(_choose(seconds, best))
+        gpu_shares = []
         slowdowns = []
         exchanges = []
         for batch in self.batches:
-            share = batch / largest
-            slowdowns.append(slowdown * (1 + bubble(pp[best], passes[best] * share)))
-            exchanges.append(once + share * repeated)
-        gpu_shares = [self.gpu_share(group.option) for group in candidates.groups]
-        gpu_share = GpuShare(*(candidates.join(values)[best] for values in zip(*gpu_shares, strict=True)))
-        fits = np.isfinite(slowdown)
-        return Steps(option, gpu_share, np.stack(slowdowns), np.stack(exchanges), fits, costs.memory_bytes.min(0))
+            of_stage = candidates
+            costs_of_stage = costs
+            if batch < largest:
+                of_stage = candidates.in_batch(batch)
+                costs_of_stage = self._costs(model, of_stage, batch)
+            every_share = [self.gpu_share(group.option) for group in of_stage.groups]
+            gpu_shares.append(GpuShare(*(of_stage.join(part)[best] for part in zip(*every_share, strict=True))))
+            slowdowns.append(np.where(is_possible, _choose(costs_of_stage.slowdown, best), np.inf))
+            exchanges.append(_choose(costs_of_stage.exchange, best))
+        least = costs.memory_bytes.min(0).reshape(shape)
+        return Steps(option, tuple(gpu_shares), np.stack(slowdowns), np.stack(exchanges), is_possible, least)
 
-    def _costs(self, model: Architecture | Widths, candidates: _Candidates, shape: tuple[int, ...]) -> _Costs:
-        """Compute the costs of each option in the largest batch, a group at a time."""
-        largest = max(self.batches)
+    def _costs(self, model: Architecture | Widths, candidates: _Candidates, batch: int) -> _Costs:
+        """Compute the costs of each option in a batch, a group at a time."""
+        shape = np.shape(model.n_total)
         costs = _Costs(*(np.empty((len(candidates.options), *shape)) for _ in _Costs._fields))
         for group in candidates.groups:
             option = group.option.beside(len(shape))
-            seconds = self.communication(model, option, largest)
-            memory_bytes = np.where(_is_divisible(model, option), self.memory(model, option).total, np.inf)
+            seconds = self.communication(model, option, batch)
+            idle = 1 + bubble(option.pp, self._passes(option, batch))
             costs_of_group = _Costs(
-                compute=self.compute(model, largest, self.gpu_share(option)),
-                slowdown=np.where(memory_bytes <= self.available, _slowdown(model, option), np.inf),
-                once=sum(value for name, value in seconds.items() if name in ONCE[option.sharding]),
-                repeated=sum(value for name, value in seconds.items() if name not in ONCE[option.sharding]),
-                memory_bytes=memory_bytes,
+                compute=self.compute(model, batch, self.gpu_share(option)),
+                slowdown=idle * _slowdown(model, option),
+                exchange=sum(seconds.values()),
+                memory_bytes=np.where(_is_divisible(model, option), self.memory(model, option).total, np.inf),
             )
             for values, values_of_group in zip(costs, costs_of_group, strict=True):
                 values[group.rows].reshape(*group.shape, *shape)[...] = values_of_group
@@ -398,15 +407,14 @@ class Layouts:
 
 
 class _Costs(NamedTuple):
-    """Costs of n options for models of a shape, [n, ...]; infinite slowdowns are of options that do not fit.
+    """Costs of n options for models of a shape, [n, ...]; those that cannot divide a model take infinite memory.
 
-    `compute`: seconds of work; `once` and `repeated`: of operations that a step makes once, and for every micro-batch.
+    `compute`: seconds of work, which `slowdown` multiplies; `exchange`: of what GPUs send each other.
     """
 
     compute: FloatArray
     slowdown: FloatArray
-    once: FloatArray
-    repeated: FloatArray
+    exchange: FloatArray
     memory_bytes: FloatArray
 
 
@@ -428,6 +436,16 @@ class _Candidates(NamedTuple):
     options: list[Option]
     groups: list[_Group]
     rows: NDArray[np.int64]
+
+    def in_batch(self, batch: int) -> _Candidates:
+        """Return the options in a smaller batch, with the largest micro-batches that divide theirs and its shares."""
+        groups = []
+        for group in self.groups:
+            option = group.option
+            replicas = (option.dp * option.fsdp).flat[0]
+            sizes = np.gcd(option.micro_batch_sequences, batch // replicas)
+            groups.append(group._replace(option=replace(option, micro_batch_sequences=sizes)))
+        return self._replace(groups=groups)
 
     def join(self, values: Sequence[Any]) -> Any:
         """Join the values of each group, [options]."""
@@ -462,9 +480,12 @@ def _powers(most: int) -> Iterator[int]:
     return (2**k for k in range(int(most).bit_length()))
 
 
-@lru_cache(maxsize=64)
-def _candidate_layouts(engine: str, gpus: int, share: int, node: int, most_cp: int) -> _Candidates:
-    """List options of GPUs that share batches of multiples of `share` sequences, the simplest and largest first."""
+@lru_cache(maxsize=256)
+def _candidate_layouts(engine: str, gpus: int, shared: int, largest: int, node: int, most_cp: int) -> _Candidates:
+    """List options of GPUs whose batches are multiples of `shared` sequences, the simplest and largest first.
+
+    Their micro-batches are of the `largest` batch.
+    """
     features = ENGINES[engine]
     options: list[Option] = []
     degrees = product(
@@ -474,9 +495,9 @@ def _candidate_layouts(engine: str, gpus: int, share: int, node: int, most_cp: i
     )
     for tp, pp, cp in degrees:
         replicas, unused = divmod(gpus, tp * pp * cp)
-        if unused or share % replicas:
+        if unused or shared % replicas:
             continue
-        sequences = share // replicas
+        sequences = largest // replicas
         sizes = [size for size in range(sequences, 0, -1) if sequences % size == 0]
         for shape in _shardings(replicas, replicas * cp == 1, node):
             uses = Option(1, gradient_checkpointing=False, **shape).uses

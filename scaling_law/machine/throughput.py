@@ -48,6 +48,8 @@ TERMS: dict[str, str] = {
     "weights": "parameters for every micro-batch: N_total × micro-batches",
     "update": "parameters for every step: N_total",
 }
+# Terms that every token adds to, whatever the batch.
+OF_TOKENS = ("flops", "routed_flops", "activations", "routing")
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class ModelWork:
         self,
         tokens_per_step: ArrayLike,
         micro_batch_tokens: ArrayLike | None,
-        sequence_length: int,
+        sequence_length: Any,
         devices: int,
         shards: ArrayLike = 1,
     ) -> dict[str, Any]:
@@ -258,6 +260,15 @@ class Throughput(Listed):
             on_one_node = on_one_node + value * factor * work[name]
         seconds = on_one_node * self._nodes(devices) ** self.growth
         return float(seconds) if np.ndim(seconds) == 0 else seconds
+
+    def least_seconds(self, model: Model, sequence_length: ArrayLike, devices: int) -> Any:
+        """Compute seconds for a token, of a step on these devices, that no batch or layout shortens; broadcasts."""
+        work = _work_of(model).in_step(1.0, None, sequence_length, devices)
+        least: Any = 0.0
+        for name in OF_TOKENS:
+            factor = min(1.0, self.sharded.get(name, 1.0))
+            least = least + self.seconds.get(name, 0.0) * factor * work[name]
+        return least * self._nodes(devices) ** self.growth
 
     def step_seconds_draws(
         self, model: Model, tokens_per_step: ArrayLike, *, is_sharded: ArrayLike = False, **batch: Any

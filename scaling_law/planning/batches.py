@@ -1,100 +1,155 @@
-"""The batches of a run: what a user asks for, in whole sequences that GPUs share.
+"""The batches of runs: what a user asks for, in whole sequences that GPUs share, and else functions of the run.
 
-Without a batch they are the paper's, 65,536 tokens that grow to 262,144, rounded up to what GPUs share in
-micro-batches of one size. A run of more FLOPs than the paper's largest, for which its recipe is not meant, has
-sequences of 4,096 tokens in a batch by a published law (`rates.batch`). A batch of tokens is rounded to sequences that
-micro-batches divide well: for each GPU 4 to 7 times a power of two.
+Without a batch it is constant: that with which the paper's ramp ends, 65,536 tokens up to 262,144, and in a run of more
+FLOPs than the paper's largest that of a published law (`rates.batch`), each rounded to a power of two times what GPUs
+share. Models larger than the paper's have sequences of 4,096 tokens. Neither depends on a budget, so more hours never train a model on fewer tokens.
+A batch of tokens that is asked for is rounded to sequences that micro-batches divide well: for each GPU 4 to 7 times a
+power of two.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hub.base.errors import InputError, given
+from hub.base.notices import Notice
 from hub.base.units import parse_context
 from scaling_law.formulas.law import one_positive
-from scaling_law.planning.question import RunFields, parse_field
+from scaling_law.planning.question import Quantity, RunFields, parse_field
 from scaling_law.rates.batch import (
-    DEFAULT_LAW,
     GIVEN,
-    LONG_SEQUENCE,
-    OF_PAPER,
-    batch_of,
-    largest_paper_run,
+    first_tokens,
+    round_batch,
     round_sequences,
+    source_of_batch,
+    usual_length,
+    usual_tokens,
 )
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
 # More tokens in a sequence than any model reads.
 LONGEST_SEQUENCE = 10**9
+# More tokens than any run sees.
+MOST_TOKENS = 1e18
+# Share of its tokens by which a run is shorter than the first with a larger batch.
+BEFORE = 1e-9
 PAPER_RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
 
 
-def read_ramp(gpus: Any = 1, needs_sequence: bool = True, **fields: Unpack[RunFields]) -> BatchRamp:
-    """Read the batches of a run, and the length of its sequences, for so many GPUs.
+@dataclass(frozen=True)
+class BatchRule:
+    """The batch and sequence length of every run: what a question says, and by model and tokens what it leaves open.
 
-    `batch` is a number of tokens, stages of a ramp, or the text of either; a `BatchRamp` is taken as it is. Unless
-    `needs_sequence`, GPUs may share sequences, and a batch may have fewer of these than GPUs. InputError names the
-    field, the value and what is allowed.
+    `batch` is tokens or stages, `length` tokens of a sequence; None is open, and `ramp` is all that is asked for.
+    `gpus` share a batch equally; unless `needs_sequence` they may share sequences, too.
     """
-    batch = fields.get("batch")
-    length = _read_length(fields.get("sequence_length"))
-    if isinstance(batch, BatchRamp):
-        if length not in (None, batch.sequence_length):
-            own_length = f"; this batch has sequences of {batch.sequence_length} tokens"
-            raise InputError(given("sequence_length", length), own_length)
-        return batch
-    length = PAPER.sequence_length if length is None else length
-    # `Cluster` refuses another number of GPUs.
-    sharers = gpus if isinstance(gpus, int) and gpus > 0 else 1
+
+    gpus: int = 1
+    needs_sequence: bool = True
+    batch: float | tuple[RampStage, ...] | None = None
+    length: int | None = None
+    ramp: BatchRamp | None = None
+
+    @classmethod
+    def of(cls, gpus: Any = 1, needs_sequence: bool = True, **fields: Unpack[RunFields]) -> BatchRule:
+        """Read what a question says: a number of tokens, stages of a ramp, the text of either, or a `BatchRamp`.
+
+        InputError names the field, the value and what is allowed.
+        """
+        batch = fields.get("batch")
+        length = _read_length(fields.get("sequence_length"))
+        # `Cluster` refuses another number of GPUs.
+        sharers = gpus if isinstance(gpus, int) and gpus > 0 else 1
+        if isinstance(batch, BatchRamp):
+            if length not in (None, batch.sequence_length):
+                own_length = f"; this batch has sequences of {batch.sequence_length} tokens"
+                raise InputError(given("sequence_length", length), own_length)
+            return cls(sharers, needs_sequence, ramp=batch)
+        rule = cls(sharers, needs_sequence, _read_batch(batch), length)
+        # A batch of too few tokens is refused here.
+        shortest = rule.run(1.0, 1.0)
+        is_open = length is None or batch is None
+        return rule if is_open else cls(sharers, needs_sequence, ramp=shortest)
+
+    def lengths(self, n_active: Any) -> Any:
+        """Return the tokens of a sequence of each model."""
+        if self.ramp is not None:
+            return np.full(np.shape(n_active), self.ramp.sequence_length)
+        if self.length is not None:
+            return np.full(np.shape(n_active), self.length)
+        usual = usual_length(n_active)
+        if isinstance(self.batch, float) and self.needs_sequence:
+            # A batch too small for longer sequences on every GPU has the paper's.
+            return np.where(self.batch >= self.gpus * usual, usual, PAPER.sequence_length)
+        return usual
+
+    def sequences(self, n_active: Any, tokens: Any) -> FloatArray:
+        """Return the sequences of the usual batch of each run, which never falls as tokens are added.
+
+        All are 0 where the question says the batch.
+        """
+        if self.ramp is not None or self.batch is not None:
+            return np.zeros(np.broadcast_shapes(np.shape(n_active), np.shape(tokens)))
+        counts = np.clip(np.nan_to_num(tokens), 1.0, MOST_TOKENS)
+        wanted = usual_tokens(n_active, counts)
+        return np.asarray(round_batch(wanted, self.lengths(n_active), self.gpus, self.needs_sequence))
+
+    def first_tokens(self, n_active: Any, sequences: FloatArray) -> FloatArray:
+        """Return the tokens of the shortest runs with these usual batches."""
+        # Batches are rounded in their logarithm.
+        first = first_tokens(n_active, sequences * self.lengths(n_active) / np.sqrt(2.0))
+        least = self.sequences(n_active, np.ones(np.shape(n_active)))
+        return np.where(sequences > least, first, 0.0)
+
+    def run(self, n_active: float, tokens: float) -> BatchRamp:
+        """Return the batches of one run."""
+        if self.ramp is not None:
+            return self.ramp
+        length = int(self.lengths(n_active))
+        if isinstance(self.batch, tuple):
+            return BatchRamp(self.batch, length)
+        if self.batch is None:
+            sequences = int(self.sequences(n_active, tokens))
+        else:
+            sequences = _round_batch(self.batch, length, self.gpus, self.needs_sequence)
+        return BatchRamp.constant(sequences, length)
+
+    def source(self, n_active: float, tokens: float) -> str:
+        """Return where the batch of a run comes from."""
+        if self.ramp is not None or self.batch is not None:
+            return GIVEN
+        return source_of_batch(n_active, tokens)
+
+    def notes(self, n_active: float, tokens: float) -> tuple[str, ...]:
+        """Say that a batch is larger than usual because every GPU has a sequence of it."""
+        if self.ramp is not None or self.batch is not None:
+            return ()
+        (stage,) = self.run(n_active, tokens).stages
+        wanted = float(usual_tokens(n_active, tokens)) / int(self.lengths(n_active))
+        if stage.sequences < 2 * wanted:
+            return ()
+        text = f"batches of {stage.sequences:,} sequences, which {self.gpus} GPUs can share, instead of {wanted:,.0f}"
+        return (Notice(text, f"batches of {stage.sequences:,} sequences"),)
+
+
+def _read_batch(batch: Quantity | Sequence[RampStage] | None) -> float | tuple[RampStage, ...] | None:
+    """Read a batch: tokens, such as 4M, or the stages of a ramp."""
     if batch is None:
-        return BatchRamp(paper_stages(length, sharers), length)
-    value = parse_field("batch", batch) if isinstance(batch, str) else batch
-    if isinstance(value, Sequence):
-        if not all(isinstance(stage, RampStage) for stage in value):
-            raise InputError(given("batch", batch), " must be tokens, such as 4M, or stages such as 0:128,0.5B:256")
-        return BatchRamp(tuple(value), length)
-    sequences = _round_batch(one_positive("batch", value), length, sharers, needs_sequence)
-    return BatchRamp((RampStage(0, sequences),), length)
-
-
-def recommend_ramp(
-    run: RunFields, flops: float, tokens: float, gpus: int = 1, needs_sequence: bool = True
-) -> BatchRamp | None:
-    """Return the batches of a run larger than the paper's, as far as the question leaves them open; else None."""
-    batch = run.get("batch")
-    length = _read_length(run.get("sequence_length"))
-    if flops <= largest_paper_run() or isinstance(batch, BatchRamp) or None not in (batch, length):
         return None
-    length = LONG_SEQUENCE if length is None else length
-    if batch is None:
-        # Every GPU has a sequence of each step.
-        least = length * (gpus if needs_sequence else 1)
-        batch = max(batch_of(tokens), float(least))
-    return read_ramp(gpus, needs_sequence, sequence_length=length, batch=batch)
-
-
-def batch_source(run: RunFields, is_recommended: bool) -> str:
-    """Return where the batch of a run comes from."""
-    if run.get("batch") is not None:
-        return GIVEN
-    return DEFAULT_LAW if is_recommended else OF_PAPER
-
-
-def paper_stages(sequence_length: int = PAPER.sequence_length, gpus: int = 1) -> tuple[RampStage, ...]:
-    """Return the paper's batches in sequences of this length, rounded up so that one micro-batch divides all."""
-    shorter = sequence_length / PAPER.sequence_length
-    first_batch = _round_up(PAPER.batch_ramp[0].sequences / shorter, gpus)
-    stages = []
-    for stage in PAPER.batch_ramp:
-        stages.append(RampStage(stage.from_tokens, _round_up(stage.sequences / shorter, first_batch)))
-    return tuple(stages)
+    value = parse_field("batch", batch) if isinstance(batch, str) else batch
+    if not isinstance(value, Sequence):
+        return one_positive("batch", value)
+    if not all(isinstance(stage, RampStage) for stage in value):
+        raise InputError(given("batch", batch), " must be tokens, such as 4M, or stages such as 0:128,0.5B:256")
+    return tuple(value)
 
 
 def _read_length(value: Any) -> int | None:
@@ -125,7 +180,3 @@ def _round_batch(
     if share.is_integer():
         return int(share) * unit
     return unit * round_sequences(share)
-
-
-def _round_up(count: float, divisor: int) -> int:
-    return math.ceil(count / divisor) * divisor

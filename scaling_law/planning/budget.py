@@ -1,13 +1,14 @@
 """Budgets of compute, time and money: made once from what a user types, and the tokens that models get for them.
 
 A run passes through the stages of its batch ramp, with `Throughput.step_seconds` for each step, on GPUs that share
-them evenly. In the same hours a slower model sees fewer FLOPs, so the best E is not that of a FLOP budget.
+them evenly. In the same hours a slower model sees fewer FLOPs, so the best E is not that of a FLOP budget. Batch and
+layout follow from the model and its tokens alone (`BatchRule`): a run that fits in some hours fits in more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +23,8 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.law import one_positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.layout import ENGINES, TRAIN_PY, Layouts
-from scaling_law.machine.throughput import Model, ModelWork, Throughput
-from scaling_law.planning.batches import PAPER_RAMP, paper_stages, read_ramp, recommend_ramp
+from scaling_law.machine.throughput import ModelWork, Throughput
+from scaling_law.planning.batches import BEFORE, BatchRule
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.question import (
     BudgetFields,
@@ -56,10 +57,12 @@ WIDTHS = (1.0, 2e6)
 class Cluster(Layouts):
     """GPUs that train a model together, and how long they take; `price` is per GPU-hour, in any currency.
 
-    ValueError names the field, the value and what is allowed.
+    By `rule` every model has the batches of its own; without one, all have those of the `ramp`. ValueError names the
+    field, the value and what is allowed.
     """
 
     price: float | None = None
+    rule: BatchRule | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
@@ -81,8 +84,16 @@ class Cluster(Layouts):
             raise InputError(*reason, given("gpus", None), " must be given, the number of GPUs that train")
         if engine != TRAIN_PY and not throughput.is_assumed:
             raise InputError(given("engine", engine), ": measured step times are of their own engine; give a gpu")
-        ramp = read_ramp(gpus, needs_sequence=engine == TRAIN_PY, **(run or {}))
-        return cls(gpus, throughput, ramp, engine, price=cast(Any, price))
+        rule = BatchRule.of(gpus, needs_sequence=engine == TRAIN_PY, **(run or {}))
+        return cls(gpus, throughput, rule.run(1.0, 1.0), engine, price=cast(Any, price), rule=rule)
+
+    def with_ramp(self, ramp: BatchRamp) -> Cluster:
+        """Return the GPUs that train all models in these batches."""
+        return replace(self, ramp=ramp, rule=None)
+
+    def of_run(self, model: Architecture | Widths, tokens: float) -> Cluster:
+        """Return the GPUs that train all models in the batches of this run."""
+        return self if self.rule is None else self.with_ramp(self.rule.run(float(model.n_active), float(tokens)))
 
     @property
     def hardware(self) -> str:
@@ -96,22 +107,128 @@ class Cluster(Layouts):
             attributes.append(self.engine)
         return f"{self.hardware} ({', '.join(attributes)})"
 
-    def warnings(self, model: Model) -> tuple[str, ...]:
-        """Say what step times and batches are worth for these models."""
-        largest_batch = max(self.batches) * self.ramp.sequence_length
+    def warnings(self, model: Architecture | Widths, tokens: float) -> tuple[str, ...]:
+        """Say what step times and batches are worth for a run."""
+        run = self.of_run(model, tokens)
+        largest_batch = max(run.batches) * run.ramp.sequence_length
         warnings = self.throughput.warnings(model, self.gpus, largest_batch / self.gpus)
-        length = self.ramp.sequence_length
-        if paper_stages(length) != self.ramp.stages == paper_stages(length, self.gpus):
-            batches = ", ".join(map(str, self.batches))
-            text = f"batches of {batches} sequences, which {self.gpus} GPUs can share, instead of the paper's"
-            warnings += (Notice(text, f"batches of {batches} sequences"),)
+        if self.rule is not None:
+            warnings += self.rule.notes(float(model.n_active), float(tokens))
+        if len(run.batches) > 1:
+            constant = run.with_ramp(BatchRamp.constant(max(run.batches), run.ramp.sequence_length))
+            slower = float(run.seconds(model, tokens) / constant.seconds(model, tokens)) - 1.0
+            text = f"the batch ramp takes {slower:.1%} longer than {max(run.batches):,} sequences throughout"
+            warnings += (Notice(text, f"the ramp takes {slower:.1%} longer"),)
         return warnings
 
     def tokens(self, model: Architecture | Widths, seconds: float, drawn: bool = False) -> FloatArray:
-        """Return the tokens that models see in the time, 0 where they do not fit.
+        """Return the most tokens that models see in the time, 0 where they do not fit.
 
         Under each draw of the step times, [n_draws, ...], where `drawn`.
         """
+        if self.rule is None:
+            return self._tokens_of_ramp(model, seconds, drawn)
+        tokens = self._most_tokens(model, seconds)
+        if not drawn:
+            return tokens
+        return self._of_each_run(model, tokens, lambda run, models, _: run.tokens(models, seconds, drawn=True))
+
+    def seconds(self, model: Architecture | Widths, tokens: Any, drawn: bool = False) -> FloatArray:
+        """Return the seconds that models take, infinite where they do not fit; `drawn` as of `tokens`."""
+        tokens = np.asarray(tokens, float)
+        if self.rule is None:
+            return self._seconds_of_ramp(model, tokens, drawn)
+        return self._of_each_run(model, tokens, lambda run, models, part: run.seconds(models, part, drawn))
+
+    def fits_run(self, model: Architecture | Widths, tokens: Any) -> Any:
+        """Find which models can be trained on these tokens, as of `fits`."""
+        return self._of_each_run(model, tokens, lambda run, models, _: np.asarray(run.fits(models))).astype(bool)
+
+    def describe_layout(self, model: Architecture | Widths, tokens: float) -> str:
+        """Describe how GPUs share one run, in a word or two; nothing where step times were measured."""
+        if not self.throughput.is_assumed:
+            return ""
+        run = self.of_run(model, tokens)
+        steps = run.steps(model)
+        if not steps.fits:
+            return ""
+        option = run.options()[int(steps.option)]
+        is_compiled = self.engine == TRAIN_PY and option.sharding != "fsdp2"
+        return f"{option.words} compiled" if is_compiled else option.words
+
+    def mfu(self, model: Architecture | Widths, tokens: Any, seconds: Any) -> Any:
+        """Return the MFU of steps that train on the tokens in these seconds of a run; None for a GPU without a peak.
+
+        Its FLOPs count attention and no recomputation, as in `scale_out`.
+        """
+        sheet = find_gpu(self.throughput.device)
+        if sheet is None:
+            return None
+        work = ModelWork.of(model).in_step(1.0, None, self._lengths(model), self.gpus)
+        in_steps = np.asarray(seconds) / self.throughput.overhead_of(self.gpus)
+        return tokens * work["flops"] / (in_steps * sheet.peak_flops)
+
+    def _lengths(self, model: Architecture | Widths) -> Any:
+        """Return the tokens of a sequence of each model."""
+        return self.ramp.sequence_length if self.rule is None else self.rule.lengths(model.n_active)[()]
+
+    def _most_tokens(self, model: Architecture | Widths, seconds: float) -> FloatArray:
+        """Find the longest runs that end in time, each in the batch of its own tokens.
+
+        From more tokens than any layout trains, it goes down the batches to the first with which a run of its tokens
+        ends in time. Where even the shortest run in the next larger batch takes too long, a run ends just before it.
+        """
+        rule = self.rule
+        assert rule is not None
+        n_active = np.asarray(model.n_active, float)
+        overhead = self.throughput.overhead_of(self.gpus)
+        least = overhead * self.throughput.least_seconds(model, self._lengths(model), self.gpus)
+        # Rounding may make a step shorter than its least.
+        most = np.asarray(seconds / least * (1 + BEFORE), float)
+        tokens = np.zeros(most.shape)
+        searched = np.full(most.shape, True)
+        while searched.any():
+            models = model.at(searched) if isinstance(model, Widths) and most.shape else model
+            sizes = n_active[searched]
+            limit = most[searched]
+            counts = limit.reshape(np.shape(models.n_active))
+            trained = self._of_each_run(models, counts, lambda run, part, _: run.tokens(part, seconds)).ravel()
+            first = rule.first_tokens(sizes, rule.sequences(sizes, limit))
+            is_reached = trained >= first
+            places = np.flatnonzero(searched)
+            tokens.reshape(-1)[places[is_reached]] = np.minimum(trained, limit)[is_reached]
+            most.reshape(-1)[places] = first * (1 - BEFORE)
+            searched.reshape(-1)[places[is_reached]] = False
+        return tokens
+
+    def _of_each_run(
+        self,
+        model: Architecture | Widths,
+        tokens: Any,
+        evaluate: Callable[[Cluster, Any, FloatArray], FloatArray],
+    ) -> FloatArray:
+        """Evaluate models and their tokens in the batches of each run; axes of draws come before theirs."""
+        tokens = np.asarray(tokens, float)
+        rule = self.rule
+        if rule is None or not (tokens.ndim or np.ndim(model.n_total)):
+            return evaluate(self.of_run(model, float(tokens)), model, tokens)
+        shape = np.broadcast_shapes(tokens.shape, np.shape(model.n_total))
+        n_active = np.broadcast_to(model.n_active, shape)
+        counts = np.broadcast_to(tokens, shape)
+        runs = np.stack([rule.lengths(n_active), rule.sequences(n_active, counts)])
+        values: FloatArray | None = None
+        for run in np.unique(runs.reshape(2, -1), axis=1).T:
+            places = (runs == run.reshape(2, *[1] * len(shape))).all(axis=0)
+            models = model.at(places) if isinstance(model, Widths) and np.ndim(model.n_total) else model
+            cluster = self.with_ramp(rule.run(n_active[places][0], counts[places][0]))
+            part = np.asarray(evaluate(cluster, models, counts[places]))
+            if values is None:
+                values = np.empty((*part.shape[:-1], *shape))
+            values[..., places] = part
+        return np.empty(shape) if values is None else values
+
+    def _tokens_of_ramp(self, model: Architecture | Widths, seconds: float, drawn: bool) -> FloatArray:
+        """Return the tokens that models see in the time in the batches of the ramp."""
         tokens = np.array(0.0)
         remaining = np.array(float(seconds))
         for per_token, start, end in self._stages(model, drawn):
@@ -120,9 +237,8 @@ class Cluster(Layouts):
             remaining = remaining - stage_tokens * np.where(np.isfinite(per_token), per_token, 0.0)
         return tokens
 
-    def seconds(self, model: Architecture | Widths, tokens: Any, drawn: bool = False) -> FloatArray:
-        """Return the seconds that models take, infinite where they do not fit; `drawn` as of `tokens`."""
-        tokens = np.asarray(tokens, float)
+    def _seconds_of_ramp(self, model: Architecture | Widths, tokens: FloatArray, drawn: bool) -> FloatArray:
+        """Return the seconds that models take in the batches of the ramp."""
         seconds = np.array(0.0)
         for per_token, start, end in self._stages(model, drawn):
             # The draws are of one model.
@@ -134,22 +250,6 @@ class Cluster(Layouts):
             with np.errstate(invalid="ignore"):
                 seconds = seconds + np.where(stage_tokens > 0, per_token * stage_tokens, unused)
         return seconds
-
-    def recommend_ramp(self, run: RunFields, flops: float, tokens: float) -> BatchRamp | None:
-        """Return the batches of a run larger than the paper's that these GPUs share, as of `batches`."""
-        return recommend_ramp(run, flops, tokens, self.gpus, self.engine == TRAIN_PY)
-
-    def mfu(self, model: Architecture | Widths, tokens: Any, seconds: Any) -> Any:
-        """Return the MFU of steps that train on the tokens in these seconds of a run; None for a GPU without a peak.
-
-        Its FLOPs count attention and no recomputation, as in `scale_out`.
-        """
-        sheet = find_gpu(self.throughput.device)
-        if sheet is None:
-            return None
-        work = ModelWork.of(model).in_step(1.0, None, self.ramp.sequence_length, self.gpus)
-        in_steps = np.asarray(seconds) / self.throughput.overhead_of(self.gpus)
-        return tokens * work["flops"] / (in_steps * sheet.peak_flops)
 
     def cost(self, seconds: Any) -> Any:
         """Return GPU-hours times their price; None without a price."""
@@ -163,7 +263,7 @@ class Cluster(Layouts):
         steps = self.steps(model) if self.throughput.is_assumed else None
         overhead = self.throughput.overhead_of(self.gpus)
         for k, (sequences, (start, end)) in enumerate(zip(self.batches, pairwise(boundaries), strict=True)):
-            gpu_share = None if steps is None else steps.gpu_share
+            gpu_share = None if steps is None else steps.gpu_shares[k]
             seconds = np.asarray(self.compute(work, sequences, gpu_share, drawn))
             if steps is not None:
                 seconds = np.maximum(steps.slowdown[k] * seconds, steps.communication[k])
@@ -225,7 +325,7 @@ class Budget:
     flops: float | None = None
     hours: float | None = None
     cluster: Cluster | None = None
-    ramp: BatchRamp = field(default=PAPER_RAMP, compare=False, repr=False)
+    rule: BatchRule = field(default=BatchRule(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.flops is None) == (self.hours is None) or (self.hours is None) != (self.cluster is None):
@@ -250,14 +350,15 @@ class Budget:
             for name, value in fields.items():
                 if value is not None and name not in run:
                     raise InputError(f"{name} goes with hours or money, not with ", given("flops", flops))
-            return cls(one_positive("flops", flops), ramp=read_ramp(**run))
+            return cls(one_positive("flops", flops), rule=BatchRule.of(**run))
         cluster = Cluster.of(run, **pick(ClusterFields, fields))
+        rule = cluster.rule or BatchRule(ramp=cluster.ramp)
         if money is None:
-            return cls(None, one_positive("hours", cast(Quantity, hours)), cluster, cluster.ramp)
+            return cls(None, one_positive("hours", cast(Quantity, hours)), cluster, rule)
         if cluster.price is None:
             raise InputError(f"money={money!r} needs a price, per GPU-hour")
         hours = one_positive("money", money) / (cluster.price * cluster.gpus)
-        return cls(None, hours, cluster, cluster.ramp)
+        return cls(None, hours, cluster, rule)
 
     @property
     def money(self) -> float | None:
@@ -268,11 +369,6 @@ class Budget:
     def seconds(self) -> float:
         """Infinite for a budget of FLOPs."""
         return float("inf") if self.hours is None else 3600.0 * self.hours
-
-    def with_ramp(self, ramp: BatchRamp) -> Budget:
-        """Return the budget of runs with these batches."""
-        cluster = None if self.cluster is None else replace(self.cluster, ramp=ramp)
-        return replace(self, cluster=cluster, ramp=ramp)
 
     def variables(self, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
         """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""
@@ -308,11 +404,12 @@ class Budget:
         """Raise ValueError where the hours end before the first step of the smallest model, or are to serve, too."""
         refuse_served(limits)
         assert self.cluster is not None
-        first_batch = self.cluster.ramp.last_batch_tokens(0)
-        step = float(self.cluster.seconds(limits.widths(HEAD_DIM, experts), float(first_batch)))
+        smallest_model = limits.widths(HEAD_DIM, experts)
+        run = self.cluster.of_run(smallest_model, 1.0)
+        step = float(run.seconds(smallest_model, float(run.ramp.last_batch_tokens(0))))
         if step == np.inf:
             # This raises an error that says what is missing.
-            self.cluster.place(limits.architecture(HEAD_DIM, math.ceil(experts)))
+            run.place(limits.architecture(HEAD_DIM, math.ceil(experts)))
         if step > self.seconds:
             smallest = f"the smallest model (d_model {HEAD_DIM}, E = {experts:g}) takes {step:.3g} s on {self.cluster}"
             raise InputError(f"hours={self.hours:g} is less than one training step: {smallest}")

@@ -51,11 +51,10 @@ from scaling_law.planning.optimum import (
     refuse_other_variables,
     why_no_optimum,
 )
-from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords, pick
+from scaling_law.planning.question import Quantity, QuestionFields, lists_keywords
 from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
 from scaling_law.size.arrays import FloatArray
-from scaling_law.size.recipe import BatchRamp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -236,9 +235,6 @@ def reach(
     if has_budget:
         find = partial(_find_smallest, law, target, e, force, flops)
     models = find(question)
-    ramp = _recommend_ramp(models, target.size, pick(RunFields, question))
-    if ramp is not None:
-        models = find({**question, "sequence_length": None, "batch": ramp})
     limits = models.limits
     is_reached = np.isfinite(models.d_model)
     tokens = np.where(is_reached, models.tokens, np.nan)
@@ -252,13 +248,16 @@ def reach(
     drawn_loss = drawn_losses(law, models.budget, of_reached, models.d_model[is_reached], limits)
     hours = money = drawn_hours = None
     if models.cluster is not None:
-        widths = limits.widths(models.d_model[is_reached], variables["experts"][is_reached])
-        notes += models.cluster.warnings(widths)
         trained = models.cluster.seconds(limits.widths(models.d_model, e), tokens)
         seconds = np.where(is_reached, trained, np.inf)
         hours = seconds / 3600.0
         money = models.cluster.cost(seconds)
+    if models.cluster is not None and is_reached.any():
+        cheapest = int(np.nanargmin(np.where(is_reached, models.flops, np.nan)))
+        of_cheapest = limits.widths(models.d_model.flat[cheapest], variables["experts"].flat[cheapest])
+        notes += models.cluster.warnings(of_cheapest, tokens.flat[cheapest])
         if models.cluster.throughput.draws is not None:
+            widths = limits.widths(models.d_model[is_reached], variables["experts"][is_reached])
             drawn_hours = models.cluster.seconds(widths, tokens[is_reached], drawn=True) / 3600.0
     return Reached(
         loss=target,
@@ -301,19 +300,6 @@ class _ReachingModels:
     cluster: Cluster | None
     # What the models spend: the budget that is given, or the FLOPs that they take.
     budget: Budget
-
-
-def _recommend_ramp(models: _ReachingModels, losses: int, run: RunFields) -> BatchRamp | None:
-    """Return the batches for the cheapest model of the loss that costs most, None where they need no change."""
-    is_reached = np.isfinite(models.d_model)
-    if models.cluster is None or not is_reached.any():
-        return None
-    flops = np.where(is_reached, models.flops, np.inf).reshape(losses, -1)
-    tokens = models.tokens.reshape(losses, -1)
-    cheapest = np.argmin(flops, axis=1)
-    least = np.take_along_axis(flops, cheapest[:, None], 1)[:, 0]
-    row = int(np.argmax(np.where(np.isfinite(least), least, 0.0)))
-    return models.cluster.recommend_ramp(run, float(least[row]), float(tokens[row, cheapest[row]]))
 
 
 def _find_cheapest(

@@ -22,7 +22,6 @@ from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import numbers, one_positive, percentile_interval
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.serving import seconds_of_token
-from scaling_law.planning.batches import batch_source, recommend_ramp
 from scaling_law.planning.budget import Budget, Cluster, read_question
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
@@ -45,7 +44,6 @@ from scaling_law.size.architecture import (
     training_flops,
 )
 from scaling_law.size.arrays import FloatArray
-from scaling_law.size.recipe import BatchRamp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,8 +77,8 @@ def optimal(
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
         learning_rate_law: one, or its name or file; None: the public grids' at the paper's recipe.
         sequence_length, batch: of the run, 4096 and "4M" tokens, or a ramp such as "0:128,0.5B:256". None: the
-            paper's, and above its largest run sequences of 4,096 tokens in a batch by Step Law. Step times depend on
-            them, and rates by laws that have a batch on the last one.
+            batch with which the paper's ramp ends, and above the FLOPs of its largest run that of Step Law; models
+            larger than the paper's have sequences of 4,096 tokens. Step times depend on them, and rates by laws that have a batch on the last one.
         force: compare answers beyond the range guard, too.
         accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/answers.md#accuracy).
         question: the fields of `Limits`: memory="80GB" and so on.
@@ -95,23 +93,11 @@ def optimal(
     _refuse_several_budgets(flops)
     named_gpus, fields = _read_gpus(flops, decode_batch, question)
     budget, limits = read_question(law, flops, **fields)
+    if named_gpus is not None and named_gpus.rule is not None:
+        # These GPUs share the batches.
+        budget = replace(budget, rule=named_gpus.rule)
     candidates = _read_candidates(law, experts, integral)
     models = _find_models(law, budget, limits, candidates, integral)
-    run: RunFields = pick(RunFields, question)
-    is_recommended = False
-    # Other batches buy other tokens in the same hours, for which the batch is chosen once more.
-    for _ in range(2):
-        ramp = _recommend_ramp(run, budget.cluster or named_gpus, models)
-        if ramp is None or (is_recommended and ramp == budget.ramp):
-            break
-        is_recommended = True
-        budget = budget.with_ramp(ramp)
-        named_gpus = None if named_gpus is None else replace(named_gpus, ramp=ramp)
-        if budget.cluster is None:
-            # What FLOPs buy does not depend on batches.
-            break
-        models = _find_models(law, budget, limits, candidates, integral)
-
     optima = models
     trusted = models if force else _find_trusted(law, budget, limits, models)
     best_trusted = trusted.best_trusted
@@ -121,7 +107,6 @@ def optimal(
         models = trusted
     elif models.check.beyond.all():
         models.check.refuse(force, _describe_trusted(best_trusted))
-
     cluster = budget.cluster
     rates = LearningRateLaw.named(learning_rate_law) if isinstance(learning_rate_law, str) else learning_rate_law
     draws = drawn_losses(law, budget, models.variables, models.d_model, limits, models.most_tokens)
@@ -148,7 +133,6 @@ def optimal(
         draw_losses=draws,
         check=models.check,
         cluster=named_gpus,
-        batch_source=batch_source(run, is_recommended),
         notes=(
             *_explain_smallest(budget, limits, models, force),
             *describe_accuracies(tasks, [row.loss for row in rows]),
@@ -166,7 +150,7 @@ def optimal(
         force=not table.trusted,
         integral=integral,
         learning_rate_law=rates,
-        batch=budget.ramp,
+        **pick(RunFields, question),
         **asdict(limits),
     )
     return _with_training_memory(replace(table, flops=equal_flops.flops, equal_flops=equal_flops), cluster)
@@ -293,17 +277,6 @@ def _describe_trusted(best: _Models) -> str:
     return f"; the best model that can be trusted is {model}, with a loss of {best.loss[0]:.3f}"
 
 
-def _recommend_ramp(run: RunFields, cluster: Cluster | None, models: _Models) -> BatchRamp | None:
-    """Return the batches for the best of the models, None where the question or the paper's recipe has them."""
-    losses = models.loss
-    if np.any(models.check.trusted):
-        losses = np.where(models.check.trusted, losses, np.inf)
-    best = int(np.argmin(losses))
-    tokens = float(models.variables["tokens"][best])
-    flops = float(training_flops(models.variables["n_active"][best], tokens))
-    return recommend_ramp(run, flops, tokens) if cluster is None else cluster.recommend_ramp(run, flops, tokens)
-
-
 def _make_rows(
     law: Formula,
     budget: Budget,
@@ -324,7 +297,7 @@ def _make_rows(
             OptimalRow(
                 **sizes,
                 **_worth(law, variables, limits),
-                **_learning_rate(rates, sizes, budget.ramp, limits),
+                **_learning_rate(rates, sizes, limits),
                 loss_interval=interval,
                 accuracy=predict_accuracies(tasks, sizes["loss"], interval, 0.95),
                 architecture=limits.architecture(sizes["d_model"], sizes["experts"]) if models.integral else None,
@@ -339,6 +312,7 @@ def _sizes(budget: Budget, limits: Limits, models: _Models) -> dict[str, Any]:
     experts = models.variables["experts"]
     n_active = models.variables["n_active"]
     tokens = models.variables["tokens"]
+    ramps = [budget.rule.run(*run) for run in zip(n_active.tolist(), tokens.tolist(), strict=True)]
     return {
         "experts": experts,
         "d_model": d_model,
@@ -353,6 +327,8 @@ def _sizes(budget: Budget, limits: Limits, models: _Models) -> dict[str, Any]:
         "loss": models.loss,
         "limited_by": models.limited_by,
         "epochs": tokens / limits.unique_tokens if limits.unique_tokens else None,
+        "sequence_length": [ramp.sequence_length for ramp in ramps],
+        "batch_tokens": [ramp.last_batch_tokens(count) for ramp, count in zip(ramps, tokens.tolist(), strict=True)],
     }
 
 
@@ -369,7 +345,7 @@ def _read_gpus(
         cluster_fields["gpus"] = 1
     cluster = Cluster.of(pick(RunFields, fields), **cluster_fields)
     budget_fields: Any = {name: value for name, value in fields.items() if name not in cluster_fields}
-    return cluster, {**budget_fields, "batch": cluster.ramp}
+    return cluster, budget_fields
 
 
 def _costs(
@@ -393,6 +369,10 @@ def _costs(
         seconds = cluster.seconds(widths, tokens)
         columns["mfu"] = cluster.mfu(widths, tokens, seconds)
         columns["hours"] = seconds / 3600.0 if budget.cluster is None else None
+        layouts = []
+        for d_model, experts, count in zip(models.d_model, models.variables["experts"], tokens, strict=True):
+            layouts.append(cluster.describe_layout(limits.widths(d_model, experts), float(count)))
+        columns["layout"] = layouts
     if decode_batch is not None:
         size = one_positive("decode_batch", decode_batch)
         gpu = named_gpu(cluster.throughput.device)
@@ -409,7 +389,8 @@ def _explain_hours(
     if named_gpus is None or hours is None:
         return ()
     best = int(np.argmin(models.loss))
-    notes = [*named_gpus.warnings(limits.widths(models.d_model[best], models.experts[best]))]
+    model = limits.widths(models.d_model[best], models.experts[best])
+    notes = [*named_gpus.warnings(model, float(models.variables["tokens"][best]))]
     impossible = models.experts[np.isinf(hours)]
     if impossible.size:
         need = f"training takes more memory than {named_gpus.hardware} have: see max_parameters"
@@ -428,13 +409,10 @@ def _worth(law: Formula, variables: Mapping[str, Any], limits: Limits) -> dict[s
     }
 
 
-def _learning_rate(
-    law: LearningRateLaw | None, sizes: Mapping[str, Any], ramp: BatchRamp, limits: Limits
-) -> dict[str, Any]:
+def _learning_rate(law: LearningRateLaw | None, sizes: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     """Return the peak rate of a model, for the last batch of its run, with the law that it is by."""
-    tokens = sizes["tokens"]
-    batch = ramp.last_batch_tokens(tokens)
-    peak = peak_rate(law, sizes["d_model"], sizes["experts"], tokens, batch, limits.vocab_size)
+    batch = sizes["batch_tokens"]
+    peak = peak_rate(law, sizes["d_model"], sizes["experts"], sizes["tokens"], batch, limits.vocab_size)
     return {
         "learning_rate": peak.learning_rate,
         "learning_rate_interval": peak.interval,
@@ -483,13 +461,14 @@ def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable
     experts = np.array([math.ceil(row.experts) for row in table], float)
     d_model = np.array([HEAD_DIM * max(1, int(row.d_model / HEAD_DIM)) for row in table], float)
     try:
-        fits = cluster.fits(table.limits.widths(d_model, experts))
-        next_size_fits = cluster.fits(table.limits.widths(d_model + HEAD_DIM, experts))
+        tokens = [row.tokens for row in table]
+        fits = cluster.fits_run(table.limits.widths(d_model, experts), tokens)
+        next_size_fits = cluster.fits_run(table.limits.widths(d_model + HEAD_DIM, experts), tokens)
     except ValueError:
         # `plan` says which GPUs cannot share a batch equally.
         fits = next_size_fits = np.full(len(table), True)
     is_largest = fits & ~next_size_fits
-    notes = [*table.notes, *cluster.warnings(table.limits.widths(best.d_model, best.experts))]
+    notes = [*table.notes, *cluster.warnings(table.limits.widths(best.d_model, best.experts), best.tokens)]
     if not fits.all():
         subject = f"E = {_listed(experts[~fits])}"
         need = f"training takes more memory than {cluster.hardware} have"

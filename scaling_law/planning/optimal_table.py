@@ -23,7 +23,6 @@ from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.layout import DoesNotFit, Placement
-from scaling_law.planning.batches import OF_PAPER
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import explain_left_out
@@ -31,6 +30,7 @@ from scaling_law.rates.batch import PublishedBatch, cite, describe_batches, publ
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import HEAD_DIM, Architecture, name_size
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.recipe import PAPER, BatchRamp
 
 # E of which a comparison says how often each wins, or which is ahead.
 MOST_SHOWN = 6
@@ -45,6 +45,7 @@ COLUMNS: tuple[str, ...] = (
     "training_flops",
     "hours",
     "mfu",
+    "layout",
     "epochs",
     "weight_bytes",
     "kv_cache_bytes",
@@ -95,7 +96,8 @@ class OptimalRow(Listed):
     is further outside than backtests support: "D ×62". `epochs`: tokens over the unique ones, where these are limited.
     `decode_seconds`: GPU-seconds of one generated token, where a batch was given. `accuracy`: task → what to expect of
     it, where asked. `mfu`: mean model FLOPs utilization of the steps on the GPUs named, attention counted; `hours`: of
-    training on them, for a budget of FLOPs.
+    training on them, for a budget of FLOPs; `layout`: how they share the model, in a word or two. `batch_tokens`: of
+    the last batch, in sequences of `sequence_length`.
     """
 
     experts: float
@@ -118,6 +120,9 @@ class OptimalRow(Listed):
     epochs: float | None = None
     hours: float | None = None
     mfu: float | None = None
+    layout: str | None = None
+    sequence_length: int = PAPER.sequence_length
+    batch_tokens: int = 0
     decode_seconds: float | None = None
     beyond_guard: bool = False
     accuracy: Mapping[str, Mapping[str, float]] | None = None
@@ -201,10 +206,10 @@ class OptimalTable(Answer):
     [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
     With a budget of hours, draws are those of law and step times together, `flops` those of the best row, and
     `equal_flops` the answer for that many FLOPs. `cluster` are the GPUs named beside a budget of FLOPs, to serve or to
-    train. `batch_source`: where the batch comes from, "given", "paper", or a published law. `largest` says that no
-    larger E than the best was considered. `trusted_losses`: E → least loss of its trusted models that the budget and
-    the limits allow; `losses_without_evidence`: the same of all models within the range guard. `edge` is the best
-    trusted model where it spends less than half of the budget: then rows are the best models, trusted or not.
+    train. `largest` says that no larger E than the best was considered. `trusted_losses`: E → least loss of its
+    trusted models that the budget and the limits allow; `losses_without_evidence`: the same of all models within the
+    range guard. `edge` is the best trusted model where it spends less than half of the budget: then rows are the best
+    models, trusted or not.
     """
 
     rows: tuple[OptimalRow, ...]
@@ -224,7 +229,6 @@ class OptimalTable(Answer):
     largest: str | None = None
     equal_flops: OptimalTable | None = field(default=None, repr=False, compare=False)
     cluster: Cluster | None = None
-    batch_source: str = OF_PAPER
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -424,7 +428,17 @@ class OptimalTable(Answer):
     @property
     def batch_tokens(self) -> int:
         """Tokens of the last batch of the best row."""
-        return self.budget.ramp.last_batch_tokens(self.best.tokens)
+        return self.best.batch_tokens
+
+    @property
+    def batch_source(self) -> str:
+        """Where the batch of the best row comes from: "given", "paper", or a published law."""
+        return self.budget.rule.source(self.best.n_active, self.best.tokens)
+
+    @property
+    def ramp(self) -> BatchRamp:
+        """The batches of the best row."""
+        return self.budget.rule.run(self.best.n_active, self.best.tokens)
 
     @property
     def batches(self) -> tuple[PublishedBatch, ...]:
@@ -435,7 +449,7 @@ class OptimalTable(Answer):
     @property
     def batch(self) -> str:
         """The batch of the best row, where it comes from, and what published laws say, in words."""
-        length = self.budget.ramp.sequence_length
+        length = self.best.sequence_length
         batch = f"{format_count(self.batch_tokens)} tokens in sequences of {length:,} ({cite(self.batch_source)})"
         return f"batch: {batch}; by published laws: {describe_batches(self.batches)}"
 
@@ -457,14 +471,15 @@ class OptimalTable(Answer):
         width = HEAD_DIM * max(1, int(self.best.d_model / HEAD_DIM))
         architecture = self.limits.architecture(width, math.ceil(self.best.experts))
         with suppress(DoesNotFit):
-            return cluster.place(architecture)
+            return cluster.of_run(architecture, self.best.tokens).place(architecture)
         return None
 
     def facts(self) -> dict[str, Any]:
         facts = {**plain_fields(self, *HIDDEN_FACTS), "comparison": plain(self.comparison)}
         facts["trusted_loss"] = self.trusted_loss
-        facts["sequence_length"] = self.budget.ramp.sequence_length
+        facts["sequence_length"] = self.best.sequence_length
         facts["batch_tokens"] = self.batch_tokens
+        facts["batch_source"] = self.batch_source
         facts["batches"] = plain(self.batches)
         facts["cluster"] = plain(self.cluster)
         if self.budget.cluster is not None:

@@ -22,7 +22,6 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Placement
-from scaling_law.planning.batches import OF_PAPER, paper_stages
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Limits, of_law
@@ -30,7 +29,7 @@ from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
 from scaling_law.planning.optimum import drawn_losses
 from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords
-from scaling_law.rates.batch import cite
+from scaling_law.rates.batch import OF_PAPER, cite
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import (
     ADAM_BYTES,
@@ -294,19 +293,17 @@ def plan(
         raise InputError(given("engine", question["engine"]), f": a plan is a run of {TRAIN_PY}")
     options: dict[str, Any] = {**question, "integral": True, "force": force, "learning_rate_law": learning_rate_law}
     table = optimal(law, flops, experts, **options)
-    batch_source = table.batch_source
-    ramp = table.budget.ramp
     cluster = table.budget.cluster or table.cluster
     passed_over: tuple[str, ...] = ()
     if cluster is not None:
-        options["batch"] = ramp
-        options["sequence_length"] = None
         table, passed_over = _find_trainable(table, cluster, partial(optimal, law, flops, **options))
     row = table.best
     architecture = row.architecture
     # Integral rows have one.
     assert architecture is not None
 
+    ramp = table.ramp
+    cluster = None if cluster is None else cluster.with_ramp(ramp)
     schedule = _Schedule.of(ramp, row.tokens, branches)
     variables = of_law(law, {**architecture.variables(), "tokens": float(schedule.tokens)})
     loss = partial(table.limits.loss, law, variables=variables)
@@ -320,7 +317,7 @@ def plan(
     if given_rate is None:
         warnings += row.learning_rate_warnings
     if cluster is not None:
-        warnings = list(dict.fromkeys([*warnings, *cluster.warnings(architecture)]))
+        warnings = list(dict.fromkeys([*warnings, *cluster.warnings(architecture, float(schedule.tokens))]))
     return Plan(
         architecture=architecture,
         tokens=schedule.tokens,
@@ -328,7 +325,7 @@ def plan(
         steps=schedule.steps,
         sequence_length=ramp.sequence_length,
         batch_ramp=ramp.stages,
-        batch_source=batch_source,
+        batch_source=table.batch_source,
         warmup_tokens=schedule.warmup_tokens,
         decay_tokens=_decay_tokens(ramp, schedule.tokens),
         **_read_rate(row, given_rate),
@@ -431,9 +428,6 @@ def _usual_cluster(architecture: Architecture, ramp: BatchRamp) -> Cluster:
     Where none hold it, the most of them, with endless memory.
     """
     run: RunFields = {"batch": ramp}
-    if ramp.stages == paper_stages(ramp.sequence_length):
-        # More GPUs round the paper's batches up.
-        run = {"sequence_length": ramp.sequence_length}
     gpus = math.gcd(FEWEST_GPUS, *(stage.sequences for stage in ramp.stages))
     while gpus <= MOST_GPUS:
         try:
@@ -456,14 +450,14 @@ def _find_trainable(
 
     A row that does not fit stands for the widest model of its E that does. Errors as of `place`.
     """
-    if _widest_that_fits(table.best, table.limits, cluster) == table.best.d_model:
+    if _widest_that_fits(table.best, table, cluster) == table.best.d_model:
         return table, ()
     tables: list[OptimalTable] = []
     passed_over: list[str] = []
     for row in sorted(table.compared, key=lambda row: row.loss):
         if tables and min(other.best.loss for other in tables) <= row.loss:
             break
-        width = _widest_that_fits(row, table.limits, cluster)
+        width = _widest_that_fits(row, table, cluster)
         if width == row.d_model:
             tables.append(ask(experts=[row.experts]))
             break
@@ -477,14 +471,16 @@ def _find_trainable(
             tables.append(ask(experts=[row.experts], max_parameters=float(most)))
     if not tables:
         # This raises an error that says what is missing.
-        cluster.place(table.limits.architecture(table.best.d_model, table.best.experts))
+        architecture = table.limits.architecture(table.best.d_model, table.best.experts)
+        cluster.of_run(architecture, table.best.tokens).place(architecture)
     return min(tables, key=lambda other: other.best.loss), tuple(passed_over)
 
 
-def _widest_that_fits(row: OptimalRow, limits: Limits, cluster: Cluster) -> float:
+def _widest_that_fits(row: OptimalRow, table: OptimalTable, cluster: Cluster) -> float:
     """Return the width of the row's model, or the next below that fits; 0 where none does."""
     widths = np.arange(round(row.d_model), 0, -HEAD_DIM, dtype=float)
-    fits = cluster.fits(limits.widths(widths, row.experts))
+    tokens = table.budget.variables(widths, row.experts, table.limits)["tokens"]
+    fits = cluster.fits_run(table.limits.widths(widths, row.experts), tokens)
     return float(widths[np.argmax(fits)]) if fits.any() else 0.0
 
 

@@ -113,7 +113,7 @@ class RunFields(TypedDict, total=False):
             "Tokens of a sequence: 4k is 4,096.",
             parse_context,
             "TOKENS",
-            default_meaning="512; above the paper's largest run 4,096",
+            default_meaning="512; of models larger than the paper's 2.7B 4,096",
             is_rare=True,
         ),
     ]
@@ -123,7 +123,7 @@ class RunFields(TypedDict, total=False):
             "Tokens of a batch: 4M; or sequences from so many tokens on: 0:128,0.5B:256.",
             parse_run_batch,
             "TOKENS",
-            default_meaning="the paper's, 66K to 262K; above its largest run by Step Law",
+            default_meaning="the paper's, 66K to 262K; above the FLOPs of its largest run by Step Law",
             is_rare=True,
         ),
     ]

@@ -10,30 +10,31 @@ from typing import Any
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import reads
 from hub.base.tables import Table, join_words
-from hub.base.units import format_bytes, format_count, parse_batch, parse_tokens
+from hub.base.units import format_bytes, format_count, parse_tokens
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
 from scaling_law.machine.gpus import Gpu, named_gpu
 from scaling_law.machine.layout import ENGINES, TRAIN_PY, DoesNotFit, Placement
 from scaling_law.machine.throughput import Throughput
-from scaling_law.planning.batches import read_ramp
+from scaling_law.planning.batches import BatchRule
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.missing import refuse_none
 from scaling_law.size.model_configs import Model, read_model
-from scaling_law.size.recipe import PAPER, RampStage
+from scaling_law.size.recipe import PAPER
 
-# Sequences of a step without a batch: the paper's last, and of a model that is read, with the tokens of each, those
-# that are usual of released ones.
-SEQUENCES = PAPER.batch_ramp[-1].sequences
+# Sequences of a step of a model that is read, without a batch or the tokens of a run, and tokens of each: those that
+# are usual of released ones.
 READ_SEQUENCES = 1024
+# Tokens of a run where none are given: of the shortest that ends with the paper's last batch.
+TOKENS = PAPER.batch_ramp[-1].from_tokens + 1
 READ_LENGTH = 4096
 
 
 @dataclass(frozen=True)
 class ScaleOutRow:
-    """A model on `gpus` GPUs. Bytes and seconds are of one GPU and one step; None where no layout fits.
+    """A model on `gpus` GPUs, which share batches of `batch_tokens`. Bytes and seconds are of one GPU and one step; None where no layout fits.
 
     `placement` is the fastest layout that the engine can run. A step takes the longer of `compute_seconds` and
     `communication_seconds`, at the full speed of the links. `mfu_limit`: the MFU at which communication fills the
@@ -42,6 +43,7 @@ class ScaleOutRow:
     """
 
     gpus: int
+    batch_tokens: int
     expert_parallel_bytes: float
     expert_parallel_seconds: float
     placement: Placement | None = None
@@ -105,7 +107,9 @@ class ScaleOut(Answer):
         name = f"{self.model}: " if self.model else ""
         experts = f"E = {a.experts}" if a.experts_per_token == 1 else f"{a.experts_per_token} of {a.experts} experts"
         size = f"{format_count(a.n_active)} active of {format_count(a.n_total)} parameters"
-        batch = f"batches of {self.batch_tokens:,} tokens, sequences of {self.sequence_length:,}, on {self.gpu}"
+        largest = max(row.batch_tokens for row in self.rows)
+        batches = f"{self.batch_tokens:,}" if largest == self.batch_tokens else f"{self.batch_tokens:,} to {largest:,}"
+        batch = f"batches of {batches} tokens, sequences of {self.sequence_length:,}, on {self.gpu}"
         model = f"{name}d_model {a.d_model}, {a.blocks} blocks, {experts}: {size}; {batch}"
         rows = [_cells(row, self.tokens is not None, self.price is not None) for row in self.rows]
         return Table.of(rows, title=f"{self.verdict}\n{model}", warnings=self.warnings)
@@ -170,8 +174,9 @@ def scale_out(
         model: an `Architecture`; or "org/model" on the Hub, a folder, a config.json, a mapping or a configuration of
             transformers, of which nothing but config.json is read.
         tokens: of a run, 1e12 or "1T", for hours; with a `price` per GPU-hour for its cost, too.
-        batch, sequence_length: tokens of a step, "4M", and of a sequence, "4k"; default the paper's last batch, 512
-            sequences of 512; of a model that is read, 1,024 of 4,096.
+        batch, sequence_length: tokens of a step, "4M", and of a sequence, "4k". None: those of `optimal` and `plan`
+            for this model and its tokens, and without these the paper's last batch, 262,144; a model that is read
+            has sequences of 4,096, and without tokens 1,024 of them.
         engine: whose layouts are searched: "train.py", or "megatron", which also has tensor, pipeline and context
             parallelism and a distributed optimizer.
 
@@ -185,30 +190,31 @@ def scale_out(
         raise InputError(f"price={price!r} is per GPU-hour: ", given("tokens", None), " must be given, those of a run")
     refuse_none("model", model)
     source: Model | None = None
-    sequences = SEQUENCES
-    length: float | str = PAPER.sequence_length
     if isinstance(model, Architecture):
         architecture = model
     else:
         source = read_model(model, revision)
         architecture = source.architecture
-        sequences = READ_SEQUENCES
-        length = READ_LENGTH
-    length = length if sequence_length is None else sequence_length
-    stages = [RampStage(0, sequences)] if batch is None else parse_batch(batch, "batch")
-    ramp = read_ramp(batch=stages, sequence_length=length)
+        sequence_length = READ_LENGTH if sequence_length is None else sequence_length
+        if batch is None and tokens is None:
+            batch = READ_SEQUENCES * READ_LENGTH
     sheet = named_gpu(gpu)
     if engine not in ENGINES:
         raise InputError(unknown("engine=", engine, ENGINES))
     throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16", engine=engine)
     run_tokens = None if tokens is None else parse_tokens(float(positive("tokens", tokens)))
-    clusters = [Cluster(count, throughput, ramp, engine, price=price) for count in counts]
+    clusters = []
+    for count in counts:
+        rule = BatchRule.of(count, engine == TRAIN_PY, batch=batch, sequence_length=sequence_length)
+        ramp = rule.run(architecture.n_active, run_tokens or TOKENS)
+        clusters.append(Cluster(count, throughput, ramp, engine, price=price))
+    rows = tuple(_make_row(architecture, cluster, sheet, run_tokens) for cluster in clusters)
     return ScaleOut(
         architecture=architecture,
         gpu=sheet.name,
-        batch_tokens=ramp.last_batch_tokens(0),
-        rows=tuple(_make_row(architecture, cluster, sheet, run_tokens) for cluster in clusters),
-        sequence_length=ramp.sequence_length,
+        batch_tokens=min(row.batch_tokens for row in rows),
+        rows=rows,
+        sequence_length=clusters[0].ramp.sequence_length,
         model=None if source is None else source.name,
         tokens=run_tokens,
         price=clusters[0].price,
@@ -231,10 +237,11 @@ def _explain(source: Model | None, cluster: Cluster, architecture: Architecture)
 def _make_row(a: Architecture, cluster: Cluster, sheet: Gpu, run_tokens: float | None) -> ScaleOutRow:
     """Lay the model out on these GPUs: the fastest layout, what it exchanges, and the hours of a run."""
     gpus = cluster.gpus
-    tokens = cluster.ramp.last_batch_tokens(0)
+    tokens = max(cluster.batches) * cluster.ramp.sequence_length
     exchange = Sent(all_to_all_bytes(a, tokens / gpus, gpus), gpus, is_ring=False)
     row = ScaleOutRow(
         gpus=gpus,
+        batch_tokens=tokens,
         expert_parallel_bytes=float(exchange.received),
         expert_parallel_seconds=float(exchange.seconds(sheet)),
         least_bytes=float(cluster.steps(a).least),
@@ -246,7 +253,7 @@ def _make_row(a: Architecture, cluster: Cluster, sheet: Gpu, run_tokens: float |
     # The memory of an assumed GPU is known.
     assert placement is not None
     ideal = a.training_flops(tokens, context=cluster.ramp.sequence_length) / (gpus * sheet.peak_flops)
-    passes = cluster.batches[0] // (placement.dp * placement.fsdp * placement.micro_batch_sequences)
+    passes = max(cluster.batches) // (placement.dp * placement.fsdp * placement.micro_batch_sequences)
     traffic = communication(a, placement.sharding, placement, passes, tokens / gpus, reshard=placement.reshard)
     received = {name: float(collective.received) for name, collective in traffic.items()}
     compute_seconds, communication_seconds = (sum(side.values()) for side in placement.sides)

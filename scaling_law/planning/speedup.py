@@ -30,7 +30,7 @@ from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths
-from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, RunFields, lists_keywords, pick
+from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, lists_keywords
 from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
@@ -222,15 +222,10 @@ def speedup(
     variables, width = _read_spending(law, model, flops, tokens, limits, force)
     check = law.check(**variables)
     check.refuse(force)
-    if cluster is not None:
-        spent = float(training_flops(variables["n_active"], variables["tokens"]))
-        ramp = cluster.recommend_ramp(pick(RunFields, question), spent, float(variables["tokens"]))
-        cluster = cluster if ramp is None else replace(cluster, ramp=ramp)
-
     name = _describe(model)
     sized = model if isinstance(model, Architecture) else limits.widths(width, variables["experts"])
-    notes = [] if cluster is None else [*cluster.warnings(sized)]
-    if cluster is not None and np.all(np.isinf(cluster.seconds(sized, 1.0))):
+    notes = [] if cluster is None else [*cluster.warnings(sized, float(variables["tokens"]))]
+    if cluster is not None and not np.any(cluster.fits_run(sized, variables["tokens"])):
         notes.append(f"{name}: training takes more memory than {cluster.hardware} have")
         cluster = None
     notes += [about(name, warning) for warning in check.warnings]

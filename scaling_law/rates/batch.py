@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from hub.base.units import format_count
 from scaling_law.formulas.literature import power_law, read_literature
 from scaling_law.size.architecture import training_flops
-from scaling_law.size.recipe import PAPER, ROWS, BatchRamp
+from scaling_law.size.recipe import PAPER, ROWS
 
 # What a published law answers, and the batch that it means.
 BATCHES = {"learning rate, batch": "best", "critical batch": "critical"}
@@ -23,8 +25,10 @@ DEFAULT_LAW = "step_law"
 # Other sources of a batch: the question, and the recipe of the paper.
 GIVEN = "given"
 OF_PAPER = "paper"
-# Tokens of a sequence in runs larger than the paper's.
+# Tokens of a sequence of models larger than the paper's.
 LONG_SEQUENCE = 4096
+# Share by which a width that exists may miss its parameters by rounding.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,10 @@ def published_batches(flops: float, tokens: float, loss: float) -> tuple[Publish
     return tuple(batches)
 
 
-def batch_of(tokens: float, law: str = DEFAULT_LAW) -> float:
-    """Return the tokens of the best batch by a law that depends on the tokens of a run alone."""
+def batch_of(tokens: Any, law: str = DEFAULT_LAW) -> Any:
+    """Return the tokens of the best batch by a law that depends on the tokens of a run alone; broadcasts."""
     (row,) = (row for row in _batch_laws() if row["name"] == law)
-    return float(power_law(row["coefficients"]["batch_tokens"], {"tokens": tokens}))
+    return power_law(row["coefficients"]["batch_tokens"], {"tokens": np.asarray(tokens, float)})
 
 
 @cache
@@ -75,16 +79,68 @@ def largest_paper_run() -> float:
     return max(float(training_flops(row.architecture.n_active, 1e9 * max(row.tokens))) for row in ROWS)
 
 
-def usual_batch(flops: float, tokens: float) -> tuple[int, str]:
-    """Return the last batch of a run that names none, in tokens, and where it comes from.
+@cache
+def largest_paper_model() -> int:
+    """Return the active parameters of the paper's largest model."""
+    return max(row.architecture.n_active for row in ROWS)
 
-    It is the paper's up to its largest run; above, that of a published law, in sequences of 4,096 tokens.
+
+def usual_length(n_active: Any) -> Any:
+    """Return the tokens of a sequence of models where the question names none: longer above the paper's largest.
+
+    It depends on the model alone, so that a longer run of one model never costs it tokens.
     """
-    if flops <= largest_paper_run():
-        ramp = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
-        return ramp.last_batch_tokens(tokens), OF_PAPER
-    sequences = round_sequences(batch_of(tokens) / LONG_SEQUENCE)
-    return sequences * LONG_SEQUENCE, DEFAULT_LAW
+    is_larger = np.asarray(n_active) > (1 + ROUNDING) * largest_paper_model()
+    return np.where(is_larger, LONG_SEQUENCE, PAPER.sequence_length)
+
+
+def usual_tokens(n_active: Any, tokens: Any) -> Any:
+    """Return about how many tokens a batch has where the question names none; broadcasts.
+
+    It is that with which the paper's ramp ends after these tokens, and above the FLOPs of its largest run that of a
+    published law, if larger. It never falls as tokens are added.
+    """
+    of_paper: Any = 0
+    for stage in PAPER.batch_ramp:
+        is_later = np.asarray(tokens) > stage.from_tokens
+        of_paper = np.where(is_later, stage.sequences * PAPER.sequence_length, of_paper)
+    is_larger = training_flops(n_active, tokens) > largest_paper_run()
+    return np.where(is_larger, np.maximum(of_paper, batch_of(tokens)), of_paper)
+
+
+def first_tokens(n_active: Any, batch_tokens: Any) -> Any:
+    """Return the tokens above which a run's usual batch has at least so many; broadcasts."""
+    (row,) = (row for row in _batch_laws() if row["name"] == DEFAULT_LAW)
+    coefficients = row["coefficients"]["batch_tokens"]
+    share = np.asarray(batch_tokens) / coefficients["scale"]
+    by_law = coefficients.get("unit", 1.0) * share ** (1.0 / coefficients["tokens"])
+    first = np.maximum(by_law, largest_paper_run() / training_flops(n_active, 1.0))
+    for stage in reversed(PAPER.batch_ramp):
+        is_enough = np.asarray(batch_tokens) <= stage.sequences * PAPER.sequence_length
+        first = np.where(is_enough, np.minimum(first, stage.from_tokens), first)
+    return first
+
+
+def round_batch(tokens: Any, length: Any, gpus: int = 1, needs_sequence: bool = True) -> Any:
+    """Round a batch to sequences that GPUs share: the odd factor of their number times a power of two; broadcasts.
+
+    A larger batch then has every micro-batch of a smaller one.
+    """
+    odd = gpus // (gpus & -gpus)
+    doublings = np.round(np.log2(np.asarray(tokens) / (np.asarray(length) * odd)))
+    return np.maximum(odd * 2.0 ** np.maximum(doublings, 0.0), gpus if needs_sequence else odd)
+
+
+def usual_batch(n_active: float, tokens: float) -> tuple[int, str]:
+    """Return the tokens of the batch of one run that names none, and where it comes from."""
+    length = int(usual_length(n_active))
+    sequences = int(round_batch(usual_tokens(n_active, tokens), length))
+    return sequences * length, source_of_batch(n_active, tokens)
+
+
+def source_of_batch(n_active: float, tokens: float) -> str:
+    """Return where the usual batch of a run comes from: the paper or a published law."""
+    return DEFAULT_LAW if float(training_flops(n_active, tokens)) > largest_paper_run() else OF_PAPER
 
 
 def round_sequences(count: float) -> int:

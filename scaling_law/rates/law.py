@@ -39,7 +39,6 @@ from scaling_law.size.architecture import (
     Architecture,
     active_parameters,
     non_embedding_parameters,
-    training_flops,
 )
 from scaling_law.size.recipe import PAPER, ROWS
 
@@ -240,7 +239,7 @@ class LearningRateLaw(Listed):
         if batch_tokens is not None or tokens is None or not self.slope_batch:
             return batch_tokens
         tokens = float(positive("tokens", tokens))
-        batch, _ = usual_batch(float(training_flops(architecture.n_active, tokens)), tokens)
+        batch, _ = usual_batch(architecture.n_active, tokens)
         return batch
 
     def warnings(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> list[str]:

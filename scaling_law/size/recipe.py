@@ -75,6 +75,11 @@ class BatchRamp:
             steps = int(exact_steps) - first_step
             self._starts.append((int(exact_steps), sequences + steps * stage.sequences))
 
+    @classmethod
+    def constant(cls, sequences: int, sequence_length: int) -> BatchRamp:
+        """Make the batch of a run that has no ramp."""
+        return cls((RampStage(0, sequences),), sequence_length)
+
     def _stage_of_step(self, step: int) -> int:
         """Return the number of the stage in which a step lies."""
         return max(i for i, (first_step, _) in enumerate(self._starts) if first_step <= step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,14 @@ class Widths:
             vocab_size=vocab_size,
             **counts,
         )
+
+    def at(self, mask: Any) -> Widths:
+        """Pick some of the models."""
+        arrays: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if np.ndim(value):
+                arrays[name] = np.broadcast_to(value, np.shape(mask))[mask]
+        return replace(self, **arrays)
 
     @property
     def blocks(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hub.base.errors import InputError
@@ -242,7 +242,7 @@ def _estimate_seconds(run: SweepRun, cluster: Cluster) -> tuple[Placement | None
     The seconds are infinite where no layout fits.
     """
     # `train.py` rounds no batch up.
-    cluster = replace(cluster, ramp=run.arguments.batch_ramp())
+    cluster = cluster.with_ramp(run.arguments.batch_ramp())
     try:
         placement = cluster.place(run.architecture)
     except DoesNotFit:

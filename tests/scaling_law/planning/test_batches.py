@@ -7,24 +7,54 @@ import pytest
 
 from hub.base.units import format_count
 from scaling_law import Architecture, scale_out
-from scaling_law.planning.batches import PAPER_RAMP, largest_paper_run, read_ramp
+from scaling_law.planning.batches import PAPER_RAMP, BatchRule
 from scaling_law.planning.question import parse_field
-from scaling_law.rates.batch import batch_of, published_batches
-from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+from scaling_law.rates.batch import batch_of, largest_paper_model, largest_paper_run, published_batches, usual_batch
+from scaling_law.size.recipe import BatchRamp, RampStage
 
 CLUSTER = {"gpu": "h100", "gpus": 8}
+
+
+def read_ramp(gpus=1, needs_sequence=True, **fields):
+    """The batches of a small model's run."""
+    return BatchRule.of(gpus, needs_sequence, **fields).run(1e8, 2e9)
 
 
 def sequences(ramp):
     return [stage.sequences for stage in ramp.stages]
 
 
-def test_without_a_batch_it_is_the_papers():
-    assert read_ramp().stages == PAPER.batch_ramp
-    assert sequences(read_ramp(96)) == [192, 384, 576]  # one micro-batch divides all
-    longer = read_ramp(sequence_length="4k")
-    assert [4096 * count for count in sequences(longer)] == [512 * stage.sequences for stage in PAPER.batch_ramp]
-    assert sequences(read_ramp(64, sequence_length=4096)) == [64, 64, 64]
+def test_without_a_batch_it_is_that_with_which_the_papers_ramp_ends():
+    for tokens in (1e6, 5e8, 6e8, 1.1e9, 8e9):
+        ramp = BatchRule().run(1e8, tokens)
+        assert (len(ramp.stages), ramp.last_batch_tokens(tokens)) == (1, PAPER_RAMP.last_batch_tokens(tokens))
+    assert read_ramp().stages == (RampStage(0, 512),)
+    assert sequences(read_ramp(96)) == [384]
+    assert sequences(read_ramp(sequence_length="4k")) == [64]
+    assert sequences(read_ramp(1024, sequence_length=4096)) == [1024]  # a sequence for every GPU
+    assert sequences(read_ramp(1024, needs_sequence=False, sequence_length=4096)) == [64]
+
+
+@pytest.mark.parametrize("gpus", [1, 8, 24, 96, 1024])
+@pytest.mark.parametrize("n_active", [1e6, 3e8, 2.7e9, 3e9, 1e11])
+def test_the_usual_batch_never_falls_with_the_tokens(gpus, n_active):
+    rule = BatchRule.of(gpus)
+    tokens = np.geomspace(1, 1e16, 3001)
+    batches = rule.sequences(n_active, tokens)
+    assert np.all(np.diff(batches) >= 0)
+    assert np.all(batches % gpus == 0)
+    ratios = batches[1:] / batches[:-1]
+    assert np.all(np.log2(ratios) % 1 == 0)
+    (length,) = {4096 if n_active > largest_paper_model() else 512}
+    assert (rule.lengths(n_active), usual_batch(n_active, 1e9)[0] % length) == (length, 0)
+    for sequences_of_batch in np.unique(batches):
+        first = float(rule.first_tokens(n_active, sequences_of_batch))
+        assert first <= tokens[np.argmax(batches == sequences_of_batch)]
+        if first > 1:
+            assert rule.sequences(n_active, first * (1 - 1e-6)) < rule.sequences(n_active, first * (1 + 1e-6))
+    far = tokens[tokens * n_active * 6 > 1e22]
+    by_law = batch_of(far)[rule.sequences(n_active, far) > gpus]
+    assert np.allclose(np.log2(rule.sequences(n_active, far)[-len(by_law) :] * length / by_law), 0, atol=0.51)
 
 
 @pytest.mark.parametrize(
@@ -176,31 +206,29 @@ def test_published_batches_are_those_of_their_sources():
     assert outside == pytest.approx(expected)
 
 
-def test_above_the_papers_runs_sequences_are_longer_and_the_batch_is_by_a_law(published):
-    """Within them the recipe stays; what the question says, stays everywhere."""
+def test_above_the_papers_runs_the_batch_is_by_a_law_and_sequences_of_larger_models_are_longer(published):
+    """Each is a function of the run; what the question says, stays everywhere."""
     assert largest_paper_run() == pytest.approx(5.3e20, rel=0.01)
     small, large = (published.optimal(flops, [8]) for flops in (5e20, 6e20))
-    assert (small.batch_source, small.budget.ramp.stages, small.batch_tokens) == ("paper", PAPER.batch_ramp, 2**18)
-    assert (large.batch_source, large.budget.ramp.sequence_length) == ("step_law", 4096)
-    assert large.batch_tokens == pytest.approx(batch_of(large.best.tokens), rel=0.125)
+    assert (small.batch_source, small.ramp.stages, small.batch_tokens) == ("paper", (RampStage(0, 512),), 2**18)
+    assert large.batch_source == "step_law"
+    for table in (small, large):
+        assert table.best.sequence_length == (4096 if table.best.n_active > largest_paper_model() else 512)
+    assert 2**-0.5 < large.batch_tokens / batch_of(large.best.tokens) < 2**0.5
     assert large.best.learning_rate_batch == large.batch_tokens
     assert large.best.loss == published.optimal(6e20, [8], batch="256K", sequence_length=512).best.loss
     as_asked = published.optimal(6e20, [8], batch="8M")
-    assert (as_asked.batch_source, as_asked.batch_tokens, as_asked.budget.ramp.sequence_length) == (
-        "given",
-        2**23,
-        4096,
-    )
-    assert published.optimal(6e20, [8], sequence_length=1024).budget.ramp.sequence_length == 1024
+    assert (as_asked.batch_source, as_asked.batch_tokens) == ("given", 2**23)
+    assert published.optimal(6e20, [8], sequence_length=1024).best.sequence_length == 1024
 
 
 def test_in_hours_the_batch_follows_the_tokens_and_the_gpus(published):
     question = {"gpu": "h100", "gpus": 64, "experts": [8]}
     table = published.optimal(hours=300, **question)
     assert table.best.training_flops > largest_paper_run()
-    (stage,) = table.budget.ramp.stages
+    (stage,) = table.ramp.stages
     assert stage.sequences % 64 == 0
-    assert table.batch_tokens == pytest.approx(batch_of(table.best.tokens), rel=0.13)
+    assert 2**-0.5 < table.batch_tokens / batch_of(table.best.tokens) < 2**0.5
     plan = published.plan(hours=300, **question)
     assert (plan.batch_source, plan.sequence_length) == ("step_law", 4096)
     crowded = published.optimal(hours=20, gpu="h100", gpus=1024, experts=[8])

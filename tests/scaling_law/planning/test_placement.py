@@ -31,13 +31,13 @@ def test_the_largest_micro_batch_that_fits():
 
     assert found.memory.total == total(found.micro_batch_sequences, "fsdp2")
     assert total(found.micro_batch_sequences, "ddp") > 80e9 - RESERVED  # else it would not be sharded
-    assert total(2 * found.micro_batch_sequences, "fsdp2") > 80e9 - RESERVED or found.micro_batch_sequences == 16
+    assert total(2 * found.micro_batch_sequences, "fsdp2") > 80e9 - RESERVED or found.micro_batch_sequences == 64
 
 
 def test_small_models_are_whole_on_each_gpu_and_large_ones_compute_activations_again():
     small = Cluster(8, H100).place(Architecture(512, 8))
-    assert (small.micro_batch_sequences, small.sharding) == (16, "ddp")
-    assert str(small).endswith("of each GPU, micro-batches of 16 sequences, DDP")
+    assert (small.micro_batch_sequences, small.sharding) == (64, "ddp")
+    assert str(small).endswith("of each GPU, micro-batches of 64 sequences, DDP")
     assert Cluster(1, H100).place(Architecture(512)).sharding == "none"
     large = Cluster(8, Throughput.assumed("rtx-4090")).place(Architecture(3520))
     assert large.gradient_checkpointing
@@ -47,7 +47,7 @@ def test_small_models_are_whole_on_each_gpu_and_large_ones_compute_activations_a
 def test_what_cannot_be_trained_is_refused():
     with pytest.raises(ValueError, match=r"d_model 2048, E = 32 .*cannot be trained on 8 × .* has 78 GB free"):
         Cluster(8, H100).place(Architecture(2048, 32))
-    with pytest.raises(ValueError, match="gpus=6 cannot share batches of 128, 256, 512 sequences equally"):
+    with pytest.raises(ValueError, match="gpus=6 cannot share batches of 512 sequences equally"):
         Cluster(6, H100).place(Architecture(512))
     assert Cluster(8, Throughput("a GPU", "bf16", {"flops": 1e-14})).place(Architecture(1728, 32)) is None
     six = BatchRamp((RampStage(0, 96),), 512)
@@ -69,7 +69,7 @@ def test_a_plan_divides_experts_as_its_layout_does():
     measured = JointLaw.published().plan(hours=24, gpus=8, throughput=replace(H100, is_assumed=False), experts=[8])
     assert measured.placement
     assert "limited by" not in str(measured.summary())  # a measured step has all its parts in it
-    moe = JointLaw.published().plan(hours=72, gpus=8, throughput=H100, experts=[32])
+    moe = JointLaw.published().plan(hours=72, gpus=64, throughput=H100, experts=[32])
     arguments = from_dict(yaml.safe_load(moe.to_yaml()))
     assert arguments.run.expert_parallel == moe.placement.ep > 1
 
@@ -89,7 +89,7 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
         if row.experts in named:
             with pytest.raises(DoesNotFit):
                 cluster.place(Architecture(row.architecture.d_model + 64, int(row.experts)))
-    assert named == [32]
+    assert named == [16, 32]
     measured = replace(H100, is_assumed=False)  # steps that were measured hold for models of any size
     free = JointLaw.published().optimal(hours=960, gpus=8, throughput=measured, integral=True, batch=PAPER_RAMP)
     assert any(
@@ -99,12 +99,14 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
 
 def test_batches_are_rounded_up_to_what_gpus_can_share():
     table = JointLaw.published().optimal(hours=72, gpus=6, throughput=H100)
-    assert table.budget.cluster.batches == (132, 264, 528)  # 516 would leave micro-batches of one sequence
+    assert [stage.sequences for stage in table.ramp.stages] == [384]  # 6 times a power of two
     slower = [JointLaw.published().optimal(hours=72, gpus=n, gpu="h100", experts=[32]).best.loss for n in (6, 8)]
     assert slower == sorted(slower, reverse=True)
-    assert any("batches of 132, 264, 528 sequences, which 6 GPUs can share" in warning for warning in table.warnings)
-    assert Cluster.of(gpus=256, gpu="h100").batches == (256, 256, 512)
-    assert not Cluster.of(gpus=8, gpu="h100").warnings(Architecture(512))[1:]
+    many = JointLaw.published().optimal(hours=2, gpus=2048, gpu="h100", experts=[1])
+    (stage,) = many.ramp.stages
+    assert stage.sequences % 2048 == 0
+    assert any(f"batches of {stage.sequences:,} sequences, which 2048 GPUs can" in text for text in many.warnings)
+    assert not Cluster.of(gpus=8, gpu="h100").warnings(Architecture(512), 1e10)[1:]
 
 
 @pytest.mark.parametrize("experts", [None, [4, 32]])
@@ -146,7 +148,7 @@ def test_every_question_takes_the_same_step():
         gpus, gpu = int(random.choice([1, 8, 64])), str(random.choice(["h100", "a100", "gb200", "rtx-4090"]))
         model, throughput = Architecture(d_model, e), Throughput.assumed(gpu)
         cluster = Cluster(gpus, throughput, ramp=BatchRamp((RampStage(0, 512),), 512))
-        (row,) = scale_out(model, [gpus], gpu).rows
+        (row,) = scale_out(model, [gpus], gpu, batch=512 * 512, sequence_length=512).rows
         steps = [cluster.seconds(work, 512.0 * 512) for work in (model, Limits().widths(d_model, e))]
         expected = np.inf if row.step_seconds is None else row.step_seconds * throughput.overhead_of(gpus)
         assert steps == pytest.approx([expected] * 2, rel=1e-12)

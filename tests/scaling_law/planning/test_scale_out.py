@@ -118,7 +118,8 @@ def test_each_engine_has_the_layouts_that_it_can_run():
             for option in layouts.options():
                 assert option.uses <= able
                 assert option.dp * option.fsdp * option.tp * option.pp * option.cp == gpus
-                assert 128 % (option.micro_batch_sequences * option.dp * option.fsdp) == 0
+                assert 128 % (option.dp * option.fsdp) == 0
+                assert 512 % (option.micro_batch_sequences * option.dp * option.fsdp) == 0
                 assert option.tp <= 8
                 assert length / option.cp >= 2048 or option.cp == 1
                 seen |= option.uses

@@ -146,7 +146,7 @@ def test_hours_of_both_models(law):
     few, h100 = law.replace(draws=law.draws[:20]), Throughput.assumed("h100")
     found = few.speedup(8, 1, flops=1e21, gpus=8, throughput=h100, batch=PAPER_RAMP)
     best, same = found.rows
-    cluster, limits = Cluster(8, h100), Limits()
+    cluster, limits = Cluster(8, h100, ramp=PAPER_RAMP), Limits()
     own = cluster.seconds(limits.widths(width_of_active(found.n_active), 8.0), found.tokens)
     for row in (best, same):
         seconds = cluster.seconds(limits.widths(width_of_active(row.n_active), 1.0), row.tokens)
@@ -158,7 +158,7 @@ def test_hours_of_both_models(law):
     low, high = np.divide(sure.rows[1].time_interval, sure.rows[1].compute_interval)
     assert low == pytest.approx(high, rel=1e-2)  # the model of a computes its activations again
     a, b = Architecture(1024, 8), Architecture(1024)
-    given = few.speedup(a, b, tokens=2e10, gpus=8, throughput=h100).rows[0]
+    given = few.speedup(a, b, tokens=2e10, gpus=8, throughput=h100, batch=PAPER_RAMP).rows[0]
     assert given.hours == pytest.approx(cluster.seconds(b, given.tokens) / 3600)
 
 
