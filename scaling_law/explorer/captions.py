@@ -58,7 +58,7 @@ def _bands(elements: set[str]) -> list[str]:
 
 
 def _memory(elements: set[str]) -> list[str]:
-    sentences = ["Each curve shows the best model of one E at each memory limit, up to its compute optimum (dot)."]
+    sentences = ["Each curve shows the best model of one E at each memory limit, up to the best size (dot)."]
     if "answer" in elements:
         sentences.append("The star is the best row of the table.")
     if "shades" in elements:
@@ -73,8 +73,8 @@ def _memory(elements: set[str]) -> list[str]:
 
 def _map(elements: set[str]) -> list[str]:
     sentences = [
-        "Colour marks the best E that can be trusted, or the best of all where none can.",
-        "It is weaker outside the range of the law's runs, weakest where no E can be trusted, and absent without an "
+        "Colour marks the E of the best row that the table would have for this budget and limit.",
+        "It is weaker outside the range of the law's runs, weakest where that row is not trusted, and absent without an "
         "answer.",
     ]
     if "tie" in elements:
