@@ -1,4 +1,4 @@
-"""The error of extrapolation in the draws of losses: none inside, the measured growth outside, shared by all models."""
+"""The error of extrapolation in the draws of losses: none inside, as measured outside, shared by all models."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def test_inside_the_ranges_losses_have_the_draws_of_the_coefficients_alone(size,
     high = min(ranges.tokens[1], LARGEST.tokens_per_parameter[1] * n_active, LARGEST.training_flops[1] / 6 / n_active)
     tokens = low * (high / low) ** data
     losses = FEW.loss_draws(n_active, tokens * (1 - 1e-12), experts)
-    assert np.array_equal(losses, FEW.loss_draws(n_active, tokens * (1 - 1e-12), experts, extrapolation=False))
+    assert np.array_equal(losses, FEW.coefficient_loss_draws(n_active, tokens * (1 - 1e-12), experts))
 
 
 def test_the_deviation_grows_from_zero_as_the_backtests_measured():
@@ -95,7 +95,7 @@ def test_the_scores_are_those_of_every_machine():
 def test_few_draws_have_errors_too():
     law = LAW.replace(draws=LAW.draws[:2])
     losses = law.loss_draws(1e10, 1e12, 1)
-    assert np.all(losses != law.loss_draws(1e10, 1e12, 1, extrapolation=False))
+    assert np.all(losses != law.coefficient_loss_draws(1e10, 1e12, 1))
 
 
 def test_every_question_has_the_same_interval_for_the_same_model():
@@ -119,7 +119,7 @@ def test_every_question_has_the_same_interval_for_the_same_model():
 
 def test_a_law_without_ranges_has_no_such_error():
     law = FEW.replace(conditions=None)
-    assert np.array_equal(law.loss_draws(1e11, 1e13, 8), law.loss_draws(1e11, 1e13, 8, extrapolation=False))
+    assert np.array_equal(law.coefficient_loss_draws(1e11, 1e13, 8), law.loss_draws(1e11, 1e13, 8))
 
 
 def test_a_law_of_all_parameters_errs_with_its_first_size():
