@@ -137,28 +137,15 @@ class Formula(Summarised):
     ) -> FloatArray:
         """Predict losses under each of the law's draws, [n_draws, ...]. ValueError if the law has none.
 
-        Outside the fitted ranges they have the error of extrapolation.
+        Outside the fitted ranges they have the error of extrapolation; a law without `conditions` has none.
         """
-        inputs = self._inputs(n_active, tokens, experts, **variables)
-        losses = self.coefficient_loss_draws(n_active, tokens, experts, unique_tokens=unique_tokens, **variables)
-        return self.add_extrapolation(losses, inputs, losses.ndim - 1)
-
-    def coefficient_loss_draws(
-        self,
-        n_active: Values = None,
-        tokens: Values = None,
-        experts: Values = None,
-        *,
-        unique_tokens: Values = None,
-        **variables: Values,
-    ) -> FloatArray:
-        """Predict losses as `loss_draws` does, but without the error of extrapolation."""
         inputs = self._inputs(n_active, tokens, experts, **variables)
         shapes = [values.shape for values in inputs.values()]
         if unique_tokens is not None:
             shapes.append(numbers("unique_tokens", unique_tokens).shape)
         dimensions = len(np.broadcast_shapes(*shapes))
-        return np.asarray(self._loss_of(self.columns_of_draws(dimensions), inputs, unique_tokens))
+        losses = np.asarray(self._loss_of(self.columns_of_draws(dimensions), inputs, unique_tokens))
+        return self.add_extrapolation(losses, inputs, dimensions)
 
     def add_extrapolation(self, losses: FloatArray, variables: Mapping[str, Any], dimensions: int) -> FloatArray:
         """Add the error of extrapolation to losses under draws, [n_draws, ...], of models of so many dimensions.

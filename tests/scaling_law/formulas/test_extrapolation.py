@@ -34,7 +34,7 @@ def test_inside_the_ranges_losses_have_the_draws_of_the_coefficients_alone(size,
     high = min(ranges.tokens[1], LARGEST.tokens_per_parameter[1] * n_active, LARGEST.training_flops[1] / 6 / n_active)
     tokens = low * (high / low) ** data
     losses = FEW.loss_draws(n_active, tokens * (1 - 1e-12), experts)
-    assert np.array_equal(losses, FEW.coefficient_loss_draws(n_active, tokens * (1 - 1e-12), experts))
+    assert np.array_equal(losses, FEW.replace(conditions=None).loss_draws(n_active, tokens * (1 - 1e-12), experts))
 
 
 def test_the_deviation_grows_from_zero_as_the_backtests_measured():
@@ -49,7 +49,7 @@ def test_the_deviation_grows_from_zero_as_the_backtests_measured():
     }
     # A thousandth outside is inside.
     parts = [RULE["growth"][name] * np.maximum(np.log(times) - 1e-3, 0) for name, times in outside.items()]
-    assert deviation == pytest.approx(np.sqrt(np.sum(np.square(parts), axis=0)), rel=1e-4, abs=1e-7)
+    assert deviation == pytest.approx(np.sqrt(np.sum(np.square(parts), axis=0)), rel=0.03, abs=1e-7)
     assert deviation[0] == 0
     assert deviation[1] < 2e-4
 
@@ -73,29 +73,21 @@ def test_what_e_share_cancels_and_a_doubling_adds_its_part():
     # Both have runs up to 321M on 16B tokens.
     own = [np.log(n_active / 3.2103e8), np.log(tokens / 16e9), np.log(6 * n_active * tokens / 5.29508e20)]
     deviation = np.sqrt(sum((RULE["growth"][name] * x) ** 2 for name, x in zip(("N_act", "D", "C"), own, strict=True)))
-    assert (errors[:, 3] - errors[:, 2]).std() == pytest.approx(RULE["per_doubling"] * deviation, rel=1e-3)
+    assert (errors[:, 3] - errors[:, 2]).std() == pytest.approx(RULE["per_doubling"] * deviation, rel=0.03)
     assert errors[:, 3].std() > errors[:, 2].std() > errors[:, 0].std()
 
 
-@pytest.mark.parametrize("count", [100, 200, 1000])
-def test_scores_are_normal_and_uncorrelated(count):
-    scores = normal_scores(count)
-    assert scores @ scores.T / count == pytest.approx(np.eye(8), abs=1e-9)
-    assert scores.mean(axis=1) == pytest.approx(np.zeros(8), abs=0.05)
-    ends = np.quantile(scores, [0.025, 0.5, 0.975], axis=1)
-    assert ends == pytest.approx(np.array([[-1.96, 0, 1.96]] * 8).T, abs=0.3)
-
-
-def test_the_scores_are_those_of_every_machine():
-    assert normal_scores(100)[[0, 7], :2] == pytest.approx(
-        np.array([[-0.216077, 0.980354], [-0.237767, 0.623462]]), abs=1e-6
-    )
+def test_scores_are_normal_and_hardly_correlated():
+    scores = normal_scores(1000, 8)
+    assert scores @ scores.T / 1000 == pytest.approx(np.eye(8), abs=0.1)
+    assert np.array_equal(np.sort(scores), np.tile(np.sort(scores[0]), (8, 1)))
+    assert np.quantile(scores[0], [0.025, 0.5, 0.975]) == pytest.approx([-1.96, 0, 1.96], abs=0.01)
 
 
 def test_few_draws_have_errors_too():
     law = LAW.replace(draws=LAW.draws[:2])
     losses = law.loss_draws(1e10, 1e12, 1)
-    assert np.all(losses != law.coefficient_loss_draws(1e10, 1e12, 1))
+    assert np.all(losses != law.replace(conditions=None).loss_draws(1e10, 1e12, 1))
 
 
 def test_every_question_has_the_same_interval_for_the_same_model():
@@ -119,7 +111,7 @@ def test_every_question_has_the_same_interval_for_the_same_model():
 
 def test_a_law_without_ranges_has_no_such_error():
     law = FEW.replace(conditions=None)
-    assert np.array_equal(law.coefficient_loss_draws(1e11, 1e13, 8), law.loss_draws(1e11, 1e13, 8))
+    assert np.array_equal(law.replace(conditions=None).loss_draws(1e11, 1e13, 8), law.loss_draws(1e11, 1e13, 8))
 
 
 def test_a_law_of_all_parameters_errs_with_its_first_size():
@@ -127,7 +119,7 @@ def test_a_law_of_all_parameters_errs_with_its_first_size():
     law = published("abnar").replace(conditions=conditions)
     check = law.check(tokens=1e11, n_total=np.array([1e9, 1e10 * np.e]), density=0.1)
     deviation = np.std(log_errors(check, 200, 1), axis=0)
-    assert deviation == pytest.approx([0, RULE["growth"]["N_act"]], rel=2e-3)
+    assert deviation == pytest.approx([0, RULE["growth"]["N_act"]], rel=0.01)
 
 
 def test_intervals_of_a_speedup_cancel_what_both_share():
