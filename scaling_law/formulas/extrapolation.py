@@ -44,7 +44,7 @@ def log_errors(check: RangeCheck, count: int, dimensions: int) -> Any:
     shared_distances = check.distances(deviations)
     own_distances = check.distances(deviations, of_same_experts=True)
     per_doubling = data["per_doubling"] * check.doublings
-    scores = normal_scores(count, 2 * len(deviations)).reshape(-1, 2, count, *[1] * dimensions)
+    scores = normal_scores(count, 2 * len(deviations)).reshape(len(deviations), 2, count, *[1] * dimensions)
     errors: Any = 0.0
     for (name, deviation), (shared_score, own_score) in zip(deviations.items(), scores, strict=True):
         # The ranges of the same E are no wider than those of all runs.
