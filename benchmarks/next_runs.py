@@ -279,7 +279,7 @@ def choose_batch(
 def draw_losses(law: Law, runs: Runs) -> FloatArray:
     """Return the losses of the runs under each draw, [draws, n]."""
     variables = {name: runs.column(name) for name in law.variables}
-    return law.loss_draws(**variables, extrapolation=False)
+    return law.replace(conditions=None).loss_draws(**variables)
 
 
 def choose_at_random(pool: Pool, share: float, seed: int) -> Places:

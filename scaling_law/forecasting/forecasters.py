@@ -224,7 +224,7 @@ def fresh(kind: str, seed: int = 0) -> Forecaster:
         asymptote = None
         if errors and runs.n_trunks > 1:
             law = result.bootstrap(RESAMPLES, seed).law
-            losses = law.loss_draws(**_inputs(law, points), extrapolation=False)
+            losses = law.replace(conditions=None).loss_draws(**_inputs(law, points))
             log_losses = np.log(np.maximum(losses, 1e-9))
             error = robust_deviation(log_losses)
             asymptote = _asymptote_of_draws(law, log_losses)

@@ -142,11 +142,7 @@ def support_of(name: str) -> tuple[float, float]:
 
 def describe_support() -> str:
     """Say how far outside the fitted ranges answers are trusted: those that are at all."""
-    sentences = []
-    for row in evidence()["trusted"]:
-        if row["brief"]:
-            sentences.append(row["brief"].format(**row))
-    return ", ".join(sentences)
+    return ", ".join(row["brief"].format(**row) for row in evidence()["trusted"] if row["brief"])
 
 
 def measured_support_of(name: str) -> tuple[float, float]:
@@ -309,9 +305,8 @@ class RangeCheck(Summarised):
     @cached_property
     def beyond(self) -> NDArray[np.bool_]:
         """True where a model is known to lie beyond the guard."""
-        limits = self._known_limits
         bounds = {}
-        for name, (low, high) in limits.items():
+        for name, (low, high) in self._known_limits.items():
             guard = self.guard(name)
             bounds[name] = _widen(low / guard, high * guard, ROUNDING)
         return ~self._within(bounds)

@@ -23,30 +23,13 @@ import numpy as np
 from scaling_law.formulas.conditions import RangeCheck, evidence
 from scaling_law.size.arrays import FloatArray
 
-# Multiples of their roots fill the unit cube evenly (Richtmyer).
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
-# Fewer draws are too few to be made uncorrelated.
-FEW = 100
-
 
 @cache
-def normal_scores(count: int) -> FloatArray:
-    """Return quantiles of the normal distribution in eight orders that are uncorrelated, [8, count].
-
-    No generator is involved, so they are the same on every machine.
-    """
+def normal_scores(count: int, rows: int) -> FloatArray:
+    """Return the same quantiles of the normal distribution in orders of their own, [rows, count]."""
     normal = NormalDist()
-    quantiles = np.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])
-    steps = np.arange(1, count + 1)
-    scores = np.empty((len(PRIMES), count))
-    for row, prime in enumerate(PRIMES):
-        order = np.argsort(steps * np.sqrt(prime) % 1.0, kind="stable")
-        scores[row, order] = quantiles
-        if count >= FEW:
-            # Gram-Schmidt, since a few draws are never quite uncorrelated.
-            for earlier in scores[:row]:
-                scores[row] -= np.mean(scores[row] * earlier) * earlier
-            scores[row] /= np.sqrt(np.mean(scores[row] ** 2))
+    quantiles = [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
+    scores = np.array([np.random.default_rng(row).permutation(quantiles) for row in range(rows)])
     scores.setflags(write=False)
     return scores
 
@@ -61,13 +44,12 @@ def log_errors(check: RangeCheck, count: int, dimensions: int) -> Any:
     shared_distances = check.distances(deviations)
     own_distances = check.distances(deviations, of_same_experts=True)
     per_doubling = data["per_doubling"] * check.doublings
-    scores = normal_scores(count).reshape(len(PRIMES), count, *[1] * dimensions)
+    scores = normal_scores(count, 2 * len(deviations)).reshape(len(deviations), 2, count, *[1] * dimensions)
     errors: Any = 0.0
-    for i, (name, deviation) in enumerate(deviations.items()):
-        shared = shared_distances.get(name, 0.0)
-        own = own_distances.get(name, 0.0) * per_doubling
-        if np.any(shared):
-            errors = errors + deviation * shared * scores[i]
-        if np.any(own):
-            errors = errors + deviation * own * scores[i + len(deviations)]
+    for (name, deviation), (shared_score, own_score) in zip(deviations.items(), scores, strict=True):
+        # The ranges of the same E are no wider than those of all runs.
+        if np.any(own_distances.get(name, 0.0)):
+            shared = shared_distances[name] * shared_score
+            own = own_distances[name] * per_doubling * own_score
+            errors = errors + deviation * (shared + own)
     return errors

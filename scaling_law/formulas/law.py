@@ -133,12 +133,11 @@ class Formula(Summarised):
         experts: Values = None,
         *,
         unique_tokens: Values = None,
-        extrapolation: bool = True,
         **variables: Values,
     ) -> FloatArray:
         """Predict losses under each of the law's draws, [n_draws, ...]. ValueError if the law has none.
 
-        Outside the fitted ranges they have the error of extrapolation, unless `extrapolation` is False.
+        Outside the fitted ranges they have the error of extrapolation; a law without `conditions` has none.
         """
         inputs = self._inputs(n_active, tokens, experts, **variables)
         shapes = [values.shape for values in inputs.values()]
@@ -146,7 +145,7 @@ class Formula(Summarised):
             shapes.append(numbers("unique_tokens", unique_tokens).shape)
         dimensions = len(np.broadcast_shapes(*shapes))
         losses = np.asarray(self._loss_of(self.columns_of_draws(dimensions), inputs, unique_tokens))
-        return self.add_extrapolation(losses, inputs, dimensions) if extrapolation else losses
+        return self.add_extrapolation(losses, inputs, dimensions)
 
     def add_extrapolation(self, losses: FloatArray, variables: Mapping[str, Any], dimensions: int) -> FloatArray:
         """Add the error of extrapolation to losses under draws, [n_draws, ...], of models of so many dimensions.

@@ -455,7 +455,7 @@ def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -
     if is_usable.sum() < LEAST_ANSWERS:
         raise InputError(f"too few draws: {is_finite.sum()} have an answer, {is_usable.sum()} without outliers")
     answers = answers[is_usable]
-    losses = np.log(law.loss_draws(**columns, extrapolation=False))[is_usable]
+    losses = np.log(law.replace(conditions=None).loss_draws(**columns))[is_usable]
     return answers - answers.mean(axis=0), losses - losses.mean(axis=0)
 
 

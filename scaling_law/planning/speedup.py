@@ -236,7 +236,8 @@ def speedup(
     else:
         experts = _read_experts("baseline", baseline)
         same_width = width_of_active(variables["n_active"], limits.vocab_size)
-        best_width = target.cheapest(same_width, experts, limits)
+        of_same_size = target.of_baseline(limits.variables(same_width, experts, 1.0))
+        best_width = of_same_size.cheapest(same_width, experts, limits)
         curve = target.frontier(experts, limits)
         rows = (
             target.row("best size", *target.models(best_width, experts, limits), least_loss=curve["asymptote"]),
@@ -313,18 +314,7 @@ class _Target:
         return replace(self, loss=loss)
 
     def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
-        """Find the d_model of least FLOPs that reaches the loss under each draw, [1 + n_draws, 1]; NaN for none.
-
-        Each has the error of extrapolation of the law's own.
-        """
-        of_law_itself = replace(self, coefficients=self.coefficients[:, :1], loss=self.loss[:1])
-        width = of_law_itself._search_cheapest(start, experts, limits)
-        if not np.all(np.isfinite(width)):
-            return self._search_cheapest(start, experts, limits)
-        variables = limits.variables(width, experts, 1.0)
-        return self.of_baseline(variables)._search_cheapest(start, experts, limits)
-
-    def _search_cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
+        """Find the d_model of least FLOPs that reaches the loss under each draw, [1 + n_draws, 1]; NaN for none."""
         of_training = replace(limits, inference_tokens=0.0, unique_tokens=None)
         models = reaching(self.law, self.coefficients, self.loss, experts, of_training)
         low = np.full(self.loss.shape, np.log(start / AROUND))

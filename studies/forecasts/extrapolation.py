@@ -79,8 +79,8 @@ def misses_of(tables: Mapping[str, Runs]) -> Iterator[Miss]:
         runs = without_embeddings(read_source(CLARK)[router])
         is_held_out = runs.n_active > runs.n_active.max() / divisor
         train, held_out = runs.subset(~is_held_out), runs.subset(is_held_out)
-        law = fit(train, "routed").law
-        errors = np.log(held_out.loss / law.loss(n_active=held_out.n_active, experts=held_out.experts))
+        routed = fit(train, "routed").law
+        errors = np.log(held_out.loss / routed.loss(n_active=held_out.n_active, experts=held_out.experts))
         yield from _misses(ROUTED + router, "deepmind", f"N/{divisor}", train, held_out, errors, np.zeros(len(errors)))
 
 

@@ -394,7 +394,9 @@ def test_the_growth_is_that_of_the_misses():
     rows = []
     for i in range(4000):
         distances = rng.uniform(0, 3, 4)
-        spread = np.sqrt((wanted * distances) ** 2 @ np.ones(4) + 0.002**2)
+        spread = 0.002
+        total = np.linalg.norm([*wanted * distances, spread])
         lab = "large" if i % 10 else "small"
-        rows.append(extrapolation.Miss("set", lab, "C/10", 1.0, *distances, rng.normal(0, spread), 0.002))
+        miss = rng.normal(0, total)
+        rows.append(extrapolation.Miss("set", lab, "C/10", 1.0, *distances, miss, spread))
     assert extrapolation.grow(rows) == pytest.approx(wanted, abs=0.004)

@@ -96,7 +96,7 @@ def test_the_band_is_the_interval_of_the_draws(published):
     best = published.compute_optimal(1e21, 4.0)
     low, high = np.quantile(published.loss_draws(best.n_active, best.tokens, 4), [0.025, 0.975])
     near = band[np.abs(np.log(band[:, 0] / best.tokens)) < 0.03, 1]
-    assert (near.min(), near.max()) == pytest.approx((low, high), abs=2e-4)
+    assert (near.min(), near.max()) == pytest.approx((low, high), abs=1e-3)
 
 
 def test_files(published, paper_fit, tmp_path):
@@ -121,7 +121,7 @@ def test_files(published, paper_fit, tmp_path):
 )
 def test_boundaries_of_the_optimal_regions(published, flops, cache, served, billions):
     served = {"kv_tokens": cache, "inference_tokens": served}
-    few = published.replace(draws=published.draws[:100])  # quicker
+    few = published.replace(draws=published.draws[:100], conditions=None)  # quicker, and inside no ranges
     found = curves.memory_curves(few, Budget(flops), PAPER.experts, **served, points=3000)
     # dense at first: the curves stop before the bare law flips back to sparse models, far below its range
     assert [region.experts for region in found.regions] == list(PAPER.experts)
@@ -130,6 +130,9 @@ def test_boundaries_of_the_optimal_regions(published, flops, cache, served, bill
     for edge, boundary in zip(edges, found.boundaries, strict=True):
         low, high = boundary.interval
         assert low < edge < high < 4 * edge
+    # With ranges the budgets lie so far outside of them that hardly any limit is sure.
+    found = curves.memory_curves(published.replace(draws=few.draws), Budget(flops), PAPER.experts, **served)
+    assert found.boundaries[0].interval[1] > 4 * edges[0]
 
 
 def test_every_figure_of_the_paper(published, tmp_path):

@@ -161,7 +161,7 @@ def test_values_and_draws_follow_the_formula(law, columns):
     law = law.replace(draws=np.tile(list(law.coefficients.values()), (2, 1)))
     expected, at = written_out(law, columns), inputs_of(law, columns)
     np.testing.assert_allclose(law.loss(**at), expected, rtol=1e-12)
-    np.testing.assert_allclose(law.loss_draws(**at), np.tile(expected, (2, 1)), rtol=1e-12)
+    np.testing.assert_allclose(law.replace(conditions=None).loss_draws(**at), np.tile(expected, (2, 1)), rtol=1e-12)
 
 
 def test_what_no_term_depends_on_may_be_left_out(published):

@@ -122,7 +122,7 @@ def test_differences_are_taken_within_draws(published):
     coefficients = np.array(list(published.coefficients.values()))
     shifted = np.tile(coefficients, (200, 1))
     shifted[:, -1] += np.random.default_rng(0).normal(0, 0.1, 200)
-    table = published.replace(draws=shifted).optimal(1e20, [8, 16])
+    table = published.replace(draws=shifted, conditions=None).optimal(1e20, [8, 16])
     low, high = table.best.loss_interval
     assert high - low > 0.3
     assert table.comparison.interval == pytest.approx([table.comparison.difference] * 2, abs=1e-9)

@@ -72,7 +72,7 @@ def test_marins_own_example():
 
 
 def test_intervals_ask_every_draw_for_itself(law):
-    few = law.replace(draws=law.draws[:40])
+    few = law.replace(draws=law.draws[:40], conditions=None)
     found = few.speedup(8, 1, flops=1e21)
     at = (found.n_active, found.tokens)
     factors = []
