@@ -84,6 +84,8 @@ def field_option(name: str) -> inspect.Parameter:
     default = None if name == "vocab_size" else getattr(Limits, name, field.default)
     if field.parse is None:
         flags = [f"--{name}"] if FIELD_TYPES[name] is bool else []
+        if FIELD_TYPES[name] == bool | None:
+            flags = [f"--{name}/--no-{name}"]
         kind = _TYPED.get(name, FIELD_TYPES[name])
         settings = option(field.help, *flags, rare=field.is_rare)
     else:

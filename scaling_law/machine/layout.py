@@ -54,7 +54,7 @@ MOST_STAGES = 16
 COMPUTING = ("compute", "recomputation", "bubble")
 # Changes that move a bottleneck, by the operation that limits a step.
 MOVED_BY = {
-    "compute": "more GPUs or fewer FLOPs",
+    "compute": "more GPUs, a larger batch or fewer FLOPs",
     "recomputation": "more GPUs or more memory, which keep activations,",
     "bubble": "a larger batch, or fewer stages",
     "all-gather": "a larger batch, or fewer GPUs",
@@ -183,7 +183,7 @@ class Placement(Option):
     def advice(self) -> str:
         percent = f"{100 * self.seconds[self.limit] / self.step_seconds:.0f} % of step time"
         if self.limit == "compute":
-            return f"Compute-bound ({percent}): only {self.moved_by} shorten it."
+            return f"Compute-bound ({percent}): {self.moved_by} would shorten the run."
         return f"Limited by {self.limit} ({percent}): {self.moved_by} would shorten it."
 
     def __str__(self) -> str:

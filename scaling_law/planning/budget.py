@@ -264,9 +264,12 @@ class Cluster(Layouts):
         overhead = self.throughput.overhead_of(self.gpus)
         for k, (sequences, (start, end)) in enumerate(zip(self.batches, pairwise(boundaries), strict=True)):
             gpu_share = None if steps is None else steps.gpu_shares[k]
-            seconds = np.asarray(self.compute(work, sequences, gpu_share, drawn))
+            expected = np.asarray(self.compute(work, sequences, gpu_share))
+            seconds = np.asarray(self.compute(work, sequences, gpu_share, drawn)) if drawn else expected
             if steps is not None:
-                seconds = np.maximum(steps.slowdown[k] * seconds, steps.communication[k])
+                # What a lab takes longer or shorter for is drawn alike for the links, which no run has measured apart.
+                exchange = steps.communication[k] * (seconds / expected)
+                seconds = np.maximum(steps.slowdown[k] * seconds, exchange)
                 seconds = np.where(steps.fits, seconds, np.inf)
             yield overhead / self.ramp.sequence_length * seconds / sequences, start, end
 

@@ -57,7 +57,7 @@ def optimal(
     experts: ArrayLike | None = None,
     *,
     decode_batch: float | None = None,
-    integral: bool = False,
+    integral: bool | None = None,
     learning_rate_law: LearningRateLaw | str | None = None,
     force: bool = False,
     accuracy: str | Sequence[str] = (),
@@ -74,7 +74,7 @@ def optimal(
         decode_batch: with a gpu, also the cost of serving so many sequences at once (`machine.serving`), which hold
             `kv_tokens` together.
         experts: one E or several; None asks for those of `default_experts`.
-        integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
+        integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads. None: where GPUs are named.
         learning_rate_law: one, or its name or file; None: the public grids' at the paper's recipe.
         sequence_length, batch: of the run, 4096 and "4M" tokens, or a ramp such as "0:128,0.5B:256". None: the
             batch with which the paper's ramp ends, and above the FLOPs of its largest run that of Step Law; models
@@ -96,7 +96,10 @@ def optimal(
     if named_gpus is not None and named_gpus.rule is not None:
         # These GPUs share the batches.
         budget = replace(budget, rule=named_gpus.rule)
-    candidates = _read_candidates(law, experts, integral)
+    candidates = _read_candidates(law, experts, bool(integral))
+    if integral is None:
+        is_whole = np.all(candidates == np.round(candidates))
+        integral = bool(is_whole) and (budget.cluster or named_gpus) is not None
     models = _find_models(law, budget, limits, candidates, integral)
     optima = models
     trusted = models if force else _find_trusted(law, budget, limits, models)

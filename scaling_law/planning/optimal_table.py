@@ -484,6 +484,7 @@ class OptimalTable(Answer):
         facts["cluster"] = plain(self.cluster)
         if self.budget.cluster is not None:
             facts |= {name: plain(getattr(self, name)) for name in TIMED_FACTS}
+            facts["bottleneck"] = self.placement and self.placement.bottleneck
         return facts
 
     def to_rows(self) -> list[dict[str, Any]]:

@@ -144,6 +144,7 @@ class Plan(Answer):
             **super().facts(),
             "n_active": self.architecture.n_active,
             "n_total": self.architecture.n_total,
+            "bottleneck": self.placement and self.placement.bottleneck,
             "configuration": None if self.learning_rate is None else self.configuration(),
             "launch": self.launch(),
         }

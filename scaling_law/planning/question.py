@@ -194,7 +194,13 @@ class NamedFields(TypedDict, total=False):
     decode_batch: Annotated[
         float | None, Field("Sequences served at once on a --gpu: adds the cost of a million tokens.", is_rare=True)
     ]
-    integral: Annotated[bool, Field("Only architectures with d_model a multiple of 64.", default=False)]
+    integral: Annotated[
+        bool | None,
+        Field(
+            "Only architectures with d_model a multiple of 64, or any width. "
+            "[default: those that exist where GPUs are named]",
+        ),
+    ]
     force: Annotated[bool, Field("Answer even far outside the fitted range.", default=False, is_rare=True)]
     accuracy: Annotated[
         Any,

@@ -34,7 +34,9 @@ READ_LENGTH = 4096
 
 @dataclass(frozen=True)
 class ScaleOutRow:
-    """A model on `gpus` GPUs, which share batches of `batch_tokens`. Bytes and seconds are of one GPU and one step; None where no layout fits.
+    """A model on `gpus` GPUs, which share batches of `batch_tokens`.
+
+    Bytes and seconds are of one GPU and one step; None where no layout fits.
 
     `placement` is the fastest layout that the engine can run. A step takes the longer of `compute_seconds` and
     `communication_seconds`, at the full speed of the links. `mfu_limit`: the MFU at which communication fills the

@@ -6,7 +6,6 @@ import pytest
 from scaling_law import Budget
 from scaling_law import published as shelf
 from scaling_law.figures import curves, drawing
-from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.limits import Limits
 
 LIMITS = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
@@ -46,7 +45,7 @@ def test_isoflop_curves_are_lowest_at_the_optimum(law, served):
 def test_curves_along_a_budget_have_the_models_within_the_memory_limit(law, budget):
     limits = {"memory": 12e9, "kv_tokens": 8192}
     for curve in curves.budget_curves(law, Budget.of(**budget), [1, 8], **limits):
-        row = law.optimal(**budget, experts=curve.experts, batch=PAPER_RAMP, **limits, force=True).best
+        row = law.optimal(**budget, experts=curve.experts, integral=False, **limits, force=True).best
         assert (curve.loss[curve.mark], curve.tokens[curve.mark]) == pytest.approx((row.loss, row.tokens), rel=1e-3)
         assert curve.mark == np.argmin(curve.loss)
         sizes = Limits.of(law, **limits).memory_bytes(curve.d_model, curve.experts)
@@ -170,7 +169,7 @@ def test_every_colour_stands_out_from_its_page(experts):
 
 
 def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):
-    asked = {"hours": 100, "gpus": 8, "gpu": "h100", "batch": PAPER_RAMP}
+    asked = {"hours": 100, "gpus": 8, "gpu": "h100", "integral": False}
     time = Budget.of(hours=100, gpus=8, gpu="h100")
     found = curves.memory_curves(law, time, [1, 8], **LIMITS)
     limit = float(found.memory[150])

@@ -175,7 +175,7 @@ def test_the_mfu_of_a_row_is_that_of_its_steps(published):
 
 
 def test_flops_on_named_gpus_take_hours(published):
-    table = published.optimal(1e21, [1, 8], **CLUSTER)
+    table = published.optimal(1e21, [1, 8], **CLUSTER, integral=False)
     alone = published.optimal(1e21, [1, 8])
     for e in (1, 8):
         assert (table[e].loss, table[e].n_active, alone[e].hours) == (alone[e].loss, alone[e].n_active, None)

@@ -39,13 +39,13 @@ def test_the_cheapest_budget_reaches_the_loss_and_no_less_does(name, loss, exper
     law, timed = shelf(name), "gpus" in question
     for e, row in zip(experts, law.reach(loss, experts, **question).to_rows(), strict=True):
         budget = {"hours": row["hours"]} if timed else {"flops": row["flops"]}
-        best = law.optimal(**budget, experts=[e], force=True, **question).best
+        best = law.optimal(**budget, experts=[e], force=True, integral=False, **question).best
         assert best.loss == pytest.approx(loss, abs=1e-6)
         for field in ("n_active", "n_total", "tokens", "memory_bytes"):
             assert row[field] == pytest.approx(getattr(best, field), rel=3e-6)
         assert not timed or row["money"] == pytest.approx(row["hours"] * 8 * 2)
         less = {unit: 0.99 * value for unit, value in budget.items()}
-        assert law.optimal(**less, experts=[e], force=True, **question).best.loss > loss
+        assert law.optimal(**less, experts=[e], force=True, integral=False, **question).best.loss > loss
 
 
 def test_what_no_budget_reaches(published):
@@ -66,9 +66,10 @@ def test_the_smallest_memory_reaches_the_loss_and_no_less_does(published, questi
         assert found.memory_bytes[0] == pytest.approx(2.2e9, rel=1e-6)
         assert np.all(np.diff(found.memory_bytes) < 0)
     for e, memory in zip(EXPERTS, found.memory_bytes, strict=True):
-        best = published.optimal(**question, experts=[e], memory=memory, force=True).best
+        question |= {"force": True, "integral": False}
+        best = published.optimal(**question, experts=[e], memory=memory).best
         assert (best.loss, best.limited_by) == (pytest.approx(loss, abs=1e-9), "memory")
-        assert published.optimal(**question, experts=[e], memory=0.98 * memory, force=True).best.loss > loss
+        assert published.optimal(**question, experts=[e], memory=0.98 * memory).best.loss > loss
     assert np.isinf(published.reach(2.0, [1], flops=1e18).memory_bytes[0])
 
 

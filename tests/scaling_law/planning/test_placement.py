@@ -81,7 +81,9 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
     (note,) = [warning for warning in table.warnings if "largest model that the memory" in warning]
     named = [float(e) for e in note.partition(":")[0].removeprefix("E = ").split(", ")]
     assert table.placement == cluster.place(table.best.architecture)
-    assert table.placement.advice == "Compute-bound (75 % of step time): only more GPUs or fewer FLOPs shorten it."
+    assert table.placement.advice == (
+        "Compute-bound (75 % of step time): more GPUs, a larger batch or fewer FLOPs would shorten the run."
+    )
     assert f"best row: {table.placement}. {table.placement.advice}" in table.summary().title
     for row in table:
         assert cluster.place(row.architecture)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from hub.base.units import format_bytes
@@ -254,3 +255,16 @@ def test_what_is_no_model_is_named(published):
         scale_out(MODEL, tokens=36)
     with pytest.raises(FileNotFoundError, match="nowhere: no folder or Hub repo"):
         scale_out("nowhere")
+
+
+@pytest.mark.parametrize("engine", [TRAIN_PY, MEGATRON])
+def test_intervals_of_hours_lie_on_both_sides_where_communication_binds(engine):
+    """The links' seconds are drawn as those of the work are, around what is expected."""
+    rows = []
+    for link in ("900GB", "0.2GB"):
+        gpu = f"peak=989T,memory=80GB,bandwidth=3.35TB,link={link},node=8"
+        rows += scale_out(MODEL, [8], gpu, tokens="100B", batch="256K", sequence_length=512, engine=engine).rows
+    assert [row.limited_by for row in rows] == ["compute", "communication"]
+    for row in rows:
+        low, high = np.log(row.hours_interval)
+        assert 0.5 < (np.log(row.hours) - low) / (high - np.log(row.hours)) < 2
