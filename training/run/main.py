@@ -16,10 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from hub.base import atomic
-from hub.base.commands import report
+from hub.base.commands import message_of, report
 from hub.base.disk import explain_full_disk
 from hub.base.output import guard_output, log_to_stderr
 from hub.record.names import final_branch_name
@@ -31,6 +29,7 @@ from training.configuration.schedule import Branch
 from training.data import pins
 from training.data.tokenizer import load_tokenizer
 from training.run import checkpoint, inputs, releaser, results
+from training.run.attempt import lock_run, note_end
 from training.run.checkpoint import CheckpointWriter
 from training.run.devices import StopSignal, any_process, end_processes, has_process_group, make_accelerator, on_main
 from training.run.dry_run import advice_on_memory, dry_run
@@ -63,9 +62,13 @@ def main(argv: list[str] | None = None) -> int:
                 if arguments.run.dry_run:
                     return dry_run(arguments)
                 with guard_output("stdout"):
-                    return _train_and_release(arguments)
+                    status = _train_and_release(arguments)
+                    note_end(status)
+                    return status
         except Exception as error:
-            return report(error)
+            status = report(error)
+            note_end(status, message_of(error))
+            return status
 
 
 def _train_and_release(arguments: TrainingArguments) -> int:
@@ -166,11 +169,7 @@ class Run:
         """Lock the run's folder; the lock is released with the process, however it ends."""
         if not self.accelerator.is_main_process:
             return nullcontext()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            return FileLock(self.folder / ".lock", timeout=0).acquire()
-        except Timeout:
-            raise ConfigurationError(f"run.output_dir: another process is training in {self.folder}") from None
+        return lock_run(self.folder)
 
     def _close(self) -> None:
         """Stop everything that runs beside the loop."""
