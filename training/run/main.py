@@ -26,6 +26,7 @@ from scaling_law import Law
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.configuration.schedule import Branch
+from training.configuration.variables import check_variables
 from training.data import pins
 from training.data.tokenizer import load_tokenizer
 from training.run import checkpoint, inputs, releaser, results
@@ -57,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     with guard_output("stderr"), log_to_stderr("training"):
         try:
             arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
+            check_variables()
             inputs.check_inputs(arguments)
             with borrow_process():
                 if arguments.run.dry_run:
@@ -155,6 +157,7 @@ class Run:
             try:
                 with advice_on_memory(self.session):
                     status = 0 if self._train(statuses) else 1
+                    on_main(self.accelerator, self._conclude)
             except Interrupted as error:
                 self.writer.wait()
                 logger.warning("%s", error)
@@ -222,6 +225,16 @@ class Run:
         if unique is not None and self.branches[-1].tokens > unique:
             epochs = self.branches[-1].tokens / unique
             logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{unique:,}")
+
+    def _conclude(self) -> None:
+        """Log the loss of the longest branch, and where its model lies; on the main process."""
+        model = self._folder(self.branches[-1]) / "model"
+        record = RunRecord.load(model)
+        kind, loss = ("training", record.train_loss) if record.eval_loss is None else ("held-out", record.eval_loss)
+        text = "diverged" if loss is None else f"{kind} loss {loss:.4f}"
+        others = len(self.branches) - 1
+        more = f"; {others} shorter in the folders beside it" if others else ""
+        logger.info("%s after %s tokens: %s%s", text, f"{record.tokens:,}", model, more)
 
     # -- the trunk, and its branches
 

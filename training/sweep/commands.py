@@ -18,6 +18,7 @@ from hub.base.tables import print_table, show
 from hub.record.table import to_jsonl
 from training import sweep as sweeps
 from training.configuration.arguments import ConfigurationError
+from training.configuration.variables import check_variables
 
 _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
 _Only = Annotated[list[str] | None, typer.Option(help="Only the run of this name; may be repeated.")]
@@ -90,6 +91,7 @@ def run(
 
     Exit status: 0 all finished or queued, 1 a run failed or diverged, 2 bad input, 128 + n stopped by signal n.
     """
+    check_variables()
     engine = sweeps.make_engine(
         on,
         workers=workers,
