@@ -393,6 +393,11 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
         """Save as transformers does; `auto_map` names all classes, whichever of them is saved."""
         self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(save_directory, **kwargs)
+        # safetensors writes its files with mode 0600, which hides them from others.
+        config = Path(save_directory) / "config.json"
+        if config.exists():
+            for weights in Path(save_directory).glob("*.safetensors"):
+                weights.chmod(config.stat().st_mode)
 
 
 def find_class_in_folder(model_class: type, folder: Any) -> type:

@@ -100,10 +100,14 @@ class FinalLossCallback(TrainerCallback):
             logger.warning("step %d: off the track of runs like it: %s", state.global_step, self.estimate)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the curve of a run that reached its end."""
+        """Keep the curve of a run that reached its end, unless it diverged."""
         curve = self._curve(state)
         has_ended = state.global_step >= state.max_steps and state.is_world_process_zero
         if self.folder is None or not has_ended or not len(curve.tokens):
+            return
+        if not _ends_well(state.log_history, state.max_steps):
+            text = "the last losses of %s are not finite and positive: it diverged, and its curve is not added to %s"
+            logger.warning(text, self.name, self.folder)
             return
         final = float(np.mean(curve.losses[curve.tokens >= (1 - LAST) * curve.tokens[-1]]))
         for entry in state.log_history:
@@ -163,6 +167,18 @@ class FinalLossCallback(TrainerCallback):
             if path.stem != self.name:
                 curves.append(TrainingCurve(**fields))
         return curves
+
+
+def _ends_well(history: list[dict[str, Any]], max_steps: int) -> bool:
+    """Return whether the last line of training, and all of the last share of the steps, have sound losses.
+
+    Trainer logs a loss of 0 for NaN, or the mean of the steps before it; the norm of its gradient is then not finite.
+    """
+    lines = [entry for entry in history if "loss" in entry]
+    last_lines = [entry for entry in lines if entry["step"] >= (1 - LAST) * max_steps] or lines[-1:]
+    return all(
+        0 < entry["loss"] < math.inf and math.isfinite(float(entry.get("grad_norm", 0.0))) for entry in last_lines
+    )
 
 
 def _read_rates(scheduler: Any, max_steps: int) -> NDArray[np.float64] | None:

@@ -80,6 +80,13 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def share_weights(folder: Path) -> None:
+    """Give weights the mode of the config.json beside them: safetensors hides its files from others (0600)."""
+    mode = (folder / "config.json").stat().st_mode
+    for path in folder.glob("*.safetensors"):
+        path.chmod(mode)
+
+
 def weights_sha256(folder: Path) -> dict[str, str]:
     """Compute the sha256 of every safetensors file in a folder, by file name."""
     return {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}

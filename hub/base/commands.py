@@ -64,6 +64,14 @@ def report(error: BaseException, said: str | None = None) -> int:
     status = status_of(error)
     if status is None:
         raise error
+    message = message_of(error, said)
+    text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {message}"
+    typer.secho(fold_for_terminal(text), err=True, fg="red")
+    return status
+
+
+def message_of(error: BaseException, said: str | None = None) -> str:
+    """Return what went wrong, or what is `said` of it, without tokens; of a file that cannot be used, its path."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         is_full = find_full_disk(error) is not None
         # Of a copy, the second file is the one that was written.
@@ -72,10 +80,7 @@ def report(error: BaseException, said: str | None = None) -> int:
         if is_full:
             reason = f"{describe_full_disk(error, path)}; remove what you do not need there"
         said = f"{path}: {reason}"
-    message = (str(error) if said is None else said) or type(error).__name__
-    text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {message}"
-    typer.secho(fold_for_terminal(redact(text)), err=True, fg="red")
-    return status
+    return redact((str(error) if said is None else said) or type(error).__name__)
 
 
 def fold_for_terminal(text: str) -> str:

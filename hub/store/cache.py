@@ -75,9 +75,13 @@ def restore(repo_id: str, path: str, revision: str | None) -> None:
     if cached_file is None:
         return
     for file in cached_file.parent.iterdir():
-        if not file.is_file() or not is_allowed(file.name) or WEIGHTS.fullmatch(file.name):
+        # A link may have lost its blob.
+        is_lost = file.is_symlink() and not file.exists()
+        if not (file.is_file() or is_lost) or not is_allowed(file.name) or WEIGHTS.fullmatch(file.name):
             continue
         try:
+            if is_lost:
+                raise IntegrityError(f"{file.name} of {repo_id} has lost its content in the Hub's cache: {file}")
             check(file, file, repo_id)
         except IntegrityError as error:
             try:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hub.base import atomic, strict_json
 from hub.base.errors import FilesError, IntegrityError, RecordError, secret_in
+from hub.base.paths import check_links
 
 WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 # As one text, the list is easier to read.
@@ -74,6 +75,7 @@ def release_of(folder: str | Path) -> Release:
     if not folder.is_dir():
         raise FilesError(f"there is no folder {folder}")
     entries = sorted(folder.iterdir())
+    check_links([entry for entry in entries if is_allowed(entry.name)], str(folder))
     paths = {entry.name: entry for entry in entries if entry.is_file() and is_allowed(entry.name)}
     for path in paths.values():
         target = path.resolve()
@@ -102,6 +104,7 @@ def release_of(folder: str | Path) -> Release:
 
 def copy_release(folder: Path, destination: Path) -> Path:
     """Copy the files of a release into `destination`; those that are there must be the same, else IntegrityError."""
+    check_links([file for file in folder.iterdir() if is_allowed(file.name)], str(folder))
     destination.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         if not file.is_file() or not is_allowed(file.name):
@@ -148,6 +151,7 @@ def run_folders(source: str | Path) -> list[Path]:
             visited.add(target)
             # A folder that may not be read has no entries.
             entries = sorted(folder.glob("[!.]*"))
+            check_links(entries, str(source))
             if folder / "run.json" in entries:
                 folders.append(folder)
             else:

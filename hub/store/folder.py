@@ -19,6 +19,7 @@ from hub.base import atomic, checksums
 from hub.base.disk import explain_full_disk
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
 from hub.base.markdown import tags_of
+from hub.base.paths import check_links, check_utf8
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, check_name
 from hub.store.files import copy_release
 
@@ -33,6 +34,7 @@ class LocalStore(Store):
     """The folder `root` with the layout of a Hub release. It is made on the first write."""
 
     def __init__(self, root: str | Path) -> None:
+        check_utf8(root, "store")
         self.root = Path(root)
         self.uri = str(self.root)
         self._digests: dict[tuple[int, int, int, int], str] = {}
@@ -252,8 +254,13 @@ def _folders_in(folder: Path) -> list[Path]:
     """List the folders in a folder, sorted; none if it does not exist."""
     if not folder.is_dir():
         return []
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    check_links(entries, "store")
+    return sorted(entry for entry in entries if entry.is_dir())
 
 
 def _files_in(folder: Path) -> list[Path]:
-    return sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+    """List the files in a folder, sorted. Raises FilesError for a link that has lost its file."""
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    check_links(entries, "store")
+    return sorted(entry for entry in entries if entry.is_file())

@@ -6,6 +6,7 @@ once (`_with_single_attempts`). Everyone else in the process keeps them.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import sys
@@ -25,6 +26,7 @@ from hub.base.errors import (
     UnavailableError,
     redact,
 )
+from hub.store import variables
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -67,8 +69,12 @@ class Transport:
         attempts: int = 6,
         longest_wait: float = 300.0,
     ) -> None:
-        from huggingface_hub import HfApi
+        variables.check_client_variables()
+        from huggingface_hub import HfApi, constants, get_token
 
+        if not constants.HF_HUB_OFFLINE:
+            variables.check_network_variables()
+            variables.check_token(token or get_token() or "", _name_token(token, constants.HF_TOKEN_PATH))
         self.api: Any = HfApi(endpoint=endpoint, token=token)
         # It would send a request before each commit; cards are checked here.
         self.api._validate_yaml = lambda *_, **__: None
@@ -182,6 +188,14 @@ class Transport:
         return max(backoff, float(requested) + random.uniform(0.0, 0.25))
 
 
+def _name_token(token: str | None, path: str) -> str:
+    """Say where the token comes from."""
+    if token:
+        return "the token"
+    name = next((name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name)), None)
+    return name or f"the saved token ({path})"
+
+
 def _sleep(seconds: float) -> None:
     time.sleep(seconds)
 
@@ -256,7 +270,10 @@ def _one_line(error: object) -> str:
 
 
 def _unreachable(error: BaseException, names: set[str]) -> UnavailableError:
-    unreachable = UnavailableError(f"the Hub cannot be reached: {_one_line(error) or type(error).__name__}")
+    reason = _one_line(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        reason += "; SSL_CERT_FILE names the certificates to trust (REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE do not)"
+    unreachable = UnavailableError(f"the Hub cannot be reached: {reason}")
     unreachable.connected = not names & {"ConnectError", "ConnectTimeout"}
     return unreachable
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from hub.base.atomic import sha256_of, write_bytes
 from hub.base.errors import InputError
+from hub.base.paths import check_links
 from training.data.files import (
     ALLOWED,
     JSON,
@@ -564,14 +565,19 @@ def _checksums(paths: list[Path], memory: Path | None) -> Iterator[tuple[str, st
 def is_local_path(name: str) -> bool:
     """Return whether a dataset or tokenizer is named by a path that exists, or by a name that is written as a path."""
     path = os.path.expanduser(name)
-    return os.path.exists(path) or name.startswith((".", "~", os.sep)) or format_of(name) is not None
+    return os.path.lexists(path) or name.startswith((".", "~", os.sep)) or format_of(name) is not None
 
 
 def check_dataset_exists(dataset: str) -> None:
-    """Raise FileNotFoundError for a local dataset that is missing or empty; Hub names are not looked up."""
+    """Raise FileNotFoundError for a local dataset that is missing or empty; Hub names are not looked up.
+
+    Raises FilesError for a link to a file that is gone, which readers would pass over: the rest is another dataset.
+    """
     if not is_local_path(dataset):
         return
     path = Path(os.path.expanduser(dataset))
+    entries = path.rglob("*") if path.is_dir() else []
+    check_links([path, *(entry for entry in entries if not entry.name.startswith("."))], "data.dataset")
     if not path.exists():
         raise FileNotFoundError(f"data.dataset: {dataset!r} does not exist; give a folder or file of {ALLOWED}")
     if path.is_dir() and not _data_paths(path):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from tokenizers import Tokenizer
 
 from hub.base.errors import InputError
+from hub.base.paths import check_links
 from hub.store import cache
 from training.configuration.arguments import ConfigurationError
 
@@ -65,6 +66,8 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> PreTrained
     """
     from transformers import AutoTokenizer
 
+    if Path(name_or_path).is_dir():
+        check_links(Path(name_or_path).iterdir(), "data.tokenizer")
     try:
         if not Path(name_or_path).exists():
             cache.restore(name_or_path, "tokenizer_config.json", revision)

@@ -191,8 +191,7 @@ class Demo:
             outcome = run_sweep(sweep, self.workers, watch)
         if outcome.failed:
             lines = ["training failed; re-run this command to resume"]
-            for name, (status, log) in outcome.failed.items():
-                lines.append(f"{name}: exit status {status}, see {log}")
+            lines += [f"{name}: {failure}" for name, failure in outcome.failed.items()]
             raise DemoError("\n  ".join(lines))
         if outcome.elsewhere:
             names = ", ".join(outcome.elsewhere)

@@ -16,10 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from hub.base import atomic
-from hub.base.commands import report
+from hub.base.commands import message_of, report
 from hub.base.disk import explain_full_disk
 from hub.base.output import guard_output, log_to_stderr
 from hub.record.names import final_branch_name
@@ -28,9 +26,11 @@ from scaling_law import Law
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.configuration.schedule import Branch
+from training.configuration.variables import check_variables
 from training.data import pins
 from training.data.tokenizer import load_tokenizer
 from training.run import checkpoint, inputs, releaser, results
+from training.run.attempt import lock_run, note_end
 from training.run.checkpoint import CheckpointWriter
 from training.run.devices import StopSignal, any_process, end_processes, has_process_group, make_accelerator, on_main
 from training.run.dry_run import advice_on_memory, dry_run
@@ -58,14 +58,19 @@ def main(argv: list[str] | None = None) -> int:
     with guard_output("stderr"), log_to_stderr("training"):
         try:
             arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
+            check_variables()
             inputs.check_inputs(arguments)
             with borrow_process():
                 if arguments.run.dry_run:
                     return dry_run(arguments)
                 with guard_output("stdout"):
-                    return _train_and_release(arguments)
+                    status = _train_and_release(arguments)
+                    note_end(status)
+                    return status
         except Exception as error:
-            return report(error)
+            status = report(error)
+            note_end(status, message_of(error))
+            return status
 
 
 def _train_and_release(arguments: TrainingArguments) -> int:
@@ -152,6 +157,7 @@ class Run:
             try:
                 with advice_on_memory(self.session):
                     status = 0 if self._train(statuses) else 1
+                    on_main(self.accelerator, self._conclude)
             except Interrupted as error:
                 self.writer.wait()
                 logger.warning("%s", error)
@@ -166,11 +172,7 @@ class Run:
         """Lock the run's folder; the lock is released with the process, however it ends."""
         if not self.accelerator.is_main_process:
             return nullcontext()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            return FileLock(self.folder / ".lock", timeout=0).acquire()
-        except Timeout:
-            raise ConfigurationError(f"run.output_dir: another process is training in {self.folder}") from None
+        return lock_run(self.folder)
 
     def _close(self) -> None:
         """Stop everything that runs beside the loop."""
@@ -223,6 +225,16 @@ class Run:
         if unique is not None and self.branches[-1].tokens > unique:
             epochs = self.branches[-1].tokens / unique
             logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{unique:,}")
+
+    def _conclude(self) -> None:
+        """Log the loss of the longest branch, and where its model lies; on the main process."""
+        model = self._folder(self.branches[-1]) / "model"
+        record = RunRecord.load(model)
+        kind, loss = ("training", record.train_loss) if record.eval_loss is None else ("held-out", record.eval_loss)
+        text = "diverged" if loss is None else f"{kind} loss {loss:.4f}"
+        others = len(self.branches) - 1
+        more = f"; {others} shorter in the folders beside it" if others else ""
+        logger.info("%s after %s tokens: %s%s", text, f"{record.tokens:,}", model, more)
 
     # -- the trunk, and its branches
 

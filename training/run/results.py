@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hub.base.atomic import weights_sha256, write_bytes
+from hub.base.atomic import share_weights, weights_sha256, write_bytes
 from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shorten
 from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.store.files import portable_tokenizer_config
@@ -279,6 +279,7 @@ def save_model(
     with torch.device("meta"):
         shell = causal_class(config)(config)
     shell.save_pretrained(folder, state_dict=state_dict)
+    share_weights(folder)
     tokenizer.save_pretrained(folder)
     # The file says how this machine loaded the tokenizer.
     config_file = folder / "tokenizer_config.json"

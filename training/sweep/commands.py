@@ -18,6 +18,7 @@ from hub.base.tables import print_table, show
 from hub.record.table import to_jsonl
 from training import sweep as sweeps
 from training.configuration.arguments import ConfigurationError
+from training.configuration.variables import check_variables
 
 _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
 _Only = Annotated[list[str] | None, typer.Option(help="Only the run of this name; may be repeated.")]
@@ -90,6 +91,7 @@ def run(
 
     Exit status: 0 all finished or queued, 1 a run failed or diverged, 2 bad input, 128 + n stopped by signal n.
     """
+    check_variables()
     engine = sweeps.make_engine(
         on,
         workers=workers,
@@ -118,12 +120,14 @@ def run(
             outcome = engine.submit(sweep, sweep_file)
         statuses = sweeps.ask_engines(sweep)
     print_table(sweeps.status_table(statuses))
+    processes = {run_status.name: run_status.process for run_status in statuses}
     for name in outcome.elsewhere:
-        typer.echo(f"run {name} was skipped: it is queued, or another sweep is executing it", err=True)
+        reason = f"{processes[name]} is executing it" if processes[name] else "it is queued, or was busy"
+        typer.echo(f"run {name} was skipped: {reason}", err=True)
     for name, job in outcome.queued.items():
         typer.echo(f"run {name} is {job.engine} job {job.id}", err=True)
-    for name, (exit_status, log) in outcome.failed.items():
-        typer.echo(f"run {name} failed with exit status {exit_status}: see {log}", err=True)
+    for name, failure in outcome.failed.items():
+        typer.echo(f"run {name} failed: {failure}", err=True)
     raise typer.Exit(1 if outcome.failed else 0)
 
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from hub.base import atomic
 from training.configuration.arguments import ConfigurationError
+from training.run.attempt import Attempt
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import Queued
 
@@ -52,12 +53,25 @@ class Job:
             atomic.write_json(run.folder / "jobs.json", [asdict(job) for job in [*jobs, self]])
 
 
+class Failure(NamedTuple):
+    """The end of a run that failed or diverged: its exit status, and its log."""
+
+    exit_status: int
+    log: Path
+
+    def __str__(self) -> str:
+        attempt = Attempt.load(self.log.parent)
+        message = " ".join(attempt.message.split()) if attempt else ""
+        reason = f": {message}" if message else ""
+        return f"exit status {self.exit_status}{reason}; see {self.log}"
+
+
 @dataclass
 class Outcome:
-    """Results of runs by name. `failed` (exit status and log) includes diverged runs; `elsewhere` are busy."""
+    """Results of runs by name. `failed` includes diverged runs; `elsewhere` are busy."""
 
     finished: list[str] = field(default_factory=list)
-    failed: dict[str, tuple[int, Path]] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
     elsewhere: list[str] = field(default_factory=list)
     queued: dict[str, Job] = field(default_factory=dict)
 
@@ -66,7 +80,7 @@ class Outcome:
         if run.complete and all(record.status == "final" for record in run.records()):
             self.finished.append(run.name)
         else:
-            self.failed[run.name] = exit_status or 1, run.folder / "output.log"
+            self.failed[run.name] = Failure(exit_status or 1, run.folder / "output.log")
 
 
 class Engine:

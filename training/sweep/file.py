@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from hub import RunRecord
 from hub.base.errors import InputError, RecordError, unknown
-from hub.base.paths import local_path
+from hub.base.paths import check_utf8, local_path
 from hub.base.strict_yaml import as_typed
 from hub.base.units import parse_count
 from hub.record.filter import parse_filter
@@ -219,6 +219,7 @@ class Sweep:
     @classmethod
     def load(cls, path: str | Path, output_dir: Path | None = None) -> Sweep:
         """Read a sweep file; raises as `from_dict` does."""
+        check_utf8(path, "sweep file")
         return cls.from_dict(reading.read_yaml(path, "sweep file"), output_dir, Path(path).parent)
 
     @property

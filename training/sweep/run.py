@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import os
-import platform
 import shlex
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,17 +19,27 @@ import psutil
 import torch
 from filelock import FileLock, Timeout
 
-from hub.base import atomic
 from hub.base.progress import format_rate, progress_bars
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
+from training.run.attempt import STATE_FILE, Attempt, Holder
 from training.run.inputs import resolve_arguments
 from training.sweep.engine import Engine, EngineError, Outcome
 from training.sweep.file import Sweep, SweepRun
-from training.sweep.status import Attempt, is_locked, lock_of, newest_line, state, trained_tokens
+from training.sweep.status import (
+    Executor,
+    find_process,
+    find_training,
+    lock_of,
+    newest_line,
+    state,
+    trained_tokens,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+logger = logging.getLogger(__name__)
 
 CONFIGURATION = "launch.yaml"
 # Seconds to write a checkpoint; then the run is killed, and resumes from the one before.
@@ -58,6 +67,9 @@ def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | N
     if accelerate_config is not None or processes > 1:
         # Port 0 is any free one: other runs of the sweep need theirs.
         launch += ["--main_process_port", "0"]
+    if processes == 1:
+        # Without its own traceback below the error of a single process.
+        launch.append("--quiet")
     script = Path(__file__).parents[2] / "train.py"
     return [*launch, str(script)] if script.exists() else [*launch, "-m", "training.run"]
 
@@ -99,17 +111,24 @@ class _Running:
 
     def start(self, command: list[str]) -> None:
         """Start `command` for the run; its output is appended to the run's `output.log`."""
+        folder = self.run.folder
         command = [*command, "--config", str(write_configuration(self.run)), "--run.progress", "false"]
-        atomic.write_json(self.run.folder / "process.json", {"host": platform.node(), "pid": os.getpid()})
-        with open(self.run.folder / "output.log", "a", encoding="utf-8") as output:
+        (folder / "state.json").unlink(missing_ok=True)
+        executor = _note_executor(self)
+        with open(folder / "output.log", "a", encoding="utf-8") as output:
             # In a session of its own, a stop reaches the launcher's children, and Ctrl-C only us.
             self.launcher = psutil.Popen(
                 command,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **self.environment, STATE_FILE: str(folder.absolute() / "state.json")},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        replace(executor, launcher=Holder.of(self.launcher)).save(folder)
+
+    def has_ended(self) -> bool:
+        """Return whether nothing trains the run any more."""
+        return self.launcher.poll() is not None
 
     def interrupt(self) -> None:
         """Ask the run to save a checkpoint and stop."""
@@ -133,11 +152,55 @@ class _Running:
             self.launcher.wait()
 
     def release(self, *, stopped: bool) -> int:
-        """Save how the launcher ended, release the run for other sweeps, and return the exit status."""
-        exit_status = self.launcher.wait()
-        Attempt(exit_status, stopped).save(self.run.folder)
+        """Save how the run ended, release it for other sweeps, and return the exit status.
+
+        A launcher ends with 1 for any failure; the training that fails or is stopped says how.
+        """
+        attempt = Attempt.load(self.run.folder) or Attempt(self._exit_status(), stopped)
+        replace(attempt, stopped=stopped or attempt.stopped).save(self.run.folder)
         self.lock.release()
-        return exit_status
+        return attempt.exit_status
+
+    def _exit_status(self) -> int:
+        return int(self.launcher.wait())
+
+
+class _Adopted(_Running):
+    """A run that was being trained on this machine already, such as by a sweep that was killed."""
+
+    def has_ended(self) -> bool:
+        return find_training(self.run) is None
+
+    def interrupt(self) -> None:
+        process = self._find()
+        with suppress(psutil.NoSuchProcess):
+            if process:
+                process.terminate()
+
+    def join(self) -> None:
+        for _ in range(STOP_SECONDS * 10):
+            if self.has_ended():
+                return
+            time.sleep(0.1)
+        process = self._find()
+        with suppress(psutil.NoSuchProcess):
+            if process:
+                process.kill()
+
+    def _find(self) -> psutil.Process | None:
+        holder = find_training(self.run)
+        return holder.find() if holder else None
+
+    def _exit_status(self) -> int:
+        return 0 if self.run.complete else 1
+
+
+def _note_executor(running: _Running) -> Executor:
+    """Note this process as the one that executes a run."""
+    this = Holder.of(psutil.Process())
+    executor = Executor(this.host, this.pid, this.started, environment=running.environment)
+    executor.save(running.run.folder)
+    return executor
 
 
 def run_sweep(
@@ -151,8 +214,8 @@ def run_sweep(
     """Execute unfinished runs, `workers` at a time, most expensive first.
 
     A run that fails does not stop the others, and is started again up to `retries` times after them, unless it
-    diverged. On SystemExit or KeyboardInterrupt the runs save a checkpoint and stop. `watch` gets the running ones
-    twice a second.
+    diverged. A run that is being trained already, as by a sweep that was killed, is waited for. On SystemExit or
+    KeyboardInterrupt the runs save a checkpoint and stop. `watch` gets the running ones twice a second.
 
     Raises ConfigurationError for too few devices, batches that processes cannot share, or data of unknown commit.
     """
@@ -175,13 +238,17 @@ def run_sweep(
             while waiting and free:
                 run, retries_left = waiting.pop(0)
                 lock = _lock_unless_busy(run, outcome)
-                if lock is not None:
-                    running = _Running(run, retries_left, free.pop(), lock)
-                    running.start(command)
-                    busy.append(running)
+                if lock is None:
+                    continue
+                if find_training(run):
+                    busy.append(_adopt(run, retries_left, free, lock))
+                    continue
+                running = _Running(run, retries_left, free.pop(), lock)
+                running.start(command)
+                busy.append(running)
             time.sleep(0.5)
             watch([running.run for running in busy])
-            for running in [running for running in busy if running.launcher.poll() is not None]:
+            for running in [running for running in busy if running.has_ended()]:
                 busy.remove(running)
                 free.append(running.environment)
                 exit_status = running.release(stopped=False)
@@ -208,11 +275,29 @@ def _lock_unless_busy(run: SweepRun, outcome: Outcome) -> FileLock | None:
     except Timeout:
         outcome.elsewhere.append(run.name)
         return None
-    if run.complete:
+    training = find_training(run)
+    if training and not training.is_here:
+        lock.release()
+        outcome.elsewhere.append(run.name)
+        return None
+    if run.complete and not training:
         lock.release()
         outcome.add(run, 0)
         return None
     return lock
+
+
+def _adopt(run: SweepRun, retries: int, free: list[dict[str, str]], lock: FileLock) -> _Adopted:
+    """Take over a run that is being trained here, and of the `free` environments the one in which it is."""
+    before = Executor.load(run.folder)
+    environment = before.environment if before.environment in free else free[-1]
+    free.remove(environment)
+    adopted = _Adopted(run, retries, environment, lock)
+    replace(_note_executor(adopted), launcher=before.launcher).save(run.folder)
+    # That is of an attempt before.
+    (run.folder / "state.json").unlink(missing_ok=True)
+    logger.warning("run %s: waiting for %s, which trains it already", run.name, find_training(run))
+    return adopted
 
 
 def stop_on_signals() -> None:
@@ -298,11 +383,14 @@ class Local(Engine):
             return run_sweep(sweep, watch=watch, **vars(self))
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
-        """Stop the commands that execute these runs, each with all of its runs."""
-        processes = {run.name: json.loads((run.folder / "process.json").read_text()) for run in runs if is_locked(run)}
-        hosts = {process["host"] for process in processes.values()} - {platform.node()}
-        if hosts:
-            raise EngineError(f"local: the sweep runs on {', '.join(sorted(hosts))}; cancel it there")
-        for pid in {process["pid"] for process in processes.values()}:
-            os.kill(pid, signal.SIGTERM)
-        return list(processes)
+        """Stop the commands that execute these runs, each with all of its runs, and trainings without a command."""
+        holders = {run.name: find_process(run) for run in runs}
+        holders = {name: holder for name, holder in holders.items() if holder}
+        for name, holder in holders.items():
+            if not holder.is_here:
+                raise EngineError(f"local: run {name} is executed by {holder}; cancel it there")
+            if holder.find() is None:
+                raise EngineError(f"local: run {name} is executed by {holder}, which this process cannot see")
+        for process in {holder.find() for holder in holders.values()}:
+            process.terminate()
+        return list(holders)

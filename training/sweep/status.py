@@ -8,44 +8,48 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median_high
 from typing import Any, Literal
 
+import psutil
 from filelock import FileLock, Timeout
 
 from hub.base import atomic
 from hub.base.tables import Table
 from hub.base.units import format_decimal
 from scaling_law.size.architecture import training_flops
+from training.run.attempt import Attempt, Holder, find_trainer
 from training.sweep.file import Sweep, SweepRun
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]
-# A run that `sweep run` did not start counts as running if its log is no older.
-_FRESH_SECONDS = 120
 _STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": "red", "waiting": "dim"}
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """End of the last attempt at a run (`state.json`); `stopped` by the sweep, with a checkpoint to resume from."""
+class Executor(Holder):
+    """The process of the sweep that executes, or executed, a run (`process.json`).
 
-    exit_status: int
-    stopped: bool
+    Attributes:
+        launcher: the process it has started for the run.
+        environment: the variables that give the run its devices.
+    """
+
+    launcher: Holder | None = None
+    environment: dict[str, str] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write `state.json` into the run's folder."""
-        atomic.write_json(folder / "state.json", asdict(self))
+        """Write `process.json` into the run's folder."""
+        atomic.write_json(folder / "process.json", asdict(self))
 
     @classmethod
-    def load(cls, folder: Path) -> Attempt | None:
-        """Read `state.json`; None for a run that was never started by a sweep."""
-        attempt: Attempt | None = atomic.read_json(folder / "state.json", None, cls)
-        return attempt
+    def load(cls, folder: Path) -> Executor:
+        """Read `process.json`; an unknown process for a run that no sweep has started."""
+        executor: Executor = atomic.read_json(folder / "process.json", cls("", 0), cls)
+        return executor
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class RunStatus:
         engine, queue: of its newest job on an engine that queues.
         forecast, forecast_low, forecast_high: of the final loss, the newest in its log, with its 90 % interval.
         verdict: "on track"; "off track", since where log.jsonl says.
+        process: at work on it, the sweep's or else the training's.
     """
 
     name: str
@@ -90,6 +95,7 @@ class RunStatus:
     forecast_low: float | None = None
     forecast_high: float | None = None
     verdict: str | None = None
+    process: str | None = None
 
 
 def lock_of(run: SweepRun) -> FileLock:
@@ -108,6 +114,33 @@ def is_locked(run: SweepRun) -> bool:
         return True
 
 
+def find_training(run: SweepRun) -> Holder | None:
+    """Find the process that trains a run or is about to, whoever started it; None without one.
+
+    A sweep that is killed leaves its runs training.
+    """
+    trainer = find_trainer(run.folder)
+    if trainer is not None:
+        return trainer
+    launcher = Executor.load(run.folder).launcher
+    process = launcher.find() if launcher else None
+    if process is None:
+        return None
+    with suppress(psutil.NoSuchProcess):
+        # The launcher of several processes starts the one that will hold the lock first.
+        for child in process.children():
+            return Holder.of(child)
+        return launcher
+    return None
+
+
+def find_process(run: SweepRun) -> Holder | None:
+    """Find the process at work on a run: that of a sweep, or else of a training without one."""
+    if not run.folder.exists():
+        return None
+    return Executor.load(run.folder) if is_locked(run) else find_training(run)
+
+
 def state(run: SweepRun, queued: State | None = None) -> State:
     """Find the state of a run, which may be `queued` on an engine; a stopped run is `waiting`, too."""
     diverged = any(record.status == "diverged" for record in run.records())
@@ -115,7 +148,7 @@ def state(run: SweepRun, queued: State | None = None) -> State:
         return "diverged" if diverged else "finished"
     if not run.folder.exists():
         return "waiting"
-    if is_locked(run):
+    if is_locked(run) or find_training(run):
         return "running"
     if queued in ("waiting", "running"):
         return queued
@@ -123,16 +156,14 @@ def state(run: SweepRun, queued: State | None = None) -> State:
     if queued == "failed" or (attempt and attempt.exit_status and not attempt.stopped):
         last = _last_line(run.folder / "trunk")
         return "diverged" if diverged or (last and last.get("loss") is None) else "failed"
-    if attempt:
-        return "waiting"
-    newest = max((path.stat().st_mtime for path in run.folder.glob("*/log.jsonl")), default=0.0)
-    return "running" if time.time() - newest < _FRESH_SECONDS else "waiting"
+    return "waiting"
 
 
 def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) -> RunStatus:
     """Find state, progress, speed and cost of a run, with its engine's jobs, the decisive one last."""
     run_state = state(run, jobs[-1].state if jobs else None)
     line = newest_line(run)
+    process = find_process(run)
     queue = [job.text for job in jobs if job.alive] or [job.text for job in jobs[-1:]]
     tokens = run.target_tokens if run_state == "finished" else trained_tokens(run)
     speed = line.get("tokens_per_second")
@@ -154,6 +185,7 @@ def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) ->
         forecast_low=line.get("forecast_low"),
         forecast_high=line.get("forecast_high"),
         verdict=_verdict(run, line),
+        process=str(process) if process else None,
     )
 
 
@@ -223,6 +255,7 @@ def status_table(statuses: Sequence[RunStatus]) -> Table:
             "run": run.name,
             "state": run.state,
             "queue": "" if run.queue is None else f"{run.engine}: {run.queue}",
+            "process": (run.process or "").removeprefix("process "),
             "tokens": f"{run.tokens:,} / {run.target_tokens:,}",
             "done": f"{run.tokens / run.target_tokens:.0%}",
             "loss": format_decimal(run.loss),

@@ -28,6 +28,7 @@ from tests.guides import ROOT
 from tests.training.run.test_run import finish
 from tests.training.sweep.commands import command
 from training import ConfigurationError, Sweep, plan_sweep, run_sweep
+from training.run.attempt import lock_run
 from training.sweep import run as sweep_run
 from training.sweep.engine import EngineError
 from training.sweep.file import SweepRun
@@ -266,8 +267,8 @@ def test_states_are_read_from_the_folder(run):
     assert not run.folder.exists()  # asking leaves nothing behind
     write_log(run, "trunk")
     assert state(run) == "waiting"
-    write_log(run, "trunk", seconds_ago=5)
-    assert state(run) == "running"  # started by hand
+    with lock_run(run.folder):
+        assert state(run) == "running"  # started by hand
     Attempt(1, stopped=True).save(run.folder)
     assert state(run) == "waiting"
     Attempt(1, stopped=False).save(run.folder)
@@ -418,14 +419,14 @@ def good_and_bad(sweep_of, tmp_path):
     return sweep_of(grid={"model.experts": [1, 4]}, overrides=[missing])
 
 
-def assert_one_finished_and_one_failed_twice(sweep, outcome):
+def assert_one_finished_and_one_failed_twice(sweep, outcome, exit_status):
     good, bad = sweep.runs
     assert (outcome.finished, [*outcome.failed]) == ([good.name], [bad.name])
     assert (state(good), len(good.records()), trained_tokens(good)) == ("finished", 2, good.target_tokens)
     status, log = outcome.failed[bad.name]
-    assert status == 1
+    assert status == exit_status
     assert log.read_text().count("error: data.tokenizer: ") == 2
-    assert (state(bad), Attempt.load(bad.folder)) == ("failed", Attempt(1, stopped=False))
+    assert (state(bad), Attempt.load(bad.folder).exit_status) == ("failed", exit_status)
 
 
 def test_a_failed_run_is_tried_again_and_does_not_stop_the_rest(good_and_bad, tiny, tmp_path, monkeypatch):
@@ -433,12 +434,16 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_rest(good_and_bad, ti
     finish(tiny(model__experts=1))
     script = """case $2 in *E4*) echo "error: data.tokenizer: none"; exit 1; esac; cp -r "$0"/* "${2%/*}" """
     monkeypatch.setattr(sweep_run, "launch_command", lambda *_: ["sh", "-c", script, str(tmp_path / "run")])
-    assert_one_finished_and_one_failed_twice(good_and_bad, run_sweep(good_and_bad, workers=2, retries=1))
+    assert_one_finished_and_one_failed_twice(good_and_bad, run_sweep(good_and_bad, workers=2, retries=1), 1)
 
 
 @pytest.mark.slow
 def test_runs_that_accelerate_launches_finish_and_fail(good_and_bad):
-    assert_one_finished_and_one_failed_twice(good_and_bad, run_sweep(good_and_bad, workers=2, retries=1))
+    outcome = run_sweep(good_and_bad, workers=2, retries=1)
+    assert_one_finished_and_one_failed_twice(good_and_bad, outcome, 2)
+    (failure,) = outcome.failed.values()
+    assert str(failure).startswith("exit status 2: data.tokenizer: ")
+    assert "Traceback" not in failure.log.read_text()
 
 
 @pytest.mark.slow
@@ -456,7 +461,7 @@ def test_a_sweep_is_cancelled_from_elsewhere(tiny, tmp_path):
     assert (state(run), Attempt.load(run.folder).stopped) == ("waiting", True)
     assert command(path, "cancel") == ""
     atomic.write_json(run.folder / "process.json", {"host": "another", "pid": 1})
-    with lock_of(run), pytest.raises(EngineError, match="the sweep runs on another; cancel it there"):
+    with lock_of(run), pytest.raises(EngineError, match="executed by process 1 on another; cancel it there"):
         Local().cancel([run])
 
 

@@ -74,6 +74,12 @@ class HeldOutPerplexity(evaluate.Measurement):
             reference_urls=["https://arxiv.org/abs/2502.05172"],
         )
 
+    def compute(self, *, predictions: Any = None, **options: Any) -> Any:
+        """Measure; an empty list of predictions would fail before `_compute`."""
+        if predictions is not None:
+            _check_predictions(predictions)
+        return super().compute(predictions=predictions, **options)
+
     def _compute(
         self,
         predictions: Any,
@@ -87,6 +93,7 @@ class HeldOutPerplexity(evaluate.Measurement):
         trust_remote_code: bool = False,
     ) -> dict[str, Any]:
         _check("batch_size", batch_size)
+        _check_predictions(predictions)
         # It registers the model type where it is installed.
         if importlib.util.find_spec("modeling_switch_moe"):
             importlib.import_module("modeling_switch_moe")
@@ -149,6 +156,16 @@ def _check(name: str, value: Any, most: int | None = None) -> None:
     if not isinstance(value, int) or value < 1 or (most and value > most):
         limits = f"from 1 to max_length ({most})" if most else "of at least 1"
         raise InputError(f"{name}: {value!r}; it must be an integer {limits}")
+
+
+def _check_predictions(predictions: Any) -> None:
+    """Raise InputError for no prediction, and for the first that is neither a text nor a list of ids as the others."""
+    if not len(predictions):
+        raise InputError("predictions: none; it must hold at least one text or list of token ids")
+    are_texts = isinstance(predictions[0], str)
+    for i, prediction in enumerate(predictions):
+        if prediction is None or isinstance(prediction, str) != are_texts:
+            raise InputError(f"predictions[{i}]: {prediction!r}; all must be texts, or all lists of token ids")
 
 
 def _windows(sequences: list[list[int]], length: int, stride: int) -> list[Window]:

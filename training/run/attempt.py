@@ -1,0 +1,115 @@
+"""A start of a run as other processes see it: which process trains (`.lock.json`), and how it ended (`state.json`)."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
+
+from hub.base import atomic
+from training.configuration.arguments import ConfigurationError
+
+# The variable by which a sweep names the file that a failing process writes its `Attempt` into.
+STATE_FILE = "TRAINING_STATE_FILE"
+_LOCK = ".lock"
+_HOLDER = ".lock.json"
+# A second is long enough for `status`, which tries the lock.
+_LOCK_SECONDS = 1
+# Times of a start may differ by that much, as clocks are set.
+_CLOCK_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that works on a run; `started` (seconds since 1970) tells it from a later one of the same number."""
+
+    host: str
+    pid: int
+    started: float | None = None
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Holder:
+        """Name a process of this machine."""
+        return Holder(platform.node(), process.pid, process.create_time())
+
+    @property
+    def is_here(self) -> bool:
+        """True if the process is one of this machine."""
+        return self.host == platform.node()
+
+    def find(self) -> psutil.Process | None:
+        """Find the process; None if it has ended, or is one of another machine."""
+        try:
+            process = psutil.Process(self.pid)
+            is_same = self.started is None or abs(process.create_time() - self.started) < _CLOCK_SECONDS
+            has_ended = process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return process if self.is_here and is_same and not has_ended else None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}" if self.host else "an unknown process"
+
+
+# Earlier versions did not note who holds a lock.
+UNKNOWN = Holder("", 0)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """End of the last attempt at a run (`state.json`); `stopped`: on request, with a checkpoint to resume from."""
+
+    exit_status: int
+    stopped: bool
+    message: str = ""
+
+    def save(self, folder: Path) -> None:
+        """Write `state.json` into the run's folder."""
+        atomic.write_json(folder / "state.json", asdict(self))
+
+    @classmethod
+    def load(cls, folder: Path) -> Attempt | None:
+        """Read `state.json`; None for a run that was never started by a sweep."""
+        attempt: Attempt | None = atomic.read_json(folder / "state.json", None, cls)
+        return attempt
+
+
+def note_end(exit_status: int, message: str = "") -> None:
+    """Tell the sweep that started this process how it failed or was stopped: a launcher says just that it did."""
+    path = os.environ.get(STATE_FILE)
+    if path and exit_status:
+        Attempt(exit_status, stopped=exit_status > 128, message=message).save(Path(path).parent)
+
+
+def lock_run(folder: Path) -> FileLock:
+    """Lock a run's folder for this process; the lock is released with it, however it ends.
+
+    Raises ConfigurationError if another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK)
+    try:
+        lock.acquire(timeout=_LOCK_SECONDS)
+    except Timeout:
+        holder = atomic.read_json(folder / _HOLDER, UNKNOWN, Holder)
+        raise ConfigurationError(f"run.output_dir: another process is training in {folder}: {holder}") from None
+    atomic.write_json(folder / _HOLDER, asdict(Holder.of(psutil.Process())))
+    return lock
+
+
+def find_trainer(folder: Path) -> Holder | None:
+    """Find the process that trains in a run's folder, on any machine that shares it; None without one."""
+    # Asking leaves nothing behind.
+    if not (folder / _LOCK).exists():
+        return None
+    try:
+        with FileLock(folder / _LOCK, timeout=0):
+            return None
+    except Timeout:
+        holder: Holder = atomic.read_json(folder / _HOLDER, UNKNOWN, Holder)
+    # Another process that asks holds the lock for a moment, too.
+    return None if holder.is_here and not holder.find() else holder
