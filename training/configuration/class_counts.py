@@ -39,6 +39,7 @@ _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k
 _CHUNKS = ("chunk_size", "mamba_chunk_size", "block_size")
 _LATENT = FAMILIES["deepseek_v3"]["architecture"]["latent_attention"]
 _POSITIONS = re.compile(r"wpe\.|\w*position\w*\.")
+_LOOKUPS = "lookups"
 # The number of matrices that a module of experts stacks.
 _EXPERTS = ("num_experts", "num_routed_experts")
 _OTHER_TYPE = "choose another type, such as llama"
@@ -227,11 +228,13 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     flops = _flops_of_positions(model, config)
     architecture = _read_architecture(model, blocks, experts, config)
     left_out = _count_left_out(model, experts, architecture)
+    lookups = left_out.pop(_LOOKUPS, 0)
     mixers = left_out.pop("") - architecture.n_total + architecture.attention_parameters
     if mixers < 0:
         raise InputError(_explain_fewer_parameters(model, blocks, architecture))
     if mixers != architecture.attention_parameters:
         architecture = replace(architecture, mixer_parameters=mixers)
+    architecture = replace(architecture, lookup_parameters=lookups)
     per_position = None if flops is None else flops[1]
     output = _output_with_cache(model, config)
     spans = spans_of_blocks(model, blocks, config, architecture, per_position, output)
@@ -288,7 +291,11 @@ def _chunk(config: Any) -> int:
 
 
 def _output_with_cache(model: nn.Module, config: Any) -> Any:
-    """Return the output of a short forward pass with the cache of the class; None where it has no such path."""
+    """Return the output of a short forward pass with the cache of the class; None where it has no such path.
+
+    The weights are in bf16 from then on, as when they are served: a class keeps some states in fp32 nevertheless.
+    """
+    model.to(torch.bfloat16)
     output = _pass_with_cache(model, config)
     if output is None:
         # Hybrids without attention cannot find the positions.
@@ -325,14 +332,26 @@ def generates(config: Any) -> bool:
 def _count_left_out(model: nn.Module, experts: list[nn.Module], architecture: Architecture) -> Counter[str]:
     """Count the parameters that laws leave out, by what they are; under "" those that laws count."""
     left_out = Counter[str]()
+    tables = _lookup_tables(model)
     for name, parameter in model.named_parameters():
-        left_out[_left_out_as(name, parameter, architecture)] += parameter.numel()
+        label = _LOOKUPS if id(parameter) in tables else _left_out_as(name, parameter, architecture)
+        left_out[label] += parameter.numel()
     expert_parameters = itertools.chain(*(module.parameters() for module in experts))
     biases = sum(parameter.numel() for parameter in expert_parameters) - _size(*experts)
     if biases:
         idle = biases - biases * architecture.experts_per_token // architecture.experts
         left_out.update({"biases": -idle, "idle biases": idle})
     return left_out
+
+
+def _lookup_tables(model: nn.Module) -> set[int]:
+    """Find the weights, by identity, of which a token only looks up rows, beside its embedding and positions."""
+    embedding = model.get_input_embeddings()
+    tables = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and module is not embedding and not _POSITIONS.search(f"{name}."):
+            tables.add(id(module.weight))
+    return tables - {id(embedding.weight), id(getattr(model.get_output_embeddings(), "weight", None))}
 
 
 def _left_out_as(name: str, parameter: Tensor, architecture: Architecture) -> str:
