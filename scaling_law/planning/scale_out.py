@@ -221,7 +221,7 @@ def _explain(source: Model | None, cluster: Cluster, architecture: Architecture)
     """Say what the numbers rest on, for a model that was read."""
     if source is None:
         return ()
-    notes = ["only the language model is counted"] if source.text_only else []
+    notes = [*source.warnings, *source.notes]
     notes.append(
         "memory is counted as for train.py's own class, the only one for which it was compared with an allocator"
     )
