@@ -228,9 +228,8 @@ class Description(ArrayAnswer):
         """Say how many bytes the weights take, in which precision, and how many those of the checkpoint take."""
         a = self.architecture
         size = self.bytes_per_parameter
-        unit = {2.0: "in bf16", 4.0: "in fp32", 1.0: "at 1 byte a parameter"}.get(
-            size, f"at {size:g} bytes a parameter"
-        )
+        names = {2.0: "in bf16", 4.0: "in fp32", 1.0: "at 1 byte a parameter"}
+        unit = names.get(size, f"at {size:g} bytes a parameter")
         text = f"{format_bytes(a.weight_bytes(size))} {unit}"
         precision = self.model.precision
         if precision is None:

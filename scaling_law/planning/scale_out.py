@@ -200,7 +200,7 @@ def scale_out(
     sheet = named_gpu(gpu)
     if engine not in ENGINES:
         raise InputError(unknown("engine=", engine, ENGINES))
-    throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16", engine=engine)
+    throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision, engine=engine)
     run_tokens = None if tokens is None else parse_tokens(float(positive("tokens", tokens)))
     clusters = [Cluster(count, throughput, ramp, engine, price=price) for count in counts]
     return ScaleOut(
