@@ -4,12 +4,13 @@ import json
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from hub import RunRecord
+from hub import RunRecord, branch_name
 from scaling_law.commands.cli import app
 from scaling_law.size.model_configs import FAMILIES
 from tests.guides import DOCS, blocks, command_lines, run_python, text_of
@@ -58,12 +59,16 @@ def test_the_plan_is_a_configuration_of_train(configured):
 def test_the_python_block_runs(tiny, tmp_path, monkeypatch, capsys):
     arguments = tiny(model=CLASSES["qwen3_moe"], schedule__tokens=[1280])
     finish(arguments)
-    shutil.copytree(folders(arguments)[0], tmp_path / "runs" / "fine" / "model")
+    folder = Path(re.search(r'folder = "(.*?)"', GUIDE)[1])
+    shutil.copytree(folders(arguments)[0], tmp_path / folder)
     monkeypatch.chdir(tmp_path)
     left = run_python(PAGE)
     assert left["described"].architecture == arguments.model.model(300).architecture
     assert re.search(r"0 +4\.0 +8\.0 +2\.0\n", capsys.readouterr().out)
-    assert RunRecord.load(tmp_path / "runs" / "fine" / "model").model_type == "qwen3_moe"
+    record = RunRecord.load(tmp_path / folder)
+    assert record.model_type == "qwen3_moe"
+    # The folder of the guide's run of 2B tokens.
+    assert folder.parent.name == branch_name(record.model_copy(update={"tokens": 2_000_000_000}))
 
 
 def test_what_the_text_says_of_classes_is_so():

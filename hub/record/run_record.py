@@ -361,7 +361,8 @@ def _find_contradictions(record: RunRecord) -> list[str]:
         problems.append(f"{missing} missing, required with one of the others")
     if record.n_total < record.n_active:
         problems.append(f"n_total is {record.n_total}, allowed is at least n_active {record.n_active}")
-    if record.experts == 1 and record.n_total != record.n_active:
+    # Classes may have tables that are looked up, which no token multiplies.
+    if record.experts == 1 and record.n_total != record.n_active and not class_fields:
         problems.append(f"n_total is {record.n_total}, allowed with experts 1 is n_active {record.n_active}")
     if record.train_loss is None and record.status != "diverged" and record.train_loss_window_tokens:
         problems.append('train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0')

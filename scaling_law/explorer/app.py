@@ -317,8 +317,8 @@ def _refresh(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> 
         position = positions.get(name, old_position)
         sliders.append(SKIP if position == old_position else position)
     problem, *results = _answer_components(laws, question, dark)
-    # The page has answered nothing but what it opened with, at no turn.
-    if problem and answered.startswith('[""'):
+    # The page has answered nothing but what it opened with, at no turn, and its link asks something else.
+    if problem and answered.startswith('[""') and link != Question(*json.loads(answered)[1:]).query():
         results[: len(NOTHING)] = NOTHING
     try:
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))

@@ -123,7 +123,7 @@ class Question:
         }
 
     def command(self, has_plan: bool = True) -> str:
-        """Write the question for the shell: a plan, or where there is none, or accuracies are asked, its optimum."""
+        """Write the question for the shell: its optimum, and below it the plan of the run, where there is one."""
         options = []
         for name in (*BUDGET_FIELDS[self.unit], "memory", "kv_tokens", "inference_tokens", *LAST_OPTIONS):
             text = "".join(getattr(self, name).split())
@@ -131,9 +131,11 @@ class Question:
                 options.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
         if self.law != PUBLISHED:
             options.append(f"--law {shlex.quote(LAW_FILE if self.law == FITTED else self.law)}")
-        if has_plan and not self.accuracy:
-            return " ".join(["scaling-law plan", *options, "-o run.yaml"])
-        return " ".join(["scaling-law optimal", *options, "--integral"])
+        lines = [" ".join(["scaling-law optimal", *options, "--integral"])]
+        if has_plan:
+            of_plan = [option for option in options if not option.startswith("--accuracy")]
+            lines.append(" ".join(["scaling-law plan", *of_plan, "-o run.yaml"]))
+        return "\n".join(lines)
 
 
 # A card that serves the model; H100s can train what fits it.

@@ -89,6 +89,11 @@ class Description(ArrayAnswer):
         return self.notes
 
     @property
+    def trusted(self) -> bool:
+        """True unless the model is too far from the law's runs, or was not understood."""
+        return super().trusted and not self.model.unread
+
+    @property
     def verdict(self) -> str:
         """The sizes and the predicted loss, in a sentence."""
         a = self.architecture
@@ -118,6 +123,8 @@ class Description(ArrayAnswer):
             "variables": self.architecture.variables(),
             "parameters": self.model.parameters,
             "left_out": dict(self.model.left_out),
+            "model_notes": list(self.model.notes),
+            "checkpoint": plain(self.model.precision),
             "flops_per_token": self.flops_per_token(),
             "bytes": self._bytes(),
             "law": self.law,
@@ -193,7 +200,6 @@ class Description(ArrayAnswer):
         total = f"{format_count(a.n_total)}, {format_count(a.n_total_non_embedding)}"
         left_out = ", ".join(f"{name} {format_count(count)}" for name, count in model.left_out.items())
         memory_bytes = self._bytes()
-        weights = format_bytes(memory_bytes["weights"])
         training_state = format_bytes(a.training_state_bytes)
         lines = {"architecture": shape_of(a)}
         if a.spans or a.attention_blocks is not None:
@@ -201,12 +207,14 @@ class Description(ArrayAnswer):
         lines["experts"] = describe_experts(a)
         lines["active"] = f"{active} without embedding and head"
         lines["total"] = f"{total} without embedding and head"
+        if a.lookup_parameters:
+            lines["looked up"] = f"{format_count(a.lookup_parameters)} in tables beside the embedding, in no product"
         lines["exact"] = f"{model.parameters:,} parameters, with {left_out}"
         lines["FLOPs per token"] = _flops(**self.flops_per_token())
-        lines["memory"] = f"weights {weights}, training state {training_state}"
+        lines["memory"] = f"weights {self._weights()}, training state {training_state}"
         lines["KV cache"] = self._cache(memory_bytes)
         lines["E of the law"] = f"{a.experts_equivalent:.4g}, total over active feed-forward width"
-        notes = ["Only the language model is counted."] if model.text_only else []
+        notes = [*model.notes]
         keeps_state = any(span.once and span.cached for span in a.spans)
         if keeps_state and self.context is not None:
             notes.append(SCAN)
@@ -215,6 +223,25 @@ class Description(ArrayAnswer):
             notes.append(OTHER_CORPUS)
         title = f"{self.verdict}\n{model.model_type}  ({self.law})"
         return Table((), list(lines.items()), title=title, notes=notes, warnings=self.warnings)
+
+    def _weights(self) -> str:
+        """Say how many bytes the weights take, in which precision, and how many those of the checkpoint take."""
+        a = self.architecture
+        size = self.bytes_per_parameter
+        names = {2.0: "in bf16", 4.0: "in fp32", 1.0: "at 1 byte a parameter"}
+        unit = names.get(size, f"at {size:g} bytes a parameter")
+        text = f"{format_bytes(a.weight_bytes(size))} {unit}"
+        precision = self.model.precision
+        if precision is None:
+            return text
+        own_size = precision.bytes_per_parameter
+        if own_size is None:
+            return f"{text} (the checkpoint is quantized by {precision.name})"
+        if own_size == size:
+            return f"{text} (the checkpoint is {precision.name})"
+        own_bytes = format_bytes(a.weight_bytes(own_size))
+        option = f"--bytes-per-parameter {own_size:g}"
+        return f"{text} (the checkpoint is {precision.name}: {option} gives {own_bytes})"
 
     def _cache(self, sizes: Mapping[str, float]) -> str:
         """Say how many bytes the cache takes."""
@@ -228,6 +255,8 @@ class Description(ArrayAnswer):
             text += f"; {format_bytes(sizes['kv_cache'])} for {tokens:,.0f} tokens"
             if sequences > 1:
                 text += f" in {sequences:,.4g} sequences"
+        if any(span.entry_bytes for span in self.architecture.spans):
+            element += ", states in types of their own"
         return f"{text} ({element})"
 
 
@@ -263,7 +292,7 @@ def describe(
     cached_positions = _positions("kv_tokens", kv_tokens)
     weight_size = float(positive("bytes_per_parameter", bytes_per_parameter))
     kv_size = float(positive("bytes_per_kv", bytes_per_kv))
-    warnings = explain_ignored(model.architecture, law)
+    warnings = [*model.warnings, *explain_ignored(model.architecture, law)]
     prediction = None
     check = None
     if tokens is not None:

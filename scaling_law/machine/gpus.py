@@ -18,6 +18,7 @@ from hub.base.units import format_bytes, parse_bytes, parse_count
 
 _STAS = "in stas00/ml-engineering, accelerator tables, 744d01e"
 _SPECS = "winston-zhang-orz/gpu-specs, specs.md, 4b0c72d"
+_WHITEPAPER = "whitepaper: bf16 with fp32 accumulation, without sparsity"
 _RACK = "NVIDIA GB%s NVL72: 360 PFLOP/s with sparsity and 576 TB/s for 72 GPUs"
 
 # Bytes/s of links within a node, in one direction.
@@ -35,8 +36,8 @@ _FP16 = f"{SHEET} (its peak is of fp16: it has no bf16)"
 _ELSEWHERE = f"{SHEET} (train.py does not run on it)"
 
 # Precisions of matrix units besides bf16: FP8 from Ada, Hopper and CDNA 3 on, FP4 from Blackwell and CDNA 4 on.
-NO_FP8 = {"A100", "A800", "A10", "V100", "v5p"}
-FP4 = {"GB300", "GB200", "B300", "B200", "MI355X", "MI350X"}
+NO_FP8 = {"A100", "A800", "A10", "A6000", "3090", "v5p"}
+FP4 = {"GB300", "GB200", "B300", "B200", "5090", "MI355X", "MI350X"}
 
 
 class Gpu(NamedTuple):
@@ -58,6 +59,8 @@ class Gpu(NamedTuple):
 
     @property
     def precisions(self) -> tuple[str, ...]:
+        if self.basis == _FP16:
+            return ("fp16",)
         precisions = ["bf16"]
         # Only the precision of the peak is known of a device that a user describes.
         if "=" not in self.name:
@@ -120,6 +123,9 @@ GPUS: dict[str, Gpu] = {
         source=f"{_SPECS}; peak: nanochat/common.py, 92d63d4",
         link=PCIE_4,
     ),
+    "RTX 5090": Gpu("NVIDIA GeForce RTX 5090", 209.5e12, 1.792e12, 32e9, f"RTX Blackwell {_WHITEPAPER}", PCIE_5),
+    "RTX 3090": Gpu("NVIDIA GeForce RTX 3090", 71e12, 0.936e12, 24e9, f"Ampere GA102 {_WHITEPAPER}", PCIE_4),
+    "RTX A6000": Gpu("NVIDIA RTX A6000", 154.8e12, 0.768e12, 48e9, f"Ampere GA102 {_WHITEPAPER}", PCIE_4),
     "MI355X": Gpu("AMD Instinct MI355X", 2.5e15, 8.0e12, 288e9, f"amd.com; link of the MI325X, {_STAS}", XGMI),
     "MI350X": Gpu("AMD Instinct MI350X", 2.3e15, 8.0e12, 288e9, "amd.com, Instinct MI350X; link of the MI325X", XGMI),
     "MI325X": Gpu("AMD Instinct MI325X", 1.3e15, 6.0e12, 256e9, f"amd.com, Instinct MI325X, {_STAS}", XGMI),
@@ -174,13 +180,14 @@ def find_gpu(device: str) -> Gpu | None:
 
 
 def named_gpu(name: str) -> Gpu:
-    """Find the GPU that a user names, "rtx-4090" or "rtx4090", or describes. ValueError for an unlisted one.
+    """Find the GPU that a user names, "rtx-4090", "rtx4090" or "4090", or describes. ValueError for an unlisted one.
 
     The message suggests no other GPU: names that differ in one digit are of devices that differ in speed by ten times.
     """
     name = str(name)
-    without_spaces = {key.upper().replace(" ", ""): gpu for key, gpu in GPUS.items()}
-    gpu = find_gpu(name) or without_spaces.get(re.sub(r"[\s_-]", "", name.upper()))
+    without_spaces = {key.upper().replace(" ", "").removeprefix("RTX"): gpu for key, gpu in GPUS.items()}
+    plain_name = re.sub(r"[\s_-]", "", name.upper()).removeprefix("RTX")
+    gpu = find_gpu(name) or without_spaces.get(plain_name)
     if gpu is None:
         names = [key.lower().replace(" ", "-") for key in GPUS]
         advice = f'any other by its peak and memory, "{EXAMPLE}", or a throughput file measured on it'

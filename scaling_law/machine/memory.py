@@ -205,7 +205,8 @@ def stage_of(a: Architecture | Widths, tp: Any, pp: Any, ep: Any) -> tuple[Any, 
     """
     has_stages = np.asarray(pp) > 1
     blocks = np.where(has_stages, np.ceil(a.blocks / np.asarray(pp)), a.blocks)
-    end_parameters = np.where(has_stages, 1.0 * a.vocab_size * a.d_model, a.embedding_parameters) / tp
+    end_parameters = np.where(has_stages, 1.0 * a.vocab_size * a.d_model, a.embedding_parameters)
+    end_parameters = (end_parameters + a.lookup_parameters) / tp
     idle = a.n_total_non_embedding - a.n_active_non_embedding
     # Parameters of the experts that a router chooses among.
     routed = idle * a.experts / np.maximum(a.experts - a.experts_per_token, 1e-9)

@@ -57,8 +57,8 @@ def seconds_of_token(
 ) -> Any:
     """Compute the GPU-seconds of a generated token, with `cache_bytes` of all sequences; broadcasts with models."""
     unread_width = (1.0 - share_read(a.experts_per_token / a.experts, batch)) * a.experts * a.d_expert
-    # A lookup reads a few rows of the embedding.
-    lookup = 0 if a.tied_embeddings else a.d_model * a.vocab_size
+    # A lookup reads a few rows of the embedding and of other tables.
+    lookup = a.lookup_parameters + (0 if a.tied_embeddings else a.d_model * a.vocab_size)
     matrices = 3 if a.gated else 2
     weights = a.n_total - lookup - matrices * a.d_model * a.routed_blocks * unread_width
     compute_seconds = batch * a.forward_flops() / gpu.peak_flops

@@ -377,16 +377,18 @@ class Throughput(Listed):
         gpu: str = "h100",
         devices: int = 1,
         mfu: float | tuple[float, float] | None = None,
-        precision: str = "bf16",
+        precision: str | None = None,
         engine: str = TRAIN_PY,
     ) -> Throughput:
         """Estimate step times from a data sheet and the rates of an engine, or from an MFU that is given.
 
         The rates of "train.py" are of its own steps on an H100 and of PyTorch's FSDP2, those of "megatron" of public
-        runs (`efficiency`). `mfu` is one number, or (dense, MoE). ValueError for a GPU that is not listed, a precision
-        that it does not have, and an MFU outside (0, 1], or higher with experts than without.
+        runs (`efficiency`). `precision` None is bf16, or fp16 of a GPU without it. `mfu` is one number, or (dense,
+        MoE). ValueError for a GPU that is not listed, a precision that it does not have, and an MFU outside (0, 1], or
+        higher with experts than without.
         """
         sheet = named_gpu(gpu)
+        precision = precision or sheet.precisions[0]
         if precision not in sheet.precisions:
             raise InputError(f"precision={precision!r}: {sheet.name} computes in {', '.join(sheet.precisions)}")
         device: dict[str, Any] = {

@@ -301,7 +301,7 @@ def _read_throughput(fields: ClusterFields, engine: str) -> Throughput:
         reason = () if mfu is None else (given("mfu", mfu), " is that of a GPU: ")
         needed = ' must be given, such as "h100", or '
         raise InputError(*reason, given("gpu", None), needed, given("throughput", None), ", measured step times")
-    return Throughput.assumed(gpu, mfu=mfu, precision=fields.get("precision") or "bf16", engine=engine)
+    return Throughput.assumed(gpu, mfu=mfu, precision=fields.get("precision"), engine=engine)
 
 
 def _read_measured(measured: Throughput | str | Path, fields: ClusterFields) -> Throughput:

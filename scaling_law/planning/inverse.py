@@ -33,7 +33,7 @@ from scaling_law.planning.budget import (
     read_question,
     refuse_served,
 )
-from scaling_law.planning.limits import Limits, of_law
+from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
@@ -415,6 +415,7 @@ def _explain(law: Formula, experts: FloatArray, limits: Limits, check: RangeChec
     exists = _has_optimum(law, experts)
     notes = explain_left_out({e: why_no_optimum(law, e) for e in np.unique(experts[~exists]).tolist()})
     notes += explain_undiscounted(law, experts[exists], limits)
+    notes += explain_ignored_design(law, limits)
     if np.any(is_reached & ~check.trusted) and not check.unknown:
         sentence = "rows marked not trusted lie further outside the fitted range than backtests support"
         notes.append(Notice(sentence))

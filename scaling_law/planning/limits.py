@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -143,6 +143,22 @@ class Limits:
             return variables_of_width(width, experts, self.granularity, self.shared_ratio, self.vocab_size)
 
         return models
+
+
+def explain_ignored_design(law: Formula, limits: Limits) -> list[str]:
+    """Write a sentence on the parts of a design that change nothing in the law's loss; [] for none."""
+    parts = {"granularity": "granularity {:g}", "shared_ratio": "shared experts ({:g} of the active width)"}
+    ignored = []
+    for name, text in parts.items():
+        default = getattr(Limits, name)
+        value = getattr(limits, name)
+        with_part = limits.variables(1024.0, 8.0, 1e20)
+        without = replace(limits, **{name: default}).variables(1024.0, 8.0, 1e20)
+        if value != default and all(with_part[v] == without[v] for v in law.variables if v in without):
+            ignored.append(text.format(value))
+    if not ignored:
+        return []
+    return [f"the {law.name} law ignores {' and '.join(ignored)}: they change no loss"]
 
 
 def _read_number(spec: Field[Any], value: Any) -> float:

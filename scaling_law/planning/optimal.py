@@ -23,7 +23,7 @@ from scaling_law.formulas.law import numbers, one_positive, percentile_interval
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.serving import seconds_of_token
 from scaling_law.planning.budget import Budget, Cluster, read_question
-from scaling_law.planning.limits import Limits
+from scaling_law.planning.limits import Limits, explain_ignored_design
 from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
 from scaling_law.planning.optimum import (
     drawn_losses,
@@ -140,6 +140,7 @@ def optimal(
             *_explain_smallest(budget, limits, models, force),
             *describe_accuracies(tasks, [row.loss for row in rows]),
             *explain_undiscounted(law, models.experts, limits),
+            *explain_ignored_design(law, limits),
             *_explain_hours(named_gpus, limits, models, costs(models)),
         ),
     )

@@ -203,7 +203,7 @@ def scale_out(
     sheet = named_gpu(gpu)
     if engine not in ENGINES:
         raise InputError(unknown("engine=", engine, ENGINES))
-    throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision or "bf16", engine=engine)
+    throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision, engine=engine)
     run_tokens = None if tokens is None else parse_tokens(float(positive("tokens", tokens)))
     clusters = []
     for count in counts:
@@ -229,7 +229,7 @@ def _explain(source: Model | None, cluster: Cluster, architecture: Architecture)
     """Say what the numbers rest on, for a model that was read."""
     if source is None:
         return ()
-    notes = ["only the language model is counted"] if source.text_only else []
+    notes = [*source.warnings, *source.notes]
     notes.append(
         "memory is counted as for train.py's own class, the only one for which it was compared with an allocator"
     )

@@ -27,7 +27,7 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import one_positive, positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
-from scaling_law.planning.limits import Limits, of_law
+from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths
 from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, lists_keywords
@@ -229,6 +229,7 @@ def speedup(
         notes.append(f"{name}: training takes more memory than {cluster.hardware} have")
         cluster = None
     notes += [about(name, warning) for warning in check.warnings]
+    notes += explain_ignored_design(law, limits)
     target = _Target.of(law, variables, sized, cluster)
     if isinstance(baseline, Architecture):
         curve = target.asymptote(baseline.variables())

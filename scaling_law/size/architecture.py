@@ -222,6 +222,8 @@ class Span:
     Attributes:
         multiplied: elements that one entry is multiplied with (None: as in the attention of the architecture).
         cached: elements that the cache holds for one entry (None: likewise).
+        entry_bytes: bytes of these elements, where the class decides on them and not the type of the cache: a state
+            may be kept in fp32 (None: as many as `cached` elements of the cache have).
     """
 
     blocks: int
@@ -230,9 +232,11 @@ class Span:
     once: bool = False
     multiplied: int | None = None
     cached: int | None = None
+    entry_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("blocks", 1), ("limit", 1), ("stride", 1), ("multiplied", 0), ("cached", 0)):
+        least_values = {"blocks": 1, "limit": 1, "stride": 1, "multiplied": 0, "cached": 0, "entry_bytes": 0}
+        for name, least in least_values.items():
             if getattr(self, name) is not None:
                 check_size(f"spans: {name}", getattr(self, name), least)
 
@@ -240,6 +244,12 @@ class Span:
     def sees_all(self) -> bool:
         """True if there is an entry for every position."""
         return self.limit is None and self.stride == 1 and not self.once
+
+    def bytes_of_entry(self, bytes_per_element: float) -> float:
+        """Count the bytes that the cache holds for one entry of all blocks."""
+        if self.entry_bytes is not None:
+            return self.blocks * self.entry_bytes
+        return bytes_per_element * self.blocks * (self.cached or 0)
 
     def entries(self, context: float) -> float:
         """Count the entries that the last token of so many positions sees."""
@@ -305,6 +315,8 @@ class Architecture:
         head_dim: width of a head (default: d_model / n_heads; with latent attention that of a query).
         gated: three matrices per feed-forward (SwiGLU), else two.
         tied_embeddings: one matrix for embedding and head.
+        lookup_parameters: tables beside the embedding of which a token looks up rows, and multiplies none: per-layer
+            embeddings, n-grams. They count in N_total and in bytes, not in N_act and FLOPs.
         mixer_parameters: all that is neither feed-forward nor embedding, counted on classes whose blocks are not plain
             attention and feed-forward (None: by the fields above).
         attention_blocks: blocks that attend to every position by the heads above (None: all).
@@ -328,6 +340,7 @@ class Architecture:
     latent_attention: LatentAttention | None = None
     gated: bool = True
     tied_embeddings: bool = False
+    lookup_parameters: int = 0
     mixer_parameters: int | None = None
     attention_blocks: int | None = None
     spans: tuple[Span, ...] = ()
@@ -335,7 +348,7 @@ class Architecture:
     def __post_init__(self) -> None:
         self._read_attention()
         heads_split_width = self.head_dim is None and self.latent_attention is None
-        for name in ("shared_experts", "dense_blocks", "mixer_parameters", "attention_blocks"):
+        for name in ("shared_experts", "dense_blocks", "lookup_parameters", "mixer_parameters", "attention_blocks"):
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name), least=0)
         if self.d_ff is not None:
@@ -554,7 +567,7 @@ class Architecture:
     @property
     def n_total(self) -> int:
         """All parameters except router, norms and biases."""
-        return self.n_total_non_embedding + self.embedding_parameters
+        return self.n_total_non_embedding + self.embedding_parameters + self.lookup_parameters
 
     @property
     def experts_equivalent(self) -> float:
@@ -630,22 +643,21 @@ class Architecture:
         if not tokens:
             return 0.0
         length = min(context or tokens, tokens)
-        sequence = sum(span.blocks * (span.cached or 0) * span.entries(length) for span in self.all_spans)
-        return bytes_per_element * sequence * (tokens / length)
+        sequence = sum(span.bytes_of_entry(bytes_per_element) * span.entries(length) for span in self.all_spans)
+        return sequence * (tokens / length)
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         """Count the bytes by which each further token makes the cache of a long sequence grow."""
         growing = (span for span in self.all_spans if span.limit is None and not span.once)
-        elements = sum(span.blocks * (span.cached or 0) / span.stride for span in growing)
-        return bytes_per_element * elements
+        return sum(span.bytes_of_entry(bytes_per_element) / span.stride for span in growing)
 
     def kv_bytes_per_sequence(self, bytes_per_element: float = 2.0) -> float:
         """Count the bytes that do not grow with a long sequence: full windows and chunks, and states."""
-        elements = 0
+        sequence_bytes = 0.0
         for span in self.all_spans:
             entries = 1 if span.once else span.limit or 0
-            elements += span.blocks * (span.cached or 0) * entries
-        return bytes_per_element * elements
+            sequence_bytes += span.bytes_of_entry(bytes_per_element) * entries
+        return sequence_bytes
 
     @property
     def training_state_bytes(self) -> float:

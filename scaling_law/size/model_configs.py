@@ -11,9 +11,9 @@ in which arithmetic on fields and the number of the `block` is positive (absent:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,32 @@ from hub.base import strict_json
 from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, unknown
 from hub.base.paths import local_path
+from hub.base.strict_json import MAX_FILE_BYTES
 from scaling_law.size.architecture import Architecture, Span, check_size, selected_keys
+from scaling_law.size.config_fields import Precision, explain_prediction_modules, list_unread, read_precision
 
 Config = Mapping[str, Any]
 Family = Mapping[str, Mapping[str, Any]]
 # From the fields of a configuration to the architecture, and the parameters that laws leave out, by name.
 Reader = Callable[[Config], tuple[Architecture, Mapping[str, int]]]
 FILE_NAME = "config.json"
-# Entry points for functions like `Reader`.
+# Entry points for functions like `Reader`. Their module may have `names_read_by(model_type)`, the fields that a class
+# reads.
 CLASSES = "scaling_law.classes"
+# Sections of the text model in the configuration of a larger one.
+_TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
+# Sections of its other models.
+_OTHER_MODELS = ("vision_config", "audio_config")
+# Names of the number of routed experts.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Fields that say which blocks have experts, an indexer or rotary positions, and how wide they are.
+_READ_BESIDE = {
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", *_EXPERTS),
+    *("moe_layers", "moe_layer_freq", "interleave_moe_layer_step", "decoder_sparse_step", "mlp_only_layers"),
+    *("first_k_dense_replace", "no_rope_layers", "index_topk"),
+    # Other architectures of the same fields have them.
+    *("intermediate_size", "max_window_layers", "n_shared_experts"),
+}
 # Fields in which null has a meaning.
 _MAYBE_NULL = (
     "head_dim",
@@ -61,6 +78,17 @@ def _load_families() -> dict[str, Family]:
 
 
 FAMILIES: Mapping[str, Family] = _load_families()
+# The sizes that classes of transformers have where a file leaves a field out, by model type.
+CLASS_DEFAULTS: Mapping[str, Config] = strict_json.loads(
+    Path(__file__).with_name("class_defaults.json").read_bytes(), what="class_defaults.json"
+)
+
+
+class UnknownTypeError(InputError):
+    """A model type that nothing here reads."""
+
+    def __init__(self, model_type: Any, reason: str) -> None:
+        super().__init__(f"model_type={model_type!r}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -76,6 +104,12 @@ class Model:
     left_out: Mapping[str, int]
     # The model reads more than text, but only its text model is counted.
     text_only: bool = False
+    # Precision of the checkpoint's weights, where it is neither bf16 nor fp16.
+    precision: Precision | None = None
+    # What is not counted, or assumed.
+    notes: tuple[str, ...] = ()
+    # Fields of the file that nothing reads: the count is then one of another model.
+    unread: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -83,8 +117,15 @@ class Model:
         return self.architecture.n_total + sum(self.left_out.values())
 
     @property
+    def warnings(self) -> list[str]:
+        """Reasons not to trust the count."""
+        if not self.unread:
+            return []
+        return [f"{_explain_unread(self.model_type, self.unread)}: the count is one of another model"]
+
+    @property
     def active_parameters(self) -> int:
-        """The parameters that one token uses: all except the experts it is not routed to."""
+        """The parameters that one token multiplies: all except tables and the experts it is not routed to."""
         active = sum(count for name, count in self.left_out.items() if name != "idle biases")
         return self.architecture.n_active + active
 
@@ -124,37 +165,139 @@ def _read(source: str | Path, revision: str | None) -> Any:
         content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
     except hub.NotFoundError as error:
         raise FileNotFoundError(f"{source}: no folder or Hub repo with a {FILE_NAME} ({error})") from None
-    return strict_json.loads(content, what=f"{source}: {FILE_NAME}")
+    # Python writes infinities, which some models have among their fields; a list of unquantized modules may be long.
+    return strict_json.loads(content, what=f"{source}: {FILE_NAME}", max_bytes=MAX_FILE_BYTES, finite=False)
 
 
 def _model(name: str, config: Config) -> Model:
-    """Read a configuration, or its `text_config`, by the family of its model type or an installed reader."""
+    """Read a configuration, or that of its text model, by the family of its model type or an installed reader."""
     if config.get("is_encoder_decoder"):
         raise InputError("is_encoder_decoder=True: laws here are of decoders only")
-    text = config.get("text_config")
-    if text is not None:
-        text = dict(text)
-        if "tie_word_embeddings" in config:
-            text["tie_word_embeddings"] = config["tie_word_embeddings"]
-        config = text
-    model_type = str(config.get("model_type"))
+    text = _text_config(config)
+    model_type = str(text.get("model_type") or config.get("model_type"))
+    is_part = text is not config or any(isinstance(config.get(section), Mapping) for section in _OTHER_MODELS)
+    notes = ["Only the language model is counted."] if is_part else []
     if model_type in FAMILIES:
-        architecture, left_out = _read_family(FAMILIES[model_type], config)
+        values = _read_fields(model_type, text)
+        architecture, left_out = _read_family(FAMILIES[model_type], values)
+        unread = list_unread(text, _names_of_family(model_type), model_type)
+        if values.defaults:
+            sizes = ", ".join(f"{field} {value}" for field, value in values.defaults.items())
+            notes.append(f"Defaults of the class, since {FILE_NAME} leaves them out: {sizes}.")
     else:
-        architecture, left_out = _installed_reader(config.get("model_type"))(config)
-    return Model(name, model_type, architecture, left_out, text_only=text is not None)
+        architecture, left_out, unread = _count_class(model_type, text, config)
+    left_out_modules = explain_prediction_modules(text)
+    if left_out_modules:
+        notes.append(left_out_modules)
+    return Model(
+        name,
+        model_type,
+        architecture,
+        left_out,
+        text_only=is_part,
+        precision=read_precision(text, architecture),
+        notes=tuple(notes),
+        unread=tuple(unread),
+    )
 
 
-def _installed_reader(model_type: Any) -> Reader:
-    """Find the reader of classes that an installed package offers."""
-    with suppress(ImportError, StopIteration):
-        return next(iter(entry_points(group=CLASSES))).load()
+def _text_config(config: Config) -> Config:
+    """Return the section of the text model, with what the larger model says of it; the configuration without such."""
+    for section in _TEXT:
+        inner = config.get(section)
+        if isinstance(inner, Mapping):
+            text = dict(inner)
+            if "tie_word_embeddings" in config:
+                text["tie_word_embeddings"] = config["tie_word_embeddings"]
+            for field in ("quantization_config", "dtype", "torch_dtype"):
+                if field in config:
+                    text.setdefault(field, config[field])
+            if f"{config.get('model_type')}_text" in FAMILIES:
+                text.setdefault("model_type", f"{config['model_type']}_text")
+            return _text_config(text)
+    return config
+
+
+def _count_class(model_type: str, text: Config, config: Config) -> tuple[Architecture, Mapping[str, int], list[str]]:
+    """Count a text model on its class, or on that of the larger model, and list the fields that no class reads."""
+    reader, names_read_by = _installed_reader(text.get("model_type"), text)
+    unread: list[str] = []
+    try:
+        try:
+            names = names_read_by(model_type)
+            unread = list_unread(text, names, model_type) if names else []
+            architecture, left_out = reader(text)
+        except UnknownTypeError:
+            if text is config:
+                raise
+            architecture, left_out = reader(config)
+    except UnknownTypeError as error:
+        raise InputError(f"{error}; {_suggest_twin(text)}") from None
+    except InputError as error:
+        if not unread:
+            raise
+        reason = str(error).partition("; give ")[0]
+        raise InputError(f"{_explain_unread(model_type, unread)}: it is another model ({reason})") from None
+    return architecture, left_out, unread
+
+
+def _installed_reader(model_type: Any, config: Config) -> tuple[Reader, Callable[[str], Collection[str]]]:
+    """Find the reader of classes that an installed package offers, and what lists the fields that a class reads."""
+    for point in entry_points(group=CLASSES):
+        try:
+            return point.load(), getattr(import_module(point.module), "names_read_by", lambda model_type: ())
+        except ImportError:
+            continue
     advice = 'others are counted on their classes, with pip install "joint-moe-scaling-laws[train]"'
-    raise InputError(f"{unknown('model_type=', model_type, FAMILIES)}; {advice}")
+    raise InputError(f"{unknown('model_type=', model_type, FAMILIES)}; {advice}; {_suggest_twin(config)}")
+
+
+def _explain_unread(model_type: str, unread: Collection[str]) -> str:
+    return f"{FILE_NAME} has fields that {model_type} does not read, {', '.join(unread)}"
+
+
+def _suggest_twin(config: Config) -> str:
+    """Say which model types have the fields of a configuration, for one whose own type is unknown."""
+    stated = {name for name, value in config.items() if value is not None}
+    ranks = {}
+    for model_type, family in FAMILIES.items():
+        if "_vl" in model_type or model_type.endswith("_text"):
+            continue
+        sizes = {*_names_in(family["architecture"])} - {*_COMPUTED}
+        if sizes <= {*stated, *family["defaults"]}:
+            ranks[model_type] = len(stated & {*sizes, *family["defaults"]})
+    advice = f'if it is built as a known type, write that as "model_type" into a copy of its {FILE_NAME}'
+    if not ranks:
+        return advice
+    best = sorted(ranks, key=lambda name: -ranks[name])[:3]
+    unread = list_unread(config, _names_of_family(best[0]), best[0])
+    exception = f" but {', '.join(unread)}" if unread else ""
+    return f"{advice}: {', '.join(best)} have its fields{exception}"
+
+
+def _names_of_family(model_type: str) -> set[str]:
+    """List the fields of a configuration that a family reads."""
+    family = FAMILIES[model_type]
+    names = {*_READ_BESIDE, *family["defaults"], *_names_in(family["architecture"]), *_names_in(family["windows"])}
+    for formula in family["left_out"].values():
+        names.update(Arithmetic.parse(formula).names)
+    return names
+
+
+def _names_in(section: Any) -> list[str]:
+    """List the texts in a section of a family."""
+    if isinstance(section, Mapping):
+        return [name for value in section.values() for name in _names_in(value)]
+    return [section] if isinstance(section, str) else []
 
 
 class _Fields(dict[str, Any]):
-    """A configuration that computes a missing field from others, or else raises an error with its name."""
+    """A configuration that computes a missing field from others, or else raises an error with its name.
+
+    `defaults` are sizes that the file leaves out.
+    """
+
+    defaults: Mapping[str, Any]
 
     def __missing__(self, key: str) -> Any:
         if key in _COMPUTED:
@@ -162,9 +305,8 @@ class _Fields(dict[str, Any]):
         raise InputError(f"{FILE_NAME} lacks {key}, which model_type {self['model_type']!r} needs")
 
 
-def _read_family(family: Family, config: Config) -> tuple[Architecture, Mapping[str, int]]:
+def _read_family(family: Family, values: _Fields) -> tuple[Architecture, Mapping[str, int]]:
     """Read an architecture, and the parameters that laws leave out, as the row of `families.json` says."""
-    values = _read_fields(family, config)
     options = {}
     for name, key in family["architecture"].items():
         if name != "d_ff" or values["dense_blocks"]:
@@ -185,16 +327,24 @@ def _read_family(family: Family, config: Config) -> tuple[Architecture, Mapping[
     return a, left_out
 
 
-def _read_fields(family: Family, config: Config) -> _Fields:
+def _read_fields(model_type: str, config: Config) -> _Fields:
     """Complete the fields of a configuration by the defaults of its class."""
+    family = FAMILIES[model_type]
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
     # Classes read an empty list as none.
     if not stated.get("no_rope_layers"):
         stated.pop("no_rope_layers", None)
     values = _Fields({**family["defaults"], **stated})
-    # transformers 5 writes the num_experts of Qwen3 so.
-    if "num_local_experts" in values:
-        values.setdefault("num_experts", values["num_local_experts"])
+    # transformers 5 writes the num_experts of Qwen3 as num_local_experts; other fields have aliases, too.
+    experts = next((values[name] for name in _EXPERTS if name in values), None)
+    if experts is not None:
+        for name in _EXPERTS:
+            values.setdefault(name, experts)
+    # A field that is null is not left out.
+    defaults = CLASS_DEFAULTS.get(model_type, {})
+    left_out = {name: value for name, value in defaults.items() if name not in config and name not in values}
+    values.update(left_out)
+    values.defaults = {name: left_out[name] for name in _names_in(family["architecture"]) if name in left_out}
     values["head_dim"] = _head_dim(values)
     values["layer_norm"] = values.get("norm_type") == "layer_norm"
     return values

@@ -27,6 +27,7 @@ class Widths:
     head_dim: int = HEAD_DIM
     tied_embeddings: bool = False
     gated: bool = True
+    lookup_parameters: int = 0
 
     @classmethod
     def of(

@@ -7,6 +7,7 @@ configuration.
 from __future__ import annotations
 
 import copy
+import difflib
 import itertools
 import json
 import re
@@ -25,7 +26,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hub.base.errors import InputError
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.model_configs import FAMILIES
+from scaling_law.size.model_configs import FAMILIES, UnknownTypeError
+from training.configuration.class_fields import is_causal_type, read_names, text_model_class
 from training.configuration.class_layers import FlopsByModule, is_matrix, spans_of_blocks
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k
 _CHUNKS = ("chunk_size", "mamba_chunk_size", "block_size")
 _LATENT = FAMILIES["deepseek_v3"]["architecture"]["latent_attention"]
 _POSITIONS = re.compile(r"wpe\.|\w*position\w*\.")
+_LOOKUPS = "lookups"
 # The number of matrices that a module of experts stacks.
 _EXPERTS = ("num_experts", "num_routed_experts")
 _OTHER_TYPE = "choose another type, such as llama"
@@ -85,9 +88,41 @@ def on_meta(config: Any) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     kernels = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+    text_class = None if is_causal_type(config.model_type) else text_model_class(config)
     with _errors_in_one_line(config, "built"), torch.device("meta"):
         # The kernels are written into the configuration, with which a run then trains: so this is a copy.
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False, **kernels)
+        config = copy.deepcopy(config)
+        if text_class is None:
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **kernels)
+        model = text_class._from_config(config, **kernels)
+        return model if model.get_output_embeddings() is not None else _WithHead(model)
+
+
+class _WithHead(nn.Module):
+    """The text model of a larger model, which has the head outside of it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.config = model.config
+        embedding = model.get_input_embeddings()
+        rows, width = embedding.weight.shape
+        self.lm_head = nn.Linear(width, rows, bias=False)
+        if model.config.tie_word_embeddings:
+            self.lm_head.weight = embedding.weight
+
+    def forward(self, **inputs: Any) -> Any:
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        output = self.model(**inputs)
+        logits = self.lm_head(output.last_hidden_state)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
 
 
 @contextmanager
@@ -212,6 +247,13 @@ def read_class(fields: Mapping[str, Any]) -> tuple[Architecture, dict[str, int]]
     return architecture, left_out
 
 
+def names_read_by(model_type: str) -> frozenset[str]:
+    """List the words of a class's code, among them the fields of config.json that it reads; none of no known type."""
+    from transformers import CONFIG_MAPPING
+
+    return read_names(model_type) if model_type in CONFIG_MAPPING else frozenset()
+
+
 def _cache_key(fields: Mapping[str, Any]) -> str:
     return json.dumps(dict(fields), sort_keys=True, default=str)
 
@@ -227,11 +269,13 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     flops = _flops_of_positions(model, config)
     architecture = _read_architecture(model, blocks, experts, config)
     left_out = _count_left_out(model, experts, architecture)
+    lookups = left_out.pop(_LOOKUPS, 0)
     mixers = left_out.pop("") - architecture.n_total + architecture.attention_parameters
     if mixers < 0:
         raise InputError(_explain_fewer_parameters(model, blocks, architecture))
     if mixers != architecture.attention_parameters:
         architecture = replace(architecture, mixer_parameters=mixers)
+    architecture = replace(architecture, lookup_parameters=lookups)
     per_position = None if flops is None else flops[1]
     output = _output_with_cache(model, config)
     spans = spans_of_blocks(model, blocks, config, architecture, per_position, output)
@@ -246,16 +290,40 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
 
 
 def _read_config(values: dict[str, Any]) -> Any:
-    """Read the configuration of a causal decoder from the fields of its config.json."""
+    """Read the configuration of a causal decoder, or of a larger model's text decoder, from its config.json."""
     from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = values.get("model_type")
-    if kind is None or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise InputError(f"model_type={kind!r}: transformers has no causal language model of this type")
+    if kind not in CONFIG_MAPPING:
+        raise _unknown_type(kind)
     with _errors_in_one_line(kind, "read"):
         config = CONFIG_MAPPING[kind].from_dict(values)
+    if not is_causal_type(kind):
+        config = _text_part(config, values)
+    if not is_causal_type(config.model_type) and text_model_class(config) is None:
+        raise _unknown_type(kind)
     return as_decoder(config)
+
+
+def _text_part(config: Any, values: dict[str, Any]) -> Any:
+    """Return the configuration of a model's text decoder, the whole where it is one."""
+    text = config.get_text_config(decoder=True)
+    sections = [name for name in config.sub_configs if getattr(config, name, None) is text]
+    if sections and sections[0] not in values:
+        # Older files have the fields of the text model beside those of the whole.
+        text = type(text).from_dict({name: value for name, value in values.items() if name != "model_type"})
+    # Of a text model alone, the larger one would say it.
+    text.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
+    return text
+
+
+def _unknown_type(kind: Any) -> UnknownTypeError:
+    """Make the error for a type that transformers has no causal model of, with the names that are nearest to it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    near = difflib.get_close_matches(str(kind), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, n=3)
+    hint = f" (nearest: {', '.join(near)})" if near else ""
+    return UnknownTypeError(kind, f"transformers has no causal language model of this type{hint}")
 
 
 def _flops_of_positions(model: nn.Module, config: Any) -> tuple[FlopsByModule, FlopsByModule] | None:
@@ -288,7 +356,11 @@ def _chunk(config: Any) -> int:
 
 
 def _output_with_cache(model: nn.Module, config: Any) -> Any:
-    """Return the output of a short forward pass with the cache of the class; None where it has no such path."""
+    """Return the output of a short forward pass with the cache of the class; None where it has no such path.
+
+    The weights are in bf16 from then on, as when they are served: a class keeps some states in fp32 nevertheless.
+    """
+    model.to(torch.bfloat16)
     output = _pass_with_cache(model, config)
     if output is None:
         # Hybrids without attention cannot find the positions.
@@ -325,14 +397,26 @@ def generates(config: Any) -> bool:
 def _count_left_out(model: nn.Module, experts: list[nn.Module], architecture: Architecture) -> Counter[str]:
     """Count the parameters that laws leave out, by what they are; under "" those that laws count."""
     left_out = Counter[str]()
+    tables = _lookup_tables(model)
     for name, parameter in model.named_parameters():
-        left_out[_left_out_as(name, parameter, architecture)] += parameter.numel()
+        label = _LOOKUPS if id(parameter) in tables else _left_out_as(name, parameter, architecture)
+        left_out[label] += parameter.numel()
     expert_parameters = itertools.chain(*(module.parameters() for module in experts))
     biases = sum(parameter.numel() for parameter in expert_parameters) - _size(*experts)
     if biases:
         idle = biases - biases * architecture.experts_per_token // architecture.experts
         left_out.update({"biases": -idle, "idle biases": idle})
     return left_out
+
+
+def _lookup_tables(model: nn.Module) -> set[int]:
+    """Find the weights, by identity, of which a token only looks up rows, beside its embedding and positions."""
+    embedding = model.get_input_embeddings()
+    tables = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and module is not embedding and not _POSITIONS.search(f"{name}."):
+            tables.add(id(module.weight))
+    return tables - {id(embedding.weight), id(getattr(model.get_output_embeddings(), "weight", None))}
 
 
 def _left_out_as(name: str, parameter: Tensor, architecture: Architecture) -> str:

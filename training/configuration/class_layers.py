@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from scaling_law.size.architecture import Architecture, Span, selected_keys
@@ -18,6 +19,8 @@ from scaling_law.size.architecture import Architecture, Span, selected_keys
 FlopsByModule = Mapping[str, Mapping[str, float]]
 # Layer types that attend to no position.
 _WITHOUT_KEYS = ("conv", "linear_attention", "moe", "mlp")
+# Fields that say in which type engines keep recurrent states.
+_STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 # Layer types whose keys an indexer selects.
 _SELECTING = ("indexed_attention", "minimax_m3_sparse")
 
@@ -59,7 +62,7 @@ def spans_of_blocks(
             yield _compressed_keys(architecture.attention, block_configs[i], block, layers[i])
         else:
             keys_in_sight = _keys_in_sight(keys[i], kinds[i], block_configs[i], block)
-            yield [*keys_in_sight, *(_state(layers[i]) or loose_states[i])]
+            yield [*keys_in_sight, *(_state(layers[i], config) or loose_states[i])]
 
 
 def _keys_in_cache(attention: Span, kind: str, layer: Any, is_reused: bool) -> Span:
@@ -78,7 +81,8 @@ def _keys_in_cache(attention: Span, kind: str, layer: Any, is_reused: bool) -> S
 def _with_products(span: Span, slopes: FlopsByModule, block_name: str, layer: Any) -> Span:
     """Return the span with what the class multiplies a key with; a block that multiplies none caches none."""
     slopes_of_block = {name: counts for name, counts in slopes.items() if f"{name}.".startswith(block_name)}
-    multiplied = _products_of_keys(slopes_of_block, has_state=bool(_state(layer)))
+    has_state = bool(_bytes_of_state(layer))
+    multiplied = _products_of_keys(slopes_of_block, has_state)
     return replace(span, multiplied=multiplied, cached=span.cached if multiplied else 0)
 
 
@@ -187,48 +191,74 @@ def _cache_layers(output: Any) -> list[Any]:
     return []
 
 
-def _state(layer: Any) -> list[Span]:
-    """Read the state that a layer of the cache holds beside keys: of a recurrence, and of a short convolution."""
+def _state(layer: Any, config: Any) -> list[Span]:
+    """Read the state that a layer of the cache holds beside keys: of a recurrence, and of a short convolution.
+
+    The configuration may say in which type engines keep a recurrence; else it is kept as the class does.
+    """
     recurrent = _elements(getattr(layer, "recurrent_states", None))
     convolved = _elements(getattr(layer, "conv_states", None))
-    return _span_of_state(recurrent, recurrent + convolved)
+    state_bytes = _bytes_of_state(layer)
+    dtypes = [getattr(config, name, None) for name in _STATE_DTYPES]
+    dtype = next((getattr(torch, name) for name in dtypes if name in ("float32", "bfloat16", "float16")), None)
+    if dtype is not None:
+        state_bytes += dtype.itemsize * recurrent - _bytes(getattr(layer, "recurrent_states", None))
+    return _span_of_state(recurrent, recurrent + convolved, state_bytes)
 
 
-def _span_of_state(recurrent: int, cached: int) -> list[Span]:
+def _bytes_of_state(layer: Any) -> int:
+    return _bytes([getattr(layer, name, None) for name in ("recurrent_states", "conv_states")])
+
+
+def _span_of_state(recurrent: int, cached: int, state_bytes: int) -> list[Span]:
     """Make the span of a state whose elements are each updated and read once per token; none of an empty state."""
-    return [Span(1, once=True, multiplied=2 * recurrent, cached=cached)] if cached else []
+    if not cached:
+        return []
+    return [Span(1, once=True, multiplied=2 * recurrent, cached=cached, entry_bytes=state_bytes)]
 
 
 def _loose_states(output: Any, blocks: nn.ModuleList, keys: list[Span]) -> list[list[Span]]:
     """Read states that a class hands out in its own way (RWKV, MiniMax), or keeps in its blocks (RecurrentGemma)."""
-    values = [value for name, value in (output or {}).items() if name != "logits"]
-    elements_in_output = sum(map(_elements_beside_layers, values))
+    values = [_beside_layers(value) for name, value in (output or {}).items() if name != "logits"]
     recurrent_blocks = sum(not span.multiplied for span in keys)
     states: list[list[Span]] = []
     for block, span in zip(blocks, keys, strict=True):
         if span.multiplied:
             states.append([])
             continue
-        elements = elements_in_output // recurrent_blocks
+        elements = _elements(values) // recurrent_blocks
+        state_bytes = _bytes(values) // recurrent_blocks
         if not values and output is not None:
-            elements = sum(_elements([*vars(module).values()]) for module in block.modules())
-        states.append(_span_of_state(elements, elements))
+            buffers = [[*vars(module).values()] for module in block.modules()]
+            elements = _elements(buffers)
+            state_bytes = _bytes(buffers)
+        states.append(_span_of_state(elements, elements, state_bytes))
     return states
 
 
-def _elements_beside_layers(value: Any) -> int:
-    return _elements({**vars(value), "layers": None} if hasattr(value, "layers") else value)
+def _beside_layers(value: Any) -> Any:
+    return {**vars(value), "layers": None} if hasattr(value, "layers") else value
 
 
 def _elements(value: Any) -> int:
-    """Count the elements of all tensors in lists and mappings, parameters aside."""
-    if isinstance(value, Tensor):
-        return 0 if isinstance(value, nn.Parameter) else value.numel()
-    if isinstance(value, Mapping):
-        return sum(_elements(item) for name, item in value.items() if name != "_buffers")
-    if isinstance(value, (list, tuple)):
-        return sum(map(_elements, value))
-    return 0
+    return sum(tensor.numel() for tensor in _tensors(value))
+
+
+def _bytes(value: Any) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Find all tensors in lists and mappings, parameters aside."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            if name != "_buffers":
+                yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
 
 
 def _width(keys: Tensor) -> int:

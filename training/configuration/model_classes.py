@@ -27,6 +27,7 @@ from hub.base.strict_json import MAX_FILE_BYTES
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
+from training.configuration.class_fields import modeling_module, read_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,16 +50,6 @@ _PADDED_POSITIONS = re.compile(r"position_embeddings = nn\.Embedding\([^)]*paddi
 _PARTIAL = "partial_rotary_factor"
 # transformers puts these into `rope_parameters`.
 _ROTARY = {"rope_theta", "rope_scaling", _PARTIAL}
-# Fields that transformers reads for every class, beside the class's own file.
-_READ_FOR_ALL = {
-    "initializer_range",
-    "init_std",
-    "initializer_factor",
-    "tie_word_embeddings",
-    "rope_theta",
-    "rope_scaling",
-    "max_position_embeddings",
-}
 
 
 class ModelClassArguments(BaseModel):
@@ -285,10 +276,7 @@ def has_selection_bias(model_type: str) -> bool:
 
 def _read_source(model_type: str) -> str:
     """Read the file of a class."""
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
-
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
-    return inspect.getsource(sys.modules[model_class.__module__])
+    return inspect.getsource(modeling_module(model_type))
 
 
 @cache
@@ -304,19 +292,11 @@ def fields_of(model_type: str) -> frozenset[str]:
 @cache
 def unread_fields(model_type: str) -> frozenset[str]:
     """Find the fields that a class takes and ignores: their names are nowhere in its code, nor are their aliases."""
-    from transformers import CONFIG_MAPPING, cache_utils, masking_utils
+    from transformers import CONFIG_MAPPING
 
-    config_class = CONFIG_MAPPING[model_type]
-    # Layer types and windows are read where masks and caches are made.
-    code = "".join([_read_source(model_type), inspect.getsource(masking_utils), inspect.getsource(cache_utils)])
-    config_code = inspect.getsource(config_class).replace(config_class.__doc__ or "", "")
-    read_names = {
-        *re.findall(r"\w+", re.sub(r"#.*", "", code)),
-        *re.findall(r"""(?:self\.|["'])(\w+)""", config_code),
-        *_READ_FOR_ALL,
-    }
-    aliases = [pair for pair in config_class.attribute_map.items() if not read_names.isdisjoint(pair)]
-    return _declared_fields(model_type) - read_names.union(*aliases)
+    names = read_names(model_type)
+    aliases = [pair for pair in CONFIG_MAPPING[model_type].attribute_map.items() if not names.isdisjoint(pair)]
+    return _declared_fields(model_type) - names.union(*aliases)
 
 
 def _refuse_ignored(model_type: str, field: str, section: str = "") -> str:

@@ -115,10 +115,21 @@ def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):
 
 def test_a_page_that_opens_with_what_has_no_answer_shows_none(laws):
     first = app._echo("", astuple(FIRST))
-    answered = asked(laws, replace(FIRST, memory="1MB"), first, "1")
+    wrong = replace(FIRST, memory="1MB")
+    answered = asked(laws, wrong, first, "1", link=wrong.query())
     *_, problem, sentence, figure, caption, table, _, _, _, _, link, _ = answered
     assert "unanswered" in problem
     assert (sentence, figure, caption, table, link) == ("", None, "", "", SKIP)
+
+
+def test_a_field_that_cannot_be_read_leaves_the_first_answer_in_sight(laws):
+    """The page dims it; only what a link has asked would be shown instead."""
+    first = app._echo("", astuple(FIRST))
+    *_, problem, sentence, figure, _, table, _, _, _, _, link, _ = asked(
+        laws, replace(FIRST, memory="a lot"), first, "1", link=FIRST.query()
+    )
+    assert "unanswered" in problem
+    assert [sentence, figure, table, link] == [SKIP] * 4
 
 
 def test_the_page_speaks_of_no_parameter_that_it_does_not_have(laws):
@@ -152,7 +163,8 @@ def test_the_best_model_of_hours_is_the_one_that_is_planned(laws):
     problem, _, figure, _, _, _, command, yaml, _, query = app._answer_components(laws, question, False)
     assert problem == ""
     assert query == "unit=hours&hours=168&gpus=8&gpu=h100&memory=80GB&kv_tokens=16k&law=published&view=map"
-    assert command == ("scaling-law plan --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k -o run.yaml")
+    options = "--hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k"
+    assert command == f"scaling-law optimal {options} --integral\nscaling-law plan {options} -o run.yaml"
     table = best_models(question, laws[PUBLISHED])
     assert safe_load(yaml)["model"]["d_model"] == table.best.d_model
     assert next(trace.x[0] for trace in figure.data if trace.name == "question") == table.flops

@@ -50,18 +50,26 @@ def test_presets_have_answers_and_their_commands_parse(name, published):
     question = PRESETS[name]
     assert not best_models(question, published).best.beyond_guard
     assert plan_run(question, published).loss > 0
-    words = shlex.split(question.command())
-    command = typer.main.get_command(app).get_command(None, words[1])
-    given = command.make_context(words[1], words[2:]).params
-    asked = question.budget_keywords() | question.limits()
-    gpu = {"gpu": given["gpu"]} if question.unit == "hours" else {}
-    assert asked == {name: given[name] or 0 for name in asked} | gpu
+    lines = question.command().splitlines()
+    assert [line.split()[1] for line in lines] == ["optimal", "plan"]
+    for line in lines:
+        words = shlex.split(line)
+        command = typer.main.get_command(app).get_command(None, words[1])
+        given = command.make_context(words[1], words[2:]).params
+        asked = question.budget_keywords() | question.limits()
+        gpu = {"gpu": given["gpu"]} if question.unit == "hours" else {}
+        assert asked == {name: given[name] or 0 for name in asked} | gpu
 
 
 def test_commands_name_the_law():
     asked = Question(experts="1, 2,4-8", law="chinchilla", memory="")
     assert asked.command().endswith("--kv-tokens 16k --experts 1,2,4-8 --law chinchilla -o run.yaml")
-    assert asked.command(has_plan=False).startswith("scaling-law optimal --flops 1e22")
+    without_plan = asked.command(has_plan=False)
+    assert without_plan.startswith("scaling-law optimal --flops 1e22")
+    assert without_plan.endswith("--law chinchilla --integral")
+    assert asked.command().splitlines()[0] == without_plan
+    with_accuracy = replace(asked, accuracy="arc_easy").command().splitlines()
+    assert ["--accuracy" in line for line in with_accuracy] == [True, False]
     assert "--law scaling_law.json" in replace(asked, law=FITTED).command()  # which the page saves
     assert Question(law="; rm -rf /").command().count("'") == 2
 

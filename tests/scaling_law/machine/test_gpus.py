@@ -48,6 +48,34 @@ def test_no_other_device_is_suggested(name):
     assert 'by its peak and memory, "peak=148T,memory=96GB"' in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("4090", "RTX 4090"),
+        ("3090", "RTX 3090"),
+        ("RTX3090", "RTX 3090"),
+        ("5090", "RTX 5090"),
+        ("a6000", "RTX A6000"),
+    ],
+)
+def test_a_consumer_card_is_called_by_its_number(name, key):
+    assert named_gpu(name) == GPUS[key]
+    assert find_gpu(GPUS[key].name) == GPUS[key]
+
+
+def test_a_v100_computes_in_fp16():
+    throughput = Throughput.assumed("v100")
+    assert throughput.precision == "fp16"
+    assert throughput.warnings(Architecture(512))[0].endswith("train.py has no fp16: other engines take them")
+    with pytest.raises(ValueError, match=r"precision='bf16': NVIDIA V100 SXM 32GB computes in fp16"):
+        Throughput.assumed("v100", precision="bf16")
+    best = JointLaw.published().optimal(hours=24, gpus=8, gpu="v100")
+    assert "(fp16, assumed)" in str(best)
+    assert "(bf16, assumed)" in str(JointLaw.published().optimal(hours=24, gpus=8, gpu="a100"))
+    assert GPUS["RTX 3090"].precisions == ("bf16",)
+    assert GPUS["RTX 5090"].precisions == ("bf16", "fp8", "fp4")
+
+
 def test_what_step_times_rest_on_is_said():
     (v100,) = Throughput.assumed("v100").warnings(Architecture(512))
     assert "by its data sheet (its peak is of fp16: it has no bf16)" in v100

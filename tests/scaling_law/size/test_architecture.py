@@ -172,6 +172,7 @@ COUNTS = {
     "gated": (False, {}),
     "tied_embeddings": (True, {}),
     "latent_attention": (MLA, {}),
+    "lookup_parameters": (1 << 20, {}),
     "mixer_parameters": (1 << 20, {}),
     "attention_blocks": (3, {}),
     "spans": ((Span(1, limit=8),), {}),

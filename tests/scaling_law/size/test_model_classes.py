@@ -1,13 +1,15 @@
 """Parameters and FLOPs of `Architecture` against the classes of transformers, built on the meta device."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from benchmarks.every_class import section
 from modeling_switch_moe import SwitchMoeConfig
-from scaling_law.size.model_configs import FAMILIES, Model, read_model
+from scaling_law.size.model_configs import CLASS_DEFAULTS, FAMILIES, Model, read_model
 from training.configuration.class_counts import forward_flops, on_meta, read_class, training_flops
 from training.configuration.model_classes import ModelClassArguments, model_types
 
@@ -70,7 +72,9 @@ SHAPES = [
         for bias in (True, False)
     ),
 ]
-NOT_IN_TRANSFORMERS = {"deepseek", "kimi_k2", "bailing_moe", "switch_moe", "qwen3_vl_moe_text"}
+NOT_IN_TRANSFORMERS = {"deepseek", "kimi_k2", "bailing_moe", "switch_moe"}
+# Types of larger models, whose text models have no head of their own.
+TEXT = {"qwen3_vl_text", "qwen3_vl_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_vl", "qwen2_5_vl"}
 
 
 def built(config, **options):
@@ -111,12 +115,33 @@ def test_every_type_that_is_counted_has_the_parameters_of_its_class():
             continue
         model, read, counted = on_meta(config), Model(kind, kind, a, left_out), counted + 1
         assert read.parameters == sum(p.numel() for p in model.parameters()), kind
-        assert read.active_parameters == read.parameters - idle(model, a), kind
+        assert read.active_parameters == read.parameters - idle(model, a) - a.lookup_parameters, kind
     assert counted >= 139  # of 189 in transformers 5.23
 
 
 def test_every_family_of_transformers_is_built():
-    assert {kind for kind, _ in SHAPES} == set(FAMILIES) - NOT_IN_TRANSFORMERS
+    assert {kind for kind, _ in SHAPES} == set(FAMILIES) - NOT_IN_TRANSFORMERS - TEXT
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", sorted(TEXT))
+def test_the_text_model_of_a_larger_one_is_counted_with_its_head(kind, tied):
+    """By the table and by the class, which agree; older files have all fields side by side."""
+    heads = {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = BASE | heads | {"model_type": kind, "intermediate_size": 96, "tie_word_embeddings": tied}
+    if "moe" in kind:
+        config |= {"num_experts": 8, "head_dim": 128} | MIXTURE
+    read, (by_class, left_out) = read_model(config), read_class(config)
+    assert (read.architecture, read.left_out) == (by_class, left_out)
+    assert read.architecture.embedding_parameters == 512 * 96 * (1 if tied else 2)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CLASS_DEFAULTS if kind not in TEXT])
+def test_defaults_of_a_class_are_those_of_its_configuration(kind):
+    fields = {field.name: field.default for field in dataclasses.fields(CONFIG_MAPPING[kind])}
+    assert CLASS_DEFAULTS[kind] == {name: fields[name] for name in CLASS_DEFAULTS[kind]}
+    if "num_experts_per_tok" not in fields or fields["num_experts_per_tok"]:
+        assert read_model({"model_type": kind}).architecture == read_model(CONFIG_MAPPING[kind]()).architecture
 
 
 @pytest.mark.parametrize("options", [{}, {"final_norm": True, "norm_type": "rms_norm"}, {"tie_word_embeddings": True}])

@@ -10,6 +10,7 @@ import pytest
 from scaling_law.size import model_configs
 from scaling_law.size.model_configs import read_model
 from tests.scaling_law.configs import MIXTRAL
+from training.configuration.class_counts import read_class
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +59,8 @@ def test_the_language_model_of_a_larger_one(tied):
         ({"hidden_size": "wide"}, "d_model='wide' must be a whole number"),
         ({"num_hidden_layers": None}, "config.json lacks num_hidden_layers, which model_type 'mixtral' needs"),
         (
-            {"model_type": "deepseek_v3"},
-            "config.json lacks moe_intermediate_size, which model_type 'deepseek_v3' needs",
+            {"model_type": "bailing_moe"},
+            "config.json lacks moe_intermediate_size, which model_type 'bailing_moe' needs",
         ),
         (
             {"model_type": "qwen3_moe", "moe_intermediate_size": 8, "decoder_sparse_step": 1, "mlp_only_layers": 3},
@@ -109,9 +110,22 @@ def test_impossible_heads_and_windows_are_named(config, message):
 
 
 @pytest.mark.parametrize("field", [name for name in MIXTRAL if name not in ("model_type", "tie_word_embeddings")])
-def test_a_missing_field_is_named(field):
-    with pytest.raises(ValueError, match=f"config.json lacks {field}, which model_type 'mixtral' needs"):
-        read_model({name: value for name, value in MIXTRAL.items() if name != field})
+def test_a_missing_field_has_the_default_of_its_class_and_is_named(field):
+    without = {name: value for name, value in MIXTRAL.items() if name != field}
+    read = read_model(without)
+    assert read.architecture == read_class(without)[0]
+    (note,) = read.notes
+    assert note.startswith(f"Defaults of the class, since config.json leaves them out: {field} ")
+    # No class has defaults for this type.
+    with pytest.raises(ValueError, match=r"config.json lacks .*, which model_type 'bailing_moe' needs"):
+        read_model(without | {"model_type": "bailing_moe"})
+    with pytest.raises(ValueError, match=f"config.json lacks {field}|must be"):
+        read_model(MIXTRAL | {field: None, "num_key_value_heads": 8 if field != "num_key_value_heads" else "x"})
+
+
+def test_an_alias_of_a_field_comes_before_the_default():
+    without = {name: value for name, value in MIXTRAL.items() if name != "num_local_experts"}
+    assert read_model(without | {"num_experts": 4}).architecture.experts == 4
 
 
 @pytest.mark.parametrize("value", [None, "no_such_module:read_class"])
