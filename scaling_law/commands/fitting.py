@@ -11,6 +11,7 @@ from hub.base.errors import InputError
 from hub.base.tables import Tables, show
 from scaling_law.commands.options import (
     Mode,
+    by_name,
     command,
     exit_untrusted,
     option,
@@ -106,7 +107,7 @@ def fit(
     further["allow_unidentifiable"] = allow_unidentifiable
     law = choose_law(prior, flag="--prior") if prior not in (None, "public") else prior
     kind = kind or (law.name if isinstance(law, Law) else "joint")
-    limits: dict[str, Any] = {"fixed": dict(fixed), "bounds": dict(bounds), "prior": law}
+    limits: dict[str, Any] = {"fixed": by_name(fixed, "--fix"), "bounds": by_name(bounds, "--bound"), "prior": law}
     if split is not None:
         parts = holdout.split(table, split, validation, test)
         compared = backtest.compare_with_separate_laws(parts, select, joint_options=limits, **robust, **further)

@@ -37,7 +37,7 @@ from scaling_law.runs.rows import (
     whole,
 )
 from scaling_law.runs.sources import LACKS, Kind, read_source
-from scaling_law.runs.statuses import RECORDED, describe_left_out, status_column, status_of
+from scaling_law.runs.statuses import RECORDED, describe_left_out, read_status, status_columns, status_of
 from scaling_law.runs.table import OWN_COLUMNS, Runs
 from scaling_law.runs.trackers import is_tracker, with_values
 from scaling_law.runs.trunks import RATES, trunks_of
@@ -274,6 +274,9 @@ def _with_our_columns(
             aliases.pop(name, None)
     failed: dict[int, str] = {}
     mapping: dict[str, Column] = {**aliases, **columns}
+    if "status" in aliases:
+        end_columns = status_columns(rows)
+        mapping["status"] = lambda row: read_status(row, end_columns)[1]
     if mapping:
         rows, failed = with_columns(rows, mapping, origin)
     return [with_size(with_counts(row)) for row in rows], aliases, failed
@@ -288,9 +291,9 @@ def guess_columns(rows: Sequence[Row]) -> dict[str, str]:
     are_texts = all(isinstance(name, str) for name in names)
     if name_column != "run_id" and are_texts and len({*names}) == len(names):
         aliases.setdefault("run_id", name_column)
-    end_column = status_column(rows)
-    if end_column not in (None, "status"):
-        aliases["status"] = str(end_column)
+    end_columns = status_columns(rows)
+    if end_columns not in ([], ["status"]):
+        aliases["status"] = ", ".join(end_columns)
     return aliases
 
 
@@ -359,8 +362,8 @@ def _describe_ended(table: _Table, status: str | None) -> list[str]:
             lines.append(f"{row['run_id']} is {status_of(row.get('status'))}")
         return lines
     places = [i for i in places if table.rows[i].get("status") not in RECORDED]
-    column = str(table.aliases.get("status", "status"))
-    line = describe_left_out(table.rows, places, column)
+    columns = table.aliases.get("status", "status").split(", ")
+    line = describe_left_out(table.rows, places, columns)
     return [line] if line else []
 
 
