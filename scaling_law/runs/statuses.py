@@ -29,12 +29,10 @@ _FLAGS = {
 }
 # Words before these names: hasCrashed, sys/state, TrainingJobStatus. Other columns have words before them that may
 # speak of something else, such as the state of an optimizer.
-_OWNERS = frozenset(
-    (
-        "is has was did run runs sys system info meta metadata attributes attrs summary tags job task trial component "
-        "experiment training train process primary result life cycle lifecycle "
-        "wandb mlflow neptune aim comet clearml sagemaker slurm"
-    ).split()
+_OWNERS = (
+    "is has was did run runs sys system info meta metadata attributes attrs summary tags job task trial component "
+    "experiment training train process primary result life cycle lifecycle "
+    "wandb mlflow neptune aim comet clearml sagemaker slurm"
 )
 _TRUTHS = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
 # Runs of a status that a message names.
@@ -69,7 +67,7 @@ def status_columns(rows: Sequence[Row]) -> list[str]:
     columns = []
     for column in names_in(rows):
         *owners, last = _words_of(column) or [""]
-        if not _OWNERS.issuperset(owners):
+        if not {*owners} <= {*_OWNERS.split()}:
             continue
         cells = [row[column] for row in rows if not is_missing(row.get(column)) and row[column] != ""]
         is_in_words = last in _NAMES and any(status_of(cell) in _WORDS for cell in cells)
