@@ -350,9 +350,11 @@ def _gather_group(
     tested: Any = is_matching if has_matching else True
     laws = forecasters(runs, e, prior, kinds, seed)
     evidence = {WITH: gather(runs, steps, laws, tested)}
+    silent = {name: law.silent for name, law in laws.items()}
     if BODY in runs:
         evidence[WITHOUT] = gather(runs, steps, count_without(laws), tested)
-    silent = {name: law.silent for name, law in laws.items()}
+        # As `mix_counts` names them.
+        silent.update({f"{name} {WITHOUT}": law.silent for name, law in laws.items()})
     return _Group(indices, evidence, silent, has_matching)
 
 

@@ -41,7 +41,7 @@ from scaling_law.runs.statuses import RECORDED, describe_left_out, read_status, 
 from scaling_law.runs.table import OWN_COLUMNS, Runs
 from scaling_law.runs.trackers import is_tracker, with_values
 from scaling_law.runs.trunks import RATES, trunks_of
-from scaling_law.runs.units import unit_problems
+from scaling_law.runs.units import check_no_accuracy, unit_problems
 
 if TYPE_CHECKING:
     from hub import LoadedRows
@@ -127,6 +127,11 @@ def load_runs(
     sound = [i for i, problem in zip(places, wrong, strict=True) if not problem]
 
     clusters, trunk_source = trunks_of(table.rows, trunks, table.origin)
+    # The source's own name says more of the unit than ours.
+    mapped = mapping.get(loss)
+    measured = mapped if isinstance(mapped, str) and mapped in names_in(table.loaded.rows) else loss
+    sound_rows = [table.rows[i] for i in sound]
+    check_no_accuracy(_sizes(sound_rows), _numbers(sound_rows, loss), measured, table.origin)
     misfits = _unit_problems(table.rows, sound, loss, clusters, trunk_source)
     for i, problem in zip(sound, misfits, strict=True):
         if problem:
@@ -461,6 +466,11 @@ def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[st
         example = {missing[0]: "column or number"}
         option = given("columns", example, in_shell=f"--column {missing[0]}='column or number'")
         hints += ["; say which is which with ", option]
+        if table.kind == "logs":
+            pattern = f"{missing[0]} = N from name"
+            example = {missing[0]: "N from name"}
+            option = given("columns", example, in_shell=f'--column "{pattern}"')
+            hints += [", or by the number after N in the runs' names with ", option]
 
     origin = table.origin + LACKS.get(table.kind, "")
     return RunsError(f"{origin}: missing column {names}; there are: {available}", *hints)

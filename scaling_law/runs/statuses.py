@@ -67,18 +67,20 @@ def status_columns(rows: Sequence[Row]) -> list[str]:
     columns = []
     for column in names_in(rows):
         *owners, last = _words_of(column) or [""]
-        if not {*owners} <= {*_OWNERS.split()}:
+        is_flag = _meaning(last, _FLAGS) is not None
+        if not (is_flag or last in _NAMES) or not {*owners} <= {*_OWNERS.split()}:
             continue
-        cells = [row[column] for row in rows if not is_missing(row.get(column)) and row[column] != ""]
-        is_in_words = last in _NAMES and any(status_of(cell) in _WORDS for cell in cells)
-        if column == "status" or is_in_words or (_meaning(last, _FLAGS) and _are_flags(cells)):
+        words = {str(row[column]).strip() for row in rows if not is_missing(row.get(column))} - {""}
+        known_words = {word for word in words if status_of(word) in _WORDS}
+        is_in_words = last in _NAMES and bool(words) and 2 * len(known_words) >= len(words)
+        if column == "status" or is_in_words or (is_flag and _are_flags(words)):
             columns.append(column)
     return columns
 
 
-def _are_flags(cells: Sequence[Any]) -> bool:
-    """Return whether cells are all true or false; numbers are only where both occur."""
-    texts = {str(cell).strip().lower() for cell in cells}
+def _are_flags(words: Iterable[str]) -> bool:
+    """Return whether the words of a column are all true or false; numbers are only where both occur."""
+    texts = {word.lower() for word in words}
     truths = {_TRUTHS.get(text) for text in texts}
     has_words = not texts.isdisjoint({"true", "false", "yes", "no"})
     return None not in truths and (has_words or len(truths) > 1)
