@@ -102,6 +102,8 @@ def learning_rate(
         show(result.to_dict() if as_json else None, as_json, result.summary().for_shell(verbose))
         if not as_json:
             typer.echo(result.law.formula)
+            if output is not None:
+                typer.echo(f"wrote {output}")
         return
     if d_model is None:
         raise InputError("--d-model is needed; or RUNS, to fit a learning-rate law")

@@ -15,7 +15,7 @@ from hub.base.tables import Summarised, Table, column_name
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import check_shapes, numbers
-from scaling_law.runs.checks import row_problems, unusable_rows
+from scaling_law.runs.checks import rising_runs, row_problems, unusable_rows
 from scaling_law.runs.columns import INPUTS
 from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
@@ -206,9 +206,10 @@ class Runs(Summarised):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that say what is odd about the units of N, D and the loss."""
+        """Sentences that say what is odd about the units of N, D and the loss, and about losses that rise with D."""
         has_shapes = "d_model" in self.columns
-        return unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size, has_shapes)
+        units = unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size, has_shapes)
+        return (*units, *rising_runs(self._sizes, self.loss, self.run_id))
 
     @property
     def _sizes(self) -> dict[str, FloatArray]:
