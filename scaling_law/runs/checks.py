@@ -93,7 +93,7 @@ def rising_runs(sizes: Mapping[str, FloatArray], loss: FloatArray, names: Sequen
         place = "above" if suspect == longer else "below"
         length = "shorter" if suspect == longer else "longer"
         topic = f"run {names[order[suspect]]} lies {place} a {length} run of its model"
-        text = f"{run} lies {place} {other_run}, a {length} run of the same model: check its loss and its tokens"
+        text = f"run {run} lies {place} {other_run}, a {length} run of the same model: check its loss and its tokens"
         notices.append(Notice(text, topic))
     return notices
 

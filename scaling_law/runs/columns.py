@@ -163,7 +163,9 @@ def _number_in(pattern: str, source: str, present: Collection[str], place: str) 
     if source not in present:
         raise RunsError(f"{place}: ", unknown("column ", source, sorted(present)))
     before, has_place, after = pattern.strip("\"'`").partition("{}")
-    expression = rf"(?<![A-Za-z0-9.]){re.escape(before)}{_NUMBER}{re.escape(after)}"
+    expression = f"{re.escape(before)}{_NUMBER}{re.escape(after)}"
+    if has_place and (not before or before[0].isalnum()):
+        expression = rf"(?<![A-Za-z0-9.]){expression}"
     if not has_place:
         expression = rf"(?<![A-Za-z]){re.escape(before)}[\W_]?{_NUMBER}"
     if not after:
