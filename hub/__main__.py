@@ -33,7 +33,9 @@ app = commands.App(name="hub", help="Release training runs to a folder or to the
 log = Console(stderr=True)
 
 Sweep = Annotated[str, typer.Argument(help="The sweep's name.")]
-Where = Annotated[str, typer.Option("--where", help='Filter, e.g. "E=8, D >= 1B, final".')]
+Where = Annotated[
+    list[str], typer.Option("--where", help='Filter, e.g. "E=8, D >= 1B, final"; repeated ones must all hold.')
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written without writing it.")]
 
 
@@ -99,7 +101,7 @@ def pull(
     store: commands.Store,
     sweep: Sweep,
     to: Annotated[Path, typer.Option("--to", help="Folder to fetch into.")],
-    where: Where = "final",
+    where: Where = ["final"],  # noqa: B006
     revision: commands.Revision = None,
 ) -> None:
     """Fetch the checkpoints that match a filter; every file is checked against what was released.
@@ -109,9 +111,10 @@ def pull(
     `--revision` is that of the sweep's index.
     """
     source = open_store(store)
-    selected = select(load_index(source, sweep, revision), where)
+    conditions = commands.joined(where)
+    selected = select(load_index(source, sweep, revision), conditions)
     if not selected:
-        raise FilesError(f"no run of {sweep!r} matches {where!r}")
+        raise FilesError(f"no run of {sweep!r} matches {conditions!r}")
     with progress_line("pull", len(selected), "runs", console=log) as advance:
         for _, folder in pull_runs(source, selected, to):
             typer.echo(str(folder))
@@ -122,7 +125,7 @@ def pull(
 def runs(
     store: commands.Store,
     sweep: Annotated[str | None, typer.Argument(help="The sweep's name; without one, the sweeps are listed.")] = None,
-    where: Where = "",
+    where: Where = [],  # noqa: B006
     revision: commands.Revision = None,
     json: Annotated[bool, typer.Option("--json", help="Print one record per line.")] = False,
 ) -> None:
@@ -139,7 +142,7 @@ def runs(
                 typer.echo(name.removesuffix("-runs"))
         return
     problems: list[str] = []
-    selected = select(load_index(source, sweep, revision, problems=problems), where)
+    selected = select(load_index(source, sweep, revision, problems=problems), commands.joined(where))
     for problem in problems:
         _say(f"left out: {problem}")
     if json:

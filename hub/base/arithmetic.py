@@ -1,6 +1,6 @@
 """Arithmetic in text, "(nume * moeh + sed) / (topk * moeh + sed)", evaluated on named numbers and never run as code.
 
-A name that is no identifier stands in backticks, as in pandas: "`Training FLOP` / (6 * `Model Size`)".
+A name that is no identifier, nor several joined by dots, stands in backticks, as in pandas: "`Training FLOP` / 6".
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
     "min": min,
     "max": max,
 }
+# A name in backticks, or one of a nested field, such as train.steps.
+_DOTTED = re.compile(r"(`[^`]*`)|\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)")
 _ALLOWED = f"columns, numbers, + - * / **, parentheses and {', '.join(_FUNCTIONS)}"
 
 
@@ -51,6 +53,7 @@ class Arithmetic:
     @classmethod
     def parse(cls: type[_Arithmetic], text: str) -> _Arithmetic:
         """Read an expression. ValueError for anything but names, numbers, operators and the few functions."""
+        text = _DOTTED.sub(lambda match: f"`{match[2]}`" if match[2] else match[0], text)
         quoted_names = re.findall(r"`([^`]+)`", text)
         source = text
         for i, name in enumerate(quoted_names):

@@ -6,7 +6,7 @@ import io
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -517,6 +517,18 @@ def join_words(words: Sequence[str], last: str = "and") -> str:
     """Join words as in a sentence: a, b and c."""
     head = ", ".join(words[:-1])
     return f" {last} ".join(filter(None, [head, *words[-1:]]))
+
+
+def column_name(name: str, present: Collection[str]) -> str:
+    """Return the column that a name means: nested fields are train.lr in JSON and trackers, train_lr in runs.parquet.
+
+    A name that means no column, or several, is returned as it is.
+    """
+    if name in present:
+        return name
+    spelling = name.replace(".", "_")
+    columns = [column for column in present if column.replace(".", "_") == spelling]
+    return columns[0] if len(columns) == 1 else name
 
 
 def literal(value: Any) -> str:

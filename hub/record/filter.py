@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, get_args
 
 from hub.base.errors import RecordError, unknown
+from hub.base.tables import column_name
 from hub.base.units import parse_count
 from hub.record.run_record import RunRecord, Status, type_of
 
@@ -74,7 +75,7 @@ def select(records: Iterable[RunRecord], where: str | None = None) -> list[RunRe
 def _parse_term(match: re.Match[str], numbers: Collection[str], texts: Collection[str]) -> Test:
     term = match[0].strip(" ,")
     name = match["quoted"] or match["name"]
-    name = LETTERS.get(name, name)
+    name = column_name(LETTERS.get(name, name), (*numbers, *texts))
     symbol = _SYMBOLS.get(match["symbol"] or "", match["symbol"])
     words = [match["value"] if match["text"] is None else match["text"]]
     if match["values"] is not None:

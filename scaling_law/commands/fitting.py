@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hub.base.errors import InputError
-from hub.base.tables import Tables, show
+from hub.base.tables import Tables, print_table, show
 from scaling_law.commands.options import (
     Mode,
+    by_name,
     command,
     exit_untrusted,
     option,
@@ -21,6 +22,7 @@ from scaling_law.fitting import backtest, fitting, holdout
 from scaling_law.fitting.repetition import UNIQUE, with_unique_tokens
 from scaling_law.law import Law
 from scaling_law.law.shelf import choose_law
+from scaling_law.law_files import FILE_NAME
 
 HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops, tokens or a column, and predict them."
 PRIOR = "What runs leave open is as in other labs' laws (public), or as in a law: published, a folder, …"
@@ -106,7 +108,7 @@ def fit(
     further["allow_unidentifiable"] = allow_unidentifiable
     law = choose_law(prior, flag="--prior") if prior not in (None, "public") else prior
     kind = kind or (law.name if isinstance(law, Law) else "joint")
-    limits: dict[str, Any] = {"fixed": dict(fixed), "bounds": dict(bounds), "prior": law}
+    limits: dict[str, Any] = {"fixed": by_name(fixed, "--fix"), "bounds": by_name(bounds, "--bound"), "prior": law}
     if split is not None:
         parts = holdout.split(table, split, validation, test)
         compared = backtest.compare_with_separate_laws(parts, select, joint_options=limits, **robust, **further)
@@ -141,3 +143,5 @@ def _show(
     if draws:
         summaries.append(draws.summary())
     show(value, as_json, Tables(summaries).for_shell(verbose))
+    if output is not None and not as_json:
+        print_table(f"wrote {output / FILE_NAME}")

@@ -16,7 +16,7 @@ from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
 from scaling_law.forecasting import ledger
 from scaling_law.forecasting.laws import stack_laws
-from scaling_law.law_files import law_to_dict
+from scaling_law.law_files import FILE_NAME, law_to_dict
 
 LEDGER = "Keep the forecast, dated, in a folder or hf://org/dataset; without RUNS: list what it holds."
 SCORE = "With --register and without RUNS: the loss that was measured: 2026-01-31-1a2b3c4d=2.256."
@@ -31,6 +31,7 @@ SCORED = named(float, "NAME=LOSS")
 )
 def forecast(
     as_json: bool,
+    verbose: bool,
     mix: Any,
     accuracy: Any,
     unique_tokens: str | None,
@@ -92,9 +93,11 @@ def forecast(
         law = stack_laws(table, **competing)
         law.save_pretrained(output)
         show(law_to_dict(law) if as_json else None, as_json, law)
+        if not as_json:
+            print_table(f"wrote {output / FILE_NAME}")
         return
     answer = forecasting.forecast(table, models, level=level, accuracy=accuracy, **competing)
-    show(answer.to_dict() if as_json else None, as_json, answer)
+    show(answer.to_dict() if as_json else None, as_json, answer.summary().for_shell(verbose))
     written = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
     written += (
         [f"registered {name}" for name in ledger.register(register, answer.rows, level, table)] if register else []

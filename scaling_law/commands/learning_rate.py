@@ -76,10 +76,11 @@ def learning_rate(
 
         scaling-law learning-rate --d-model 1024 --experts 8 --tokens 20B
 
-    No rate, and exit status 1, where N, D or the batch lie more than ten times outside the runs of the law. A fitted
-    law is LR = exp(intercept + slope_n ln N + slope_e ln E), --with D and batch. It is the centre of one paraboloid
-    through the losses of all runs near the best of their model. A table has d_model and n_blocks, or N is taken as
-    its n_active.
+    No rate, and exit status 1, where N, D or the batch lie more than ten times outside the runs of the law, or where
+    the interval of the best rate spans more than a factor of 30. A fitted law is
+    LR = exp(intercept + slope_n ln N + slope_e ln E), --with D and batch. It is the centre of one paraboloid through
+    the losses of all runs near the best of their model. A table has d_model and n_blocks, or N is taken as its
+    n_active.
 
     More examples:
 
@@ -100,6 +101,8 @@ def learning_rate(
         show(result.to_dict() if as_json else None, as_json, result.summary().for_shell(verbose))
         if not as_json:
             typer.echo(result.law.formula)
+            if output is not None:
+                typer.echo(f"wrote {output}")
         return
     if d_model is None:
         raise InputError("--d-model is needed; or RUNS, to fit a learning-rate law")
@@ -126,10 +129,11 @@ def _ask(law: LearningRateLaw, d_model: float, experts: int, question: dict[str,
     batch, batch_source = _batch_of(law, n_active, tokens, question["batch_tokens"])
     counted = float(law.counted_parameters(width, n_blocks, vocabulary))
     check = law.check_at(counted, experts, tokens, batch)
+    refusal = law.refusal_at(counted, experts, tokens, batch)
     rate = float(law.at(counted, experts, tokens, batch))
     interval = law.interval_at(counted, experts, tokens, batch)
     return {
-        "learning_rate": None if check.beyond else rate,
+        "learning_rate": None if refusal else rate,
         "reading": law.reading,
         "source": law.source,
         "formula": law.formula,
@@ -137,13 +141,13 @@ def _ask(law: LearningRateLaw, d_model: float, experts: int, question: dict[str,
         "batch_tokens": batch,
         "batch_source": batch_source,
         "regret": law.regret,
-        "learning_rate_interval": None if check.beyond else interval,
+        "learning_rate_interval": None if refusal else interval,
         "d_model": width,
         "experts": experts,
         "n_active": round(n_active),
         "n_total": round(float(total_parameters(width, experts, n_blocks, vocabulary))),
-        "trusted": bool(check.trusted),
-        "warnings": describe_check(check),
+        "trusted": bool(check.trusted) and not refusal,
+        "warnings": describe_check(check, refusal),
     }
 
 

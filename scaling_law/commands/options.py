@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,15 @@ def named(read: Callable[[str], Any], form: str) -> Callable[[str], tuple[str, A
         raise typer.BadParameter(f"{text!r} is not of the form {form}")
 
     return parse
+
+
+def by_name(pairs: list[tuple[str, Any]], flag: str) -> dict[str, Any]:
+    """Return the values of a repeated option by their names. InputError for a name with two values."""
+    values = dict(pairs)
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise InputError(f"{flag} {name}=… is given {count} times; each name takes one value")
+    return values
 
 
 LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "

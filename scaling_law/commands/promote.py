@@ -24,11 +24,11 @@ COST = "What is equal: training FLOPs, hours by the runs' tokens_per_second, or 
 )
 def promote(
     as_json: bool,
-    where: str,
+    where: list[str],
     baseline: Annotated[str, typer.Argument(help=f"Runs of the baseline. {RUNS}")],
     variant: Annotated[str | None, typer.Argument(help="Runs of the variant. [default: --variant-where]")] = None,
-    baseline_where: Annotated[str, option('Which runs are the baseline: "optimizer = adamw".')] = "",
-    variant_where: Annotated[str, option('Which runs are the variant: "optimizer = muon".')] = "",
+    baseline_where: Annotated[list[str], option('Which runs are the baseline: "optimizer = adamw".')] = [],  # noqa: B006
+    variant_where: Annotated[list[str], option('Which runs are the variant: "optimizer = muon".')] = [],  # noqa: B006
     at_equal: Annotated[Literal["flops", "hours", "inference"], option(COST)] = "flops",
     beyond: Annotated[list[float], option("Times the compute of the largest size run (repeatable).")] = [10.0, 100.0],  # noqa: B006
     level: Annotated[float, option("Level of the intervals.")] = 0.9,
@@ -57,8 +57,7 @@ def promote(
         )
     sides: list[Any] = []
     for source, side_where in ((baseline, baseline_where), (variant or baseline, variant_where)):
-        conditions = ", ".join(filter(None, (where, side_where)))
-        sides.append(load(runs=source, where=conditions, **options))
+        sides.append(load(runs=source, where=[*where, *side_where], **options))
     answer = promoting.promote(sides[0], sides[1], at_equal=at_equal, beyond=beyond, level=level)
     show(answer.to_dict() if as_json else None, as_json, answer)
     if figure is not None:

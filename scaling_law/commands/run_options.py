@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from scaling_law.commands.options import Shared, named, names, option, quantity, rare
+from hub.base.commands import joined
+from scaling_law.commands.options import Shared, by_name, named, names, option, quantity, rare
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.logged import Final
 from scaling_law.runs.readers import READERS
@@ -47,7 +48,9 @@ class OfRuns(Shared):
 
     runs: Annotated[str, typer.Argument(help=RUNS)]
     loss: Annotated[str | None, option("The column to fit. [default: eval_loss, or the only loss column]")] = None
-    where: Annotated[str, option('Keep runs that match a filter: "E in {1, 8}, D <= 2B".')] = ""
+    where: Annotated[
+        list[str], option('Keep runs that match a filter: "E in {1, 8}, D <= 2B" (repeated ones must all hold).')
+    ] = []  # noqa: RUF012
     best_of: Annotated[Any, quantity(names, BEST)] = ""
     columns: Annotated[list[Any], quantity(column, COLUMN, "--column", metavar="NAME=EXPRESSION")] = []  # noqa: RUF012
     status: Annotated[str, rare("Keep runs of this status; 'all' keeps every run.")] = "final"
@@ -82,6 +85,7 @@ def load(runs: str, **options: Any) -> Runs:
     skip_invalid = options.pop("skip_invalid", False)
     tuned_columns = options.pop("best_of", ())
     options["status"] = None if status == "all" else status
-    options["columns"] = dict(options["columns"])
+    options["where"] = joined(options.get("where", []))
+    options["columns"] = by_name(options["columns"], "--column")
     table = load_runs(runs, on_invalid="skip" if skip_invalid else "raise", **options)
     return best_of(table, tuned_columns) if tuned_columns else table

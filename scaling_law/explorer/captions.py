@@ -74,8 +74,8 @@ def _memory(elements: set[str]) -> list[str]:
 def _map(elements: set[str]) -> list[str]:
     sentences = [
         "Colour marks the E of the best row that the table would have for this budget and limit.",
-        "It is weaker outside the range of the law's runs, weakest where that row is not trusted, and absent without an "
-        "answer.",
+        "It is weaker outside the range of the law's runs, weakest where that row is not trusted, and absent without "
+        "an answer.",
     ]
     if "tie" in elements:
         sentences.append("Hatching marks ties.")

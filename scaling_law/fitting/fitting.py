@@ -17,7 +17,7 @@ from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.notices import Notice
 from hub.base.progress import Advance, progress_line
-from hub.base.tables import Listed, Table, Tables
+from hub.base.tables import Listed, Table, Tables, join_words
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
@@ -193,8 +193,8 @@ class FitStatus(Listed):
         pairs = zip(self.suspicious[:10], self.deviations, strict=False)
         names = ", ".join(f"{name} ({nats:+.3g} nats)" for name, nats in pairs)
         ellipsis = ", …" if count > 10 else ""
-        topic = f"{subject} far from the law of the others"
-        return Notice(f"{topic} ({fate}): {names}{ellipsis}.", topic)
+        sentence = f"{subject} far from the law of the others ({fate}): {names}{ellipsis}."
+        return Notice(sentence, say_far_away(self.suspicious))
 
     def error_in_words(self, name: str) -> str:
         """Format the standard error of a coefficient, as a factor where it is that of a logarithm."""
@@ -462,7 +462,7 @@ def fit(
     progress: bool = False,
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
-    prior: Prior | Law | Literal["public"] | None = None,
+    prior: Prior | Law | str | None = None,
     unique_tokens: str | ArrayLike | None = None,
     epochs: str | ArrayLike | None = None,
 ) -> FitResult[Law]:
@@ -491,9 +491,9 @@ def fit(
         mix: columns in which the runs may differ, such as ("optimizer",), besides the law's own.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
         prior: for the posterior mode, with the noise of the runs estimated: "public" (a law like those of other labs;
-            the terms of E of a joint law are like the published one's), a law of this kind, which another corpus and
-            recipe move as labs differ, or what `scaling_law.prior` returns. Few runs, of one size even, then
-            determine a law.
+            the terms of E of a joint law are like the published one's), a law of this kind or its name ("published"),
+            which another corpus and recipe move as labs differ, or what `scaling_law.prior` returns. Few runs, of one
+            size even, then determine a law.
         unique_tokens: of which the tokens of each run are repetitions, or instead their `epochs`, tokens over unique
             ones: a column, or numbers. Repeated tokens and excess parameters then count as what they are worth, with
             R*_D and R*_N fitted where the runs tell them, else as published (`result.repetition`;
@@ -592,6 +592,15 @@ def _warn_of_too_many(problem: Problem, outliers: Outliers) -> str:
         f"{count} lie far from the law that fits the others; with more than {MOST:.0%} none is set aside: "
         "check the table and the form of the law"
     )
+
+
+def say_far_away(names: Sequence[str]) -> str:
+    """Name the first runs that lie far from the law of the others, in few words."""
+    shown_names = list(names[:3])
+    if len(names) > len(shown_names):
+        shown_names.append(f"{len(names) - len(shown_names)} more")
+    subject, verb = ("run", "lies") if len(names) == 1 else ("runs", "lie")
+    return f"{subject} {join_words(shown_names)} {verb} far from the law of the others"
 
 
 def _name_prior_limits(result: FitResult[Law], law_prior: Prior) -> FitResult[Law]:

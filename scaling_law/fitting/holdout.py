@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import reads
-from hub.base.tables import ResultTable, Summarised, Table
+from hub.base.tables import ResultTable, Summarised, Table, column_name
 from hub.base.units import format_count
 from scaling_law.formulas.law import check_count
 from scaling_law.runs.table import Runs
@@ -125,6 +125,7 @@ def _read_order(runs: Runs, by: str) -> FloatArray:
     """Return the values that order the runs, [n]."""
     if by in EXTREMES:
         return np.asarray(getattr(runs, by))
+    by = column_name(by, runs.columns)
     option = given("by", by, in_shell=f"--split {by}")
     if by not in runs.columns:
         columns = ", ".join(map(repr, (*EXTREMES, *runs.columns)))

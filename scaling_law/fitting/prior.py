@@ -33,6 +33,7 @@ from scaling_law.fitting.problem import Problem, make_problem
 from scaling_law.formulas.conditions import Conditions
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, SIZE, SLOPE
 from scaling_law.law import LAWS, ChinchillaLaw, JointLaw, Law
+from scaling_law.law.shelf import SHELF, choose_law
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import FloatArray
@@ -62,7 +63,7 @@ OTHER_CORPUS = (0.1, 0.15)
 ASSUMED_LABS = 2.0
 # Rounds of estimating the noise and fitting under it.
 ROUNDS = 4
-WANTED = "must be 'public', a law that predicts a loss, a Prior or None"
+WANTED = "must be 'public', a law that predicts a loss, a Prior or None; laws may be named, as 'published'"
 
 
 @dataclass(frozen=True)
@@ -621,12 +622,14 @@ def prior(
     name: str | Law = "public",
     experts: Literal["pooled", "published"] | None = None,
 ) -> Prior:
-    """Return the population shipped under this name, or a law with the spread between labs.
+    """Return the population "public", or a law with the spread between labs: a Law, or its name as of `--prior`.
 
     `experts`: whose terms of E joint laws get, those "pooled" over labs or those of the "published" law; None for what
     forecasts other labs' MoE models better (docs/studies/forecasts.md). ValueError for another name, and for a law
     that cannot be fitted.
     """
+    if isinstance(name, str) and (name in ("published", "printed", *SHELF) or "/" in name or Path(name).is_dir()):
+        name = choose_law(name, flag="prior")
     if isinstance(name, Law) and experts is None:
         return prior_of(name, prior())
     if not isinstance(name, Law) and not (isinstance(name, str) and name == "public"):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import numbers_of
-from hub.base.tables import literal
+from hub.base.tables import column_name, literal
 from scaling_law.fitting.objective import Evaluation, FitSettings, Limits, Objective
 from scaling_law.fitting.solver import Solutions, minimise
 from scaling_law.formulas.terms import (
@@ -257,6 +257,7 @@ def _read_weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
     label = "weights"
     name = "given"
     if isinstance(weights, str):
+        weights = column_name(weights, runs.columns)
         if weights not in runs.columns:
             raise InputError(unknown("weights=", weights, ["inverse_loss", *runs.columns]))
         label = f"weights={weights!r}"

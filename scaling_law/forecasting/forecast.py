@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,9 +13,11 @@ from scipy.stats import norm
 
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import as_it_is, reads, whole
+from hub.base.notices import Notice
 from hub.base.tables import Table, Tables
 from hub.base.units import format_count
 from scaling_law.figures import drawing
+from scaling_law.fitting.fitting import fit, say_far_away
 from scaling_law.fitting.holdout import count_sizes, distances
 from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
@@ -53,6 +56,9 @@ EXPERTS_ERROR = 0.015
 MOST = 2000
 # From this share of the variance on, an interval is said to be the constant's.
 MOSTLY = 0.5
+# Runs of one E among which those far from the law of the others are looked for.
+LEAST_CHECKED = 8
+MOST_CHECKED = 200
 # Steps of a fan, from the largest run to a point.
 STEPS = np.linspace(0.0, 1.0, 9)
 
@@ -250,6 +256,7 @@ def forecast(
         notes=(
             *([table.thinned] if table.thinned else []),
             *doubts,
+            *_name_far_runs(table),
             *notes,
             *describe_accuracies(tasks, columns["loss"]),
             *_blind_spots(table, points, was_tested),
@@ -350,9 +357,11 @@ def _gather_group(
     tested: Any = is_matching if has_matching else True
     laws = forecasters(runs, e, prior, kinds, seed)
     evidence = {WITH: gather(runs, steps, laws, tested)}
+    silent = {name: law.silent for name, law in laws.items()}
     if BODY in runs:
         evidence[WITHOUT] = gather(runs, steps, count_without(laws), tested)
-    silent = {name: law.silent for name, law in laws.items()}
+        # As `mix_counts` names them.
+        silent.update({f"{name} {WITHOUT}": law.silent for name, law in laws.items()})
     return _Group(indices, evidence, silent, has_matching)
 
 
@@ -511,6 +520,21 @@ def update_prior(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[
     ratio = f"×{np.exp(log_ratio):.2g} those of other labs' laws at these sizes"
     note = f"the losses ({runs.loss_name}) are {ratio}: the prior's scale is left free"
     return law_prior.in_units(FREE_UNIT, UNITS[1]), defaults, (note,)
+
+
+def _name_far_runs(runs: Runs) -> list[str]:
+    """Name the runs that lie far from a law of the others of their E, where there are enough to tell."""
+    names: list[str] = []
+    for e in np.unique(runs.experts):
+        group = runs.subset(match_experts(runs, e)).without_settings(())
+        if LEAST_CHECKED <= len(group) <= MOST_CHECKED:
+            # Runs that cannot determine a law say nothing of each other.
+            with suppress(ValueError):
+                names += fit(group, "chinchilla", progress=False).status.suspicious
+    if not names:
+        return []
+    text = say_far_away(names)
+    return [Notice(f"{text} at the same E: check their losses, sizes and tokens", text)]
 
 
 def _say_constant(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

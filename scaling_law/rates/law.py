@@ -52,6 +52,8 @@ PUBLIC_FILE = Path(__file__).with_name("public_learning_rates.json")
 # Calibrated to the paper, whose recipe `train.py` runs.
 DEFAULT_LAW = f"{PUBLIC}:ludziejewski"
 INSTEAD = "name another learning-rate law or give the rate"
+# Greatest bound of the best rate over the least, up to which an interval is an answer.
+WIDEST = 30.0
 # A number of tokens, or None where it is not known.
 Count: TypeAlias = float | None
 # Rows of the positional table that the code of the paper's runs counted.
@@ -219,6 +221,35 @@ class LearningRateLaw(Listed):
         factor = math.exp(NormalDist().inv_cdf(0.5 + level / 2) * spread)
         return rate / factor, rate * factor
 
+    def refusal_at(
+        self,
+        counted_parameters: float,
+        experts: float,
+        tokens: Count = None,
+        batch_tokens: Count = None,
+    ) -> str:
+        """Say why there is no rate here: too far outside the runs of the law, or not known well enough; "" if one is.
+
+        Errors as `at`.
+        """
+        inputs = (counted_parameters, experts, tokens, batch_tokens)
+        check = self.check_at(*inputs)
+        if check.beyond:
+            return f"too far outside the runs of its law ({check.distrust or '; '.join(check.warnings)}); {INSTEAD}"
+        low, high = self.interval_at(*inputs) or (1.0, 1.0)
+        if high <= WIDEST * low:
+            return ""
+        return (
+            f"the law knows the best rate only between {low:.2g} and {high:.2g}, a factor of {high / low:,.0f}; "
+            f"two or more small models of yours, each at five rates a factor of two apart, settle it: "
+            f"`scaling-law learning-rate RUNS` fits them, or {INSTEAD}"
+        )
+
+    def refusal(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> str:
+        """Run `refusal_at` for an architecture."""
+        batch = self._batch_of(architecture, tokens, batch_tokens)
+        return self.refusal_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch)
+
     def counted(self, architecture: Architecture) -> float:
         """Count N of an architecture as this reading does."""
         if self.reading == "paper":
@@ -244,7 +275,8 @@ class LearningRateLaw(Listed):
 
     def warnings(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> list[str]:
         """Say how far a run lies outside the runs of this law; [] inside. Variables left out are not checked."""
-        return describe_check(self.check(architecture, tokens, batch_tokens))
+        check = self.check(architecture, tokens, batch_tokens)
+        return describe_check(check, self.refusal(architecture, tokens, batch_tokens))
 
     def check(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> RangeCheck:
         """Check how far N, E, and the D and B that the rate of a run depends on lie outside the runs of this law.
@@ -285,22 +317,17 @@ class LearningRateLaw(Listed):
         return RangeCheck(conditions, tuple(needs), inputs, rate_guard_of, rate_support_of)
 
 
-def describe_distance(check: RangeCheck) -> str:
-    """Say how far a rate lies beyond the guard of its law."""
-    return f"too far outside the runs of its law ({check.distrust or '; '.join(check.warnings)})"
-
-
-def describe_check(check: RangeCheck) -> list[str]:
+def describe_check(check: RangeCheck, refusal: str) -> list[str]:
     """Return the warnings about a rate, or why there is none."""
-    if check.beyond:
-        return [Notice(f"no learning rate: {describe_distance(check)}; {INSTEAD}", "no learning rate")]
+    if refusal:
+        return [Notice(f"no learning rate: {refusal}", "no learning rate")]
     return [about("learning rate", text, "learning rate extrapolates") for text in check.warnings]
 
 
 class PeakRate(NamedTuple):
     """The peak LR of a run by a law, the bounds of the best rate with 95 % probability, and warnings.
 
-    `learning_rate` is None where the run is too far from the runs of the law. `batch_tokens` is the batch that the
+    `learning_rate` is None where the law has none (`LearningRateLaw.refusal_at`). `batch_tokens` is the batch that the
     rate is for, None for a law without the batch.
     """
 
@@ -323,10 +350,10 @@ def peak_rate(
     law = law or LearningRateLaw.published(DEFAULT_LAW)
     size = float(law.counted_parameters(d_model, vocab_size=vocab_size))
     inputs = (size, experts, tokens, batch_tokens)
-    check = law.check_at(*inputs)
+    refusal = law.refusal_at(*inputs)
     rate = None
     interval = None
-    if not check.beyond:
+    if not refusal:
         rate = float(law.at(*inputs))
         interval = law.interval_at(*inputs)
     return PeakRate(
@@ -334,7 +361,7 @@ def peak_rate(
         interval=interval,
         law=law,
         batch_tokens=round(batch_tokens) if law.slope_batch else None,
-        warnings=tuple(describe_check(check)),
+        warnings=tuple(describe_check(law.check_at(*inputs), refusal)),
     )
 
 

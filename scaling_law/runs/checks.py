@@ -7,15 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from hub.base.errors import Message, given, message
 from hub.base.inputs import LARGEST
+from hub.base.notices import Notice
 from hub.base.numerals import why_no_number
 from hub.base.tables import literal
+from hub.base.units import format_count
 from scaling_law.formulas.law import SMALLEST
 from scaling_law.runs.architectures import size_problem
 from scaling_law.runs.columns import INPUTS
-from scaling_law.runs.rows import SKIP, Row, label, number
+from scaling_law.runs.rows import SKIP, FloatArray, Row, label, number
 
+# Least factors in tokens, and in loss, by which a longer run of a model lies above a shorter one and is not noise.
+LEAST_STEP = 1.2
+LEAST_RISE = 1.005
+# The largest share of such runs that are taken for mistakes.
+MOST_RISING = 0.2
 # Unusable rows that an error lists.
 LISTED = 8
 # Fields by which a filter can leave out a single row.
@@ -54,6 +63,39 @@ def row_problems(
             problem = duplicates.check(i, values)
         problems.append(message(f"{label(i, row)}: ", problem) if problem else "")
     return problems
+
+
+def rising_runs(sizes: Mapping[str, FloatArray], loss: FloatArray, names: Sequence[str]) -> list[Notice]:
+    """Warn of runs [n] whose loss lies above that of a shorter run of the same model.
+
+    Of the two, the first named is at odds with more of the runs that are smaller and shorter, or larger and longer.
+    None are named where they are many: such runs differ in more than N, D and E.
+    """
+    order = np.lexsort((sizes["tokens"], sizes["experts"], sizes["n_active"]))
+    n_active, tokens, experts = (sizes[name][order] for name in INPUTS)
+    losses = loss[order]
+    is_same = (np.diff(n_active) == 0) & (np.diff(experts) == 0) & (tokens[1:] >= LEAST_STEP * tokens[:-1])
+    pairs = np.flatnonzero(is_same & (losses[1:] > LEAST_RISE * losses[:-1]))
+    if not 0 < len(pairs) <= MOST_RISING * len(loss):
+        return []
+
+    notices = []
+    for shorter, longer in zip(pairs.tolist(), (pairs + 1).tolist(), strict=True):
+        odds = {}
+        for i in (longer, shorter):
+            is_less = (n_active <= n_active[i]) & (tokens <= tokens[i]) & (losses < losses[i])
+            is_more = (n_active >= n_active[i]) & (tokens >= tokens[i]) & (losses > losses[i])
+            odds[i] = int(((is_less | is_more) & (experts == experts[i])).sum())
+        suspect, other = (longer, shorter) if odds[longer] >= odds[shorter] else (shorter, longer)
+        run, other_run = (
+            f"{names[order[i]]} (loss {losses[i]:.4g}, {format_count(tokens[i])} tokens)" for i in (suspect, other)
+        )
+        place = "above" if suspect == longer else "below"
+        length = "shorter" if suspect == longer else "longer"
+        topic = f"run {names[order[suspect]]} lies {place} a {length} run of its model"
+        text = f"run {run} lies {place} {other_run}, a {length} run of the same model: check its loss and its tokens"
+        notices.append(Notice(text, topic))
+    return notices
 
 
 def repeated_runs(

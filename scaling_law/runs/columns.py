@@ -1,19 +1,22 @@
 """Columns made of others: "(nume * moeh + sed) / (topk * moeh + sed)", evaluated row by row and never run as code.
 
-A column is a source column's name, an arithmetic expression, a number, or a function of the row. In an expression, a
-column whose name is no identifier stands in backticks (`hub.base.arithmetic`).
+A column is a source column's name, an arithmetic expression, a number ("300M"), a number in a text ("N from name"), or
+a function of the row. In an expression, a column whose name is no identifier stands in backticks
+(`hub.base.arithmetic`).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, given, unknown
 from hub.base.numerals import why_no_number
-from hub.base.tables import literal
+from hub.base.tables import column_name, literal
 from hub.base.units import UNKNOWN
 from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_in, number
 
@@ -33,6 +36,12 @@ INPUTS = ("n_active", "tokens", "experts")
 COUNTS = (*INPUTS, "n_total", "n_active_non_embedding", "n_total_non_embedding")
 # Sizes that trackers nest in other fields.
 _NESTED = (*INPUTS, "n_total", "d_model", "n_blocks", "n_heads", "vocab_size")
+# As configurations of transformers have it; E only where each token goes to one of the experts.
+_ROUTED = "num_experts"
+_EXPERTS_PER_TOKEN = {"num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k", "topk"}
+# A number in a name: 1000000, 1e6, 190M, 1.3b, and 1p3b.
+_NUMBER = r"(\d+(?:[.p]\d+)?(?:[eE][+-]?\d+)?[kKmMbBtT]?)"
+_IN_TEXT = re.compile(r"(.+?)\s+from\s+(.+)")
 
 
 class Expression(Arithmetic):
@@ -58,6 +67,7 @@ def aliases_of(present: Collection[str]) -> dict[str, str]:
     A size may also be the last word of a single column's name, after a dot or slash: model.experts, train/tokens.
     """
     aliases = {}
+    last_words = {column: re.split(r"[./]", column)[-1] for column in present}
     for name in dict.fromkeys((*ALIASES, *_NESTED)):
         if name in present:
             continue
@@ -65,7 +75,9 @@ def aliases_of(present: Collection[str]) -> dict[str, str]:
         if columns:
             aliases[name] = columns[0]
         elif name in _NESTED:
-            columns = [column for column in present if re.split(r"[./]", column)[-1] == name]
+            columns = [column for column, word in last_words.items() if word == name]
+            if name == "experts" and not columns and _EXPERTS_PER_TOKEN.isdisjoint(last_words.values()):
+                columns = [column for column, word in last_words.items() if word == _ROUTED]
             if len(columns) == 1:
                 aliases[name] = columns[0]
     return aliases
@@ -114,8 +126,15 @@ def _function(name: str, column: Column, present: set[str], place: str) -> Calla
         if number(column) is None:
             raise RunsError(f"{place}: must be a column, an expression, a number or a function of the row")
         return lambda row: column
+    column = column_name(column, present)
     if column in present:
         return lambda row: row.get(column)
+    constant = number(column)
+    if constant is not None and math.isfinite(constant):
+        return lambda row: constant
+    in_text = _IN_TEXT.fullmatch(column)
+    if in_text:
+        return _number_in(in_text[1], in_text[2], present, place)
 
     available = f"there are: {', '.join(sorted(present))}"
     try:
@@ -124,11 +143,42 @@ def _function(name: str, column: Column, present: set[str], place: str) -> Calla
         problem = f"{place}: neither a column nor an expression ({error})"
         raise RunsError(problem, *_in_backticks(name, column, present), f"; {available}") from None
 
-    missing = sorted(set(expression.names.values()) - present)
+    names = {name: column_name(operand, present) for name, operand in expression.names.items()}
+    expression = replace(expression, names=names)
+    missing = sorted(set(names.values()) - present)
     if missing:
         problem = unknown("column ", missing[0], sorted(present))
         raise RunsError(f"{place}: ", *_in_backticks(name, column, present, end="; "), problem)
     return expression
+
+
+def _number_in(pattern: str, source: str, present: Collection[str], place: str) -> Callable[[Row], float]:
+    """Return a function that reads a number in a text, such as a run's name.
+
+    It stands in the place of {} in the pattern, or else after it: "N" and "{}xC" in N1000000-5xC.
+    """
+    source = column_name(source.strip("`"), present)
+    if source == "name" and source not in present:
+        source = "run_id"
+    if source not in present:
+        raise RunsError(f"{place}: ", unknown("column ", source, sorted(present)))
+    before, has_place, after = pattern.strip("\"'`").partition("{}")
+    expression = f"{re.escape(before)}{_NUMBER}{re.escape(after)}"
+    if has_place and (not before or before[0].isalnum()):
+        expression = rf"(?<![A-Za-z0-9.]){expression}"
+    if not has_place:
+        expression = rf"(?<![A-Za-z]){re.escape(before)}[\W_]?{_NUMBER}"
+    if not after:
+        expression += "(?![A-Za-z0-9])"
+
+    def read(row: Row) -> float:
+        match = re.search(expression, str(row.get(source)))
+        value = match and number(match[1].replace("p", "."))
+        if value is None:
+            raise InputError(f"{source}={literal(row.get(source))} has no number there")
+        return value
+
+    return read
 
 
 def _in_backticks(name: str, column: str, present: Collection[str], end: str = "") -> list[str]:

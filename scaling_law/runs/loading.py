@@ -37,11 +37,11 @@ from scaling_law.runs.rows import (
     whole,
 )
 from scaling_law.runs.sources import LACKS, Kind, read_source
-from scaling_law.runs.statuses import RECORDED, describe_left_out, status_column, status_of
+from scaling_law.runs.statuses import RECORDED, describe_left_out, read_status, status_columns, status_of
 from scaling_law.runs.table import OWN_COLUMNS, Runs
 from scaling_law.runs.trackers import is_tracker, with_values
 from scaling_law.runs.trunks import RATES, trunks_of
-from scaling_law.runs.units import unit_problems
+from scaling_law.runs.units import check_no_accuracy, unit_problems
 
 if TYPE_CHECKING:
     from hub import LoadedRows
@@ -127,6 +127,11 @@ def load_runs(
     sound = [i for i, problem in zip(places, wrong, strict=True) if not problem]
 
     clusters, trunk_source = trunks_of(table.rows, trunks, table.origin)
+    # The source's own name says more of the unit than ours.
+    mapped = mapping.get(loss)
+    measured = mapped if isinstance(mapped, str) and mapped in names_in(table.loaded.rows) else loss
+    sound_rows = [table.rows[i] for i in sound]
+    check_no_accuracy(_sizes(sound_rows), _numbers(sound_rows, loss), measured, table.origin)
     misfits = _unit_problems(table.rows, sound, loss, clusters, trunk_source)
     for i, problem in zip(sound, misfits, strict=True):
         if problem:
@@ -274,6 +279,9 @@ def _with_our_columns(
             aliases.pop(name, None)
     failed: dict[int, str] = {}
     mapping: dict[str, Column] = {**aliases, **columns}
+    if "status" in aliases:
+        end_columns = status_columns(rows)
+        mapping["status"] = lambda row: read_status(row, end_columns)[1]
     if mapping:
         rows, failed = with_columns(rows, mapping, origin)
     return [with_size(with_counts(row)) for row in rows], aliases, failed
@@ -288,9 +296,9 @@ def guess_columns(rows: Sequence[Row]) -> dict[str, str]:
     are_texts = all(isinstance(name, str) for name in names)
     if name_column != "run_id" and are_texts and len({*names}) == len(names):
         aliases.setdefault("run_id", name_column)
-    end_column = status_column(rows)
-    if end_column not in (None, "status"):
-        aliases["status"] = str(end_column)
+    end_columns = status_columns(rows)
+    if end_columns not in ([], ["status"]):
+        aliases["status"] = ", ".join(end_columns)
     return aliases
 
 
@@ -359,8 +367,8 @@ def _describe_ended(table: _Table, status: str | None) -> list[str]:
             lines.append(f"{row['run_id']} is {status_of(row.get('status'))}")
         return lines
     places = [i for i in places if table.rows[i].get("status") not in RECORDED]
-    column = str(table.aliases.get("status", "status"))
-    line = describe_left_out(table.rows, places, column)
+    columns = table.aliases.get("status", "status").split(", ")
+    line = describe_left_out(table.rows, places, columns)
     return [line] if line else []
 
 
@@ -458,6 +466,11 @@ def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[st
         example = {missing[0]: "column or number"}
         option = given("columns", example, in_shell=f"--column {missing[0]}='column or number'")
         hints += ["; say which is which with ", option]
+        if table.kind == "logs":
+            pattern = f"{missing[0]} = N from name"
+            example = {missing[0]: "N from name"}
+            option = given("columns", example, in_shell=f'--column "{pattern}"')
+            hints += [", or by the number after N in the runs' names with ", option]
 
     origin = table.origin + LACKS.get(table.kind, "")
     return RunsError(f"{origin}: missing column {names}; there are: {available}", *hints)

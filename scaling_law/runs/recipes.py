@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from hub.base.errors import InputError, given, unknown
-from hub.base.tables import join_words
+from hub.base.tables import column_name, join_words
 from scaling_law.runs.rows import Row, RunsError, flatten, is_missing
 
 # Column of the recipe → the columns of a table that may hold it, nested fields by the names of runs.parquet. The first
@@ -90,7 +90,7 @@ def check_mix(
 
     `columns` are others of the runs that `mix` may name.
     """
-    agreed = names_mixed(mix)
+    agreed = {column_name(name, (*COLUMNS, *columns)) for name in names_mixed(mix)}
     for name in sorted(agreed - {*COLUMNS, *columns}):
         raise InputError(unknown("mix=", name, (*COLUMNS, *columns)))
     mixed = differences(recipe, {*law_has, *agreed})

@@ -1,21 +1,23 @@
-"""Runs that left logs in folders: TensorBoard's event files, and trainer_state.json of transformers' Trainer.
+"""Runs that left logs in folders: TensorBoard's event files, trainer_state.json of transformers' Trainer, and tables.
 
-Each run's folder becomes a row, as a tracker's run does: its settings, and of every metric the value at its end.
+Each run's folder or file becomes a row, as a tracker's run does: its settings, and of every metric the value at its
+end.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Lazy: the rooms of hub are imported when runs are read.
 import hub
 from hub.base import strict_json
-from scaling_law.runs.logged import Final, final_values, row_of
-from scaling_law.runs.rows import Row, RunsError, number
+from scaling_law.runs.logged import Final, end_of, final_values, row_of
+from scaling_law.runs.rows import Row, RunsError, names_in, number, read_rows
 from scaling_law.runs.statuses import status_of
 from scaling_law.size.model_configs import FILE_NAME, read_model
 
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 TABLES = ("runs.jsonl", "runs.parquet", "run.json")
 TRAINER_STATE = "trainer_state.json"
 EVENTS = "*tfevents*"
+# Files with one run each: results of lm-evaluation-harness, and logs; the first that a folder has are read.
+FILES = ("results_*.json", "*.csv", "*.tsv", "*.jsonl", "*.json")
+# Columns that grow along a log, and columns of sizes, of which a log has one.
+_PROGRESS = re.compile(r"(?i)step|token|iter|epoch|sample|sequence|flop")
+_SIZES = re.compile(r"(?i)param|n_active|d_model|model_size")
 # Folders in which Keras keeps the parts of one run.
 PARTS = ("train", "validation", "val", "eval", "test")
 NO_TENSORBOARD = "event files of TensorBoard, which its own reader reads: pip install tensorboard"
@@ -54,8 +61,8 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
     elif events:
         rows = [*_read_tensorboard_runs(path, events, final, losses)]
     else:
-        return None
-    return hub.LoadedRows(rows, path.name or str(source))
+        rows = _read_run_files(path, final, losses) if path.is_dir() else []
+    return hub.LoadedRows(rows, path.name or str(source)) if rows else None
 
 
 def _name(folder: Path, root: Path) -> str:
@@ -63,6 +70,42 @@ def _name(folder: Path, root: Path) -> str:
     if root in folder.parents:
         return str(folder.relative_to(root))
     return folder.resolve().name
+
+
+# ------------------------------------------------------------------ tables
+
+
+def _read_run_files(root: Path, final: Final, losses: Collection[str]) -> list[Row]:
+    """Read a folder with a file for each run: its log, or its only row; none where a file holds several runs."""
+    files: list[Path] = []
+    for pattern in FILES:
+        paths = sorted(root.rglob(pattern))
+        files = files or [path for path in paths if not path.relative_to(root).as_posix().startswith(".")]
+    has_folders = root not in {file.parent for file in files} and len({file.parent for file in files}) == len(files)
+
+    rows: list[Row] = []
+    for file in files:
+        lines = read_rows(file).rows
+        if len(lines) > 1 and not _is_log(lines):
+            return []
+        if lines:
+            place = file.parent if has_folders else file.with_suffix("")
+            rows.append(end_of(lines, place.relative_to(root), range(len(lines)), final, losses))
+    shared_names = set.intersection(*map(set, rows)) if rows else set()
+    return rows if len(shared_names) > 1 else []
+
+
+def _is_log(lines: Sequence[Row]) -> bool:
+    """Return whether the rows of a file are the steps of one run: a count grows along them, and no size varies."""
+    has_progress = False
+    for name in names_in(lines):
+        values = [number(line.get(name)) for line in lines]
+        known = [value for value in values if value is not None]
+        if _SIZES.search(name) and len({*known}) > 1:
+            return False
+        if _PROGRESS.search(name) and len(known) == len(lines):
+            has_progress |= all(after > before for before, after in pairwise(known))
+    return has_progress
 
 
 # ------------------------------------------------------------------ Trainer

@@ -11,17 +11,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads, shorten
-from hub.base.tables import Summarised, Table
+from hub.base.tables import Summarised, Table, column_name
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import check_shapes, numbers
-from scaling_law.runs.checks import row_problems, unusable_rows
+from scaling_law.runs.checks import rising_runs, row_problems, unusable_rows
 from scaling_law.runs.columns import INPUTS
 from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
 from scaling_law.runs.settings import Blend, find_blend
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN
-from scaling_law.runs.units import unit_problems, unit_warnings
+from scaling_law.runs.units import check_no_accuracy, unit_problems, unit_warnings
 from scaling_law.size.architecture import training_flops
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class Runs(Summarised):
         rows = [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
         problems = row_problems(rows, range(count), "loss", [*other_columns])
         if not any(problems):
+            check_no_accuracy(inputs, losses, loss_name, source)
             sizes = {name: inputs[name] for name in INPUTS}
             trunks = clusters if trunk_source == "given" else None
             for name, problem in zip(names, unit_problems(sizes, losses, loss_name, trunks), strict=True):
@@ -147,9 +148,10 @@ class Runs(Summarised):
             return np.asarray(getattr(self, name))
         if name in ("loss", self.loss_name):
             return self.loss
-        if name not in self.columns:
+        column = column_name(name, self.columns)
+        if column not in self.columns:
             raise RunsError(f"{self.source}: {unknown('numeric column ', name, self.names)}")
-        return self.columns[name]
+        return self.columns[column]
 
     __getitem__ = column
 
@@ -164,7 +166,8 @@ class Runs(Summarised):
         return values
 
     def __contains__(self, name: object) -> bool:
-        return name in (*self.names, self.loss_name)
+        names = (*self.names, self.loss_name)
+        return isinstance(name, str) and column_name(name, names) in names
 
     @property
     def flops(self) -> FloatArray:
@@ -203,9 +206,10 @@ class Runs(Summarised):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that say what is odd about the units of N, D and the loss."""
+        """Sentences that say what is odd about the units of N, D and the loss, and about losses that rise with D."""
         has_shapes = "d_model" in self.columns
-        return unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size, has_shapes)
+        units = unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size, has_shapes)
+        return (*units, *rising_runs(self._sizes, self.loss, self.run_id))
 
     @property
     def _sizes(self) -> dict[str, FloatArray]:
@@ -217,6 +221,7 @@ class Runs(Summarised):
         Columns that are `known` do not count, nor do columns of the recipe, which `check_mix` checks.
         """
         texts = {**self.recipe, **self.texts}
+        known = {column_name(name, (*self.columns, *texts)) for name in known}
         return find_blend(self._sizes, self.loss, self.columns, texts, HOLDERS, {*known, *self.recipe})
 
     def doubts(self, known: Collection[str] = ()) -> tuple[tuple[str, ...], bool]:

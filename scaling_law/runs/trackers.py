@@ -27,7 +27,7 @@ from hub.base.errors import redact, unknown
 from hub.base.tables import literal
 from scaling_law.runs import w_and_b
 from scaling_law.runs.logged import Final, check_final, final_values, row_of
-from scaling_law.runs.rows import Row, RunsError, names_of, number
+from scaling_law.runs.rows import Row, RunsError, names_in, number
 
 if TYPE_CHECKING:
     from hub import LoadedRows
@@ -57,7 +57,7 @@ def with_values(rows: Sequence[Row]) -> str:
     values: dict[str, Any] = {}
     for row in reversed(rows):
         values.update({name: value for name, value in row.items() if value is not None})
-    return ", ".join(f"{name} ({literal(values[name])})" for name in names_of(rows))
+    return ", ".join(f"{name} ({literal(values[name])})" for name in names_in(rows))
 
 
 def tracker_rows(source: str, final: Final, losses: Collection[str] = ()) -> LoadedRows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from hub.base.errors import given, unknown
+from hub.base.tables import column_name
 from scaling_law.runs.rows import Row, RunsError, is_missing, names_of
 
 # How trunks were found.
@@ -36,6 +37,7 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
     present = {*names_of(rows)}
     if rule == "auto":
         return _guess_trunks(rows, present)
+    rule = column_name(rule, present)
     if rule not in present:
         allowed_rules = ["auto", "run", *sorted(present)]
         raise RunsError(f"{origin}: ", unknown("trunks=", rule, allowed_rules))

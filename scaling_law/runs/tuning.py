@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hub.base.errors import InputError
+from hub.base.tables import column_name
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.settings import SAME, codes_of
 from scaling_law.runs.table import Runs
@@ -73,6 +74,7 @@ def best_of(
     RunsError for a missing or negative setting and for one that never varies.
     """
     names = [over] if isinstance(over, str) else list(over)
+    names = [column_name(name, runs.columns) for name in names]
     if method not in ("least", "quadratic"):
         raise InputError(f"method={method!r} must be 'least' or 'quadratic'")
     if not names:

@@ -15,6 +15,7 @@ import numpy as np
 from hub.base.notices import Notice
 from hub.base.units import format_count
 from scaling_law.formulas.published import published_loss
+from scaling_law.runs.rows import RunsError
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
 # Least parameters of a language model, and of one whose vocabulary is not of bytes.
@@ -41,6 +42,13 @@ BYTES = 1000
 UNITS = {1.0: "1", 1e3: "1e3", 1e6: "1e6", 1e9: "1e9", 1e12: "1e12"}
 # Columns that are no losses in nats: perplexities and bits.
 _PERPLEXITY = re.compile(r"(?i)(?<![a-z])(ppl|perplexity)(?![a-z])")
+_ACCURACY = re.compile(
+    r"(?i)(?<![a-z])(acc|accuracy|exact[_ ]?match|f1|pass@\w+|mc[12]|rouge\w*|bleu|win[_ ]?rate|auroc)"
+    r"(?![a-z0-9])(?![^,]*(loss|error|stderr))"
+)
+# Runs at least, and the rank correlation of their values with compute from which on 0…1 are no losses.
+LEAST_RANKED = 4
+RISING = 0.5
 _BITS = re.compile(r"(?i)(?<![a-z])(bpb|bpc|bpt|bits)(?![a-z])")
 
 # The columns n_active, tokens and experts [n].
@@ -69,6 +77,26 @@ def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArra
     for i in np.flatnonzero(~has_wrong_sizes & has_wrong_loss).tolist():
         problems[i] = f"{loss_name}={loss[i]:g} is no loss in nats per token; {_suggest_logarithm(loss_name)}"
     return problems
+
+
+def check_no_accuracy(sizes: Sizes, loss: FloatArray, loss_name: str, source: str) -> None:
+    """Raise RunsError for accuracies: they are named so, or all lie in 0…1 and rise with compute."""
+    is_named = _ACCURACY.search(loss_name) is not None
+    if not len(loss) or not (is_named or (loss.max() <= 1.0 and _rises(sizes, loss))):
+        return
+    values = f"{loss_name} ({loss.min():.3g} to {loss.max():.3g})"
+    reason = "is an accuracy by its name" if is_named else "rises with compute, as accuracies do"
+    advice = "fit a loss of the same runs; its law gives accuracies with --accuracy, in Python accuracy="
+    raise RunsError(f"{source}: {values} {reason}, and is no loss in nats per token: {advice}")
+
+
+def _rises(sizes: Sizes, loss: FloatArray) -> bool:
+    """Return whether the loss rises with compute, by the correlation of ranks."""
+    flops = sizes["n_active"] * sizes["tokens"]
+    if len(loss) < LEAST_RANKED or min(np.ptp(flops), np.ptp(loss)) == 0:
+        return False
+    ranks = [np.unique(values, return_inverse=True)[1] for values in (flops, loss)]
+    return float(np.corrcoef(ranks)[0, 1]) > RISING
 
 
 def unit_warnings(

@@ -35,6 +35,8 @@ def test_push_list_and_pull_a_sweep(command, sweep, tmp_path):
     assert "3 runs of demo" in command("runs", store, "demo")[1]
     code, out, _ = command("runs", store, "demo", "--where", "eval_loss < 5.5", "--json")
     assert [json.loads(line)["run_id"] for line in out.splitlines()] == ["run0", "run1"]
+    code, out, _ = command("runs", store, "demo", "--where", "eval_loss < 5.5", "--where", "seed = 1", "--json")
+    assert [json.loads(line)["run_id"] for line in out.splitlines()] == ["run1"]
     code, _, err = command("runs", store, "demo", "--where", "experts ~ 3")
     assert (code, "filter term" in err) == (2, True)
 

@@ -42,8 +42,8 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
     """
     answer_help(argv)
     parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config")
-    parser.add_argument("--preset", nargs="+")
+    parser.add_argument("--config", action=_Once)
+    parser.add_argument("--preset", nargs="+", action=_Once)
     try:
         options, flags = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
@@ -52,6 +52,15 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
     if options.preset:
         values["preset"] = options.preset
     return from_dict(values, flags, output_dir)
+
+
+class _Once(argparse.Action):
+    """Storing of an option's value, which refuses a second one."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "given more than once")
+        setattr(namespace, self.dest, values)
 
 
 def answer_help(argv: Sequence[str]) -> None:
@@ -150,7 +159,10 @@ def _read_flags(flags: Sequence[str], problems: list[str]) -> dict[str, dict[str
             name, _, word = ALIASES.get(flag, flag)[2:].partition("=")
             section, _, field = name.partition(".")
             words = [word] if word else []
-            sections.setdefault(section, {})[field] = words
+            fields = sections.setdefault(section, {})
+            if field in fields:
+                problems.append(f"--{name} is given more than once; a list follows one flag")
+            fields[field] = words
         elif words is not None:
             words.append(flag)
         else:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from scaling_law.rates.law import READINGS, LearningRateLaw, describe_distance
+from scaling_law.rates.law import READINGS, LearningRateLaw
 from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import ConfigurationError, ModelArguments, OptimizerArguments, TrainingArguments
 from training.configuration.class_counts import training_flops
@@ -123,14 +123,16 @@ def keep_peak(arguments: TrainingArguments, peak: float, law: str) -> tuple[floa
     return first_peak, f"as at the first start; now {peak:.4g} by {law}"[:300]
 
 
-def rate_warnings(
-    arguments: OptimizerArguments, arch: Architecture, tokens: int | None = None, batch_tokens: int | None = None
-) -> list[str]:
-    """Say how far a rate by a law lies outside the runs of the law; nothing for a rate that is given."""
-    if arguments.learning_rate is not None:
+def check_rate(arguments: TrainingArguments, arch: Architecture, tokens: int, batch_tokens: int) -> list[str]:
+    """Return warnings about a rate by a law; none for a rate that is given.
+
+    Raises ConfigurationError where the law has no rate, unless the run in the output folder was begun with one.
+    """
+    if arguments.optimizer.learning_rate is not None:
         return []
-    check = LearningRateLaw.named(arguments.learning_rate_law).check(arch, tokens, batch_tokens)
-    if check.beyond:
-        advice = "set it, or name another optimizer.learning_rate_law"
-        return [f"optimizer.learning_rate: {describe_distance(check)}; {advice}"]
-    return [f"optimizer.learning_rate: {text}" for text in check.warnings]
+    law = LearningRateLaw.named(arguments.optimizer.learning_rate_law)
+    folder = arguments.run.output_dir
+    refusal = law.refusal(arch, tokens, batch_tokens)
+    if refusal and not (folder and RunData.of(Path(folder)).peak_learning_rate):
+        raise ConfigurationError(f"optimizer.learning_rate: {refusal}")
+    return [f"optimizer.learning_rate: {text}" for text in law.check(arch, tokens, batch_tokens).warnings]

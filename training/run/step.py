@@ -27,11 +27,11 @@ from training.run.model import (
     Flops,
     architecture,
     build_model,
+    check_rate,
     flops_per_token,
     keep_peak,
     model_config,
     peak_learning_rate,
-    rate_warnings,
 )
 from training.run.optimizers import StackedMuon, build_optimizers, muon_rate, set_rates
 
@@ -94,9 +94,10 @@ def make_session(a: TrainingArguments, accelerator: Accelerator, tokenizer: Any,
     """Build model and optimizers, and prepare them for this process, with all that a step needs besides."""
     vocab_size = vocabulary_size(tokenizer)
     arch = architecture(a.model, vocab_size)
+    warnings = check_rate(a, arch, *a.longest_run())
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
     if accelerator.process_index == 0:
-        for warning in rate_warnings(a.optimizer, arch, *a.longest_run()):
+        for warning in warnings:
             logger.warning("%s", warning)
     config = model_config(a, vocab_size, tokenizer.eos_token_id)
     is_compiled = wants_compiled_blocks(a, accelerator)

@@ -71,6 +71,32 @@ def test_a_bug_keeps_its_traceback(work, error):
     assert work(error).exception is error
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--size", "1", "--size", "2"], "--size is given 2 times; it takes one value"),
+        (["--size=1", "-s", "2"], "--size is given 2 times; it takes one value"),
+        (["--index", "--no-index"], "--index is given 2 times; it takes one value"),
+        (["--name", "a", "--name", "b", "--plain", "--plain"], ""),
+    ],
+)
+def test_an_option_with_one_value_is_given_once(words, problem):
+    app = App(single=True)
+
+    @app.command()
+    def main(
+        size: Annotated[int, typer.Option("--size", "-s")] = 0,
+        index: bool = True,
+        plain: Annotated[bool, typer.Option("--plain")] = False,
+        name: Annotated[list[str], typer.Option()] = [],  # noqa: B006
+    ) -> None:
+        print(name)
+
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == (2 if problem else 0)
+    assert problem in result.stderr
+
+
 def test_a_pipe_whose_reader_has_gone_is_no_error(work):
     result = work(BrokenPipeError(errno.EPIPE, "x"))
     assert (result.exit_code, result.stderr) == (1, "")

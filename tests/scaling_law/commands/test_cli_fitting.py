@@ -64,7 +64,8 @@ def test_fit_names_bad_runs_and_trunks_and_saves_its_law(shell, table, tmp_path)
     assert "Coefficients" in text
     assert "36 runs of 12 trunks (column trunk) from runs.csv, final_loss" in text
     assert text.count("⚠") == 1
-    assert "1 run lies far from the law of the others" in text
+    assert "run row-4 lies far from the law of the others" in " ".join(text.split())
+    assert f"wrote {tmp_path / 'law' / 'scaling_law.json'}" in text.replace("\n", "")
     text = shell(*words, "--verbose", "--overwrite").output
     assert "1 run lies far from the law of the others (still fitted" in text
     assert re.search(r"row-4 \(\+(0\.9|1\.0)\d* nats\)", text)

@@ -34,12 +34,21 @@ def test_the_guide_forecasts_registers_and_scores(shell, runs):
 
 
 def test_the_stack_is_a_law_for_other_commands(shell, runs):
-    assert "weight" in shell("forecast", "runs.csv", "-o", "our-stack").output
+    written = shell("forecast", "runs.csv", "-o", "our-stack").output
+    assert "weight" in written
+    assert "wrote our-stack/scaling_law.json" in written
     best = json.loads(shell("optimal", "--law", "our-stack", "--flops", "1e21", "--json").output)["rows"][0]
     law = stack_laws(sweep())
     assert best["loss"] == pytest.approx(law.optimal("1e21").best.loss)
     plan = json.loads(shell("plan", "--law", "our-stack", "--flops", "1e21", "--experts", "1", "--json").output)
     assert plan["loss"] == pytest.approx(best["loss"], abs=0.01)
+
+
+def test_warnings_are_in_one_line_unless_all_are_wanted(shell, runs):
+    words = ("forecast", "runs.csv", "--n-active", "1e12", "--tokens", "1e14", "--kinds", "prior")
+    assert shell(*words).output.count("⚠") == 1
+    assert "--verbose has all" in shell(*words).output
+    assert shell(*words, "--verbose").output.count("⚠") > 1
 
 
 def test_kinds_are_ranked(shell, runs):

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from hub.base.errors import InputError
 from hub.base.tables import as_text
 from scaling_law import ChinchillaLaw, JointLaw, Prior, Runs, errors_of, fit, prior, published
 from scaling_law.fitting.holdout import rms
@@ -442,3 +443,11 @@ def test_untuned_runs_bound_a_fit_under_a_prior():
     bounded, all_equal = (fit(runs, prior=JOINT, one_sided=mask).law for mask in (untuned, None))
     truth = JOINT.replace(c=1.0).loss(5e8, 2e10, 1)
     assert abs(bounded.loss(5e8, 2e10, 1) - truth) < 0.01 < abs(all_equal.loss(5e8, 2e10, 1) - truth)
+
+
+def test_a_published_law_is_a_prior_by_its_name():
+    runs = measured(12)
+    by_name = fit(runs, "chinchilla", prior="chinchilla")
+    assert by_name.law.coefficients == fit(runs, "chinchilla", prior=published("chinchilla")).law.coefficients
+    with pytest.raises(InputError, match="prior='publishd' must be 'public', .* laws may be named, as 'published'"):
+        prior("publishd")

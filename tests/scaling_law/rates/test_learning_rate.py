@@ -145,10 +145,11 @@ def test_a_rate_is_told_up_to_ten_times_outside_the_runs_of_its_law():
     inside = {"N": 2e8, "experts": 8, "D": 2e10, "batch": 262_144}
     ends = {"N": law.n_range, "D": law.tokens_range, "batch": law.batch_range}
     for name, (low, high) in ends.items():
-        for value, told in ((low / 9.9, True), (low / 10.1, False), (high * 9.9, True), (high * 10.1, False)):
+        for value, told in ((low / 9.5, True), (low / 10.1, False), (high * 9.5, True), (high * 10.1, False)):
             check = law.check_at(*(inside | {name: value}).values())
             assert (bool(check.beyond), bool(check.trusted)) == (not told, told)
-            assert describe_check(check)[0].startswith("learning rate: " if told else "no learning rate: ")
+            refusal = law.refusal_at(*(inside | {name: value}).values())
+            assert describe_check(check, refusal)[0].startswith("learning rate: " if told else "no learning rate: ")
     shell = CliRunner()
     far = shell.invoke(app, ["learning-rate", "--d-model", "64", "--tokens", "1M"])
     assert (far.exit_code, far.output.partition(" for ")[0]) == (1, "no peak learning rate")
@@ -269,6 +270,21 @@ def test_another_lab_is_less_sure_than_one_that_has_a_grid():
         name: np.divide(*LearningRateLaw.published(name).interval_at(*at)) for name in ("public", "public:stepfun")
     }
     assert widths["public"] < 0.1 < 0.5 < widths["public:stepfun"] < 1
+
+
+def test_an_interval_of_more_than_a_factor_of_30_is_no_answer():
+    asked = ["learning-rate", "--d-model", "1024", "--tokens", "20B", "--law"]
+    wide = CliRunner().invoke(app, [*asked, "public"])
+    assert (wide.exit_code, wide.output.partition(" for ")[0]) == (1, "no peak learning rate")
+    assert "two or more small models of yours, each at five rates a factor of two apart, settle it" in " ".join(
+        wide.output.split()
+    )
+    answer = json.loads(CliRunner().invoke(app, [*asked, "public", "--json"]).output)
+    assert (answer["learning_rate"], answer["learning_rate_interval"], answer["trusted"]) == (None, None, False)
+    assert CliRunner().invoke(app, [*asked, "public:stepfun"]).exit_code == 0
+    with_law = JointLaw.published().plan(flops="1e20", experts=8, learning_rate_law="public")
+    assert with_law.learning_rate is None
+    assert not with_law.trusted
 
 
 def test_the_shell_asks_for_what_the_law_has(tmp_path):

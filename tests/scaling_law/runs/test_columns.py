@@ -9,9 +9,10 @@ import pytest
 from hub import RunRecord
 from hub.record.filter import LETTERS
 from hub.release import cards
-from scaling_law import Architecture, Runs, load_runs
+from scaling_law import Architecture, Runs, fit, load_runs
 from scaling_law.runs.columns import ALIASES, Expression
 from scaling_law.runs.table import RunsError
+from scaling_law.runs.tuning import best_of
 from tests.hub.samples import make_record
 from tests.scaling_law.synthetic import tiny_runs
 
@@ -59,7 +60,7 @@ def test_a_missing_operand_makes_a_missing_value():
 @pytest.mark.parametrize(
     "text",
     [
-        *("__import__('os')", "open(a)", "a.real", "a[0]", "[a]", "(lambda: 1)()", "f'{a}'", "'text'", "True", "1j"),
+        *("__import__('os')", "open(a)", "a().real", "a[0]", "[a]", "(lambda: 1)()", "f'{a}'", "'text'", "True", "1j"),
         *("a if a else b", "a and b", "a < b", "a // b", "a @ b", "a := 3", "a; b", "a b", ""),
         *("max()", "max(a, key=b)", "max(*a)"),
     ],
@@ -89,6 +90,48 @@ def test_constants_functions_and_the_loss():
     runs = load_runs(rows(), columns=mapping)
     assert (runs.loss_name, runs.loss.tolist()) == ("loss", [1.5, 1.45, 1.4, 1.35])
     assert (set(runs.experts), set(runs.tokens)) == ({1.0}, {64e6})
+
+
+def test_a_count_with_its_unit_is_a_constant():
+    runs = load_runs(rows(), columns=MAPPING | {"n_active": "300M"})
+    assert set(runs.n_active) == {3e8}
+
+
+NESTED = [
+    {
+        "arch": {"name": f"a{i // 4}", "batch": 64},
+        "train": {"lr": 1e-3 * 2 ** (i % 2), "steps": 1000 * 2 ** (i % 4 // 2)},
+        "n_active": 1e6 * (1 + i // 4),
+        "tokens": 1e8 * 2 ** (i % 4 // 2),
+        "experts": 1,
+        "loss": 5 - 0.1 * i + 0.2 * (i % 2),
+    }
+    for i in range(8)
+]
+
+
+@pytest.mark.parametrize(
+    ("lr", "steps", "arch"), [("train.lr", "train.steps", "arch.name"), ("train_lr", "train_steps", "arch_name")]
+)
+def test_a_nested_field_has_one_name_in_all_options(lr, steps, arch):
+    runs = load_runs(NESTED, where=f"{steps} >= 1000, {arch} = a0", columns={"seen": f"{steps} * 64"}, trunks=arch)
+    assert runs["seen"].tolist() == [64e3, 64e3, 128e3, 128e3]
+    assert (runs.trunk_source, runs[lr].tolist()) == (f"column {arch.replace('_', '.')}", [1e-3, 2e-3] * 2)
+    assert lr in runs
+    assert len(best_of(load_runs(NESTED), lr)) == 4
+    assert load_runs(NESTED).blend({lr}) is None
+    result = fit(load_runs(NESTED), "chinchilla", mix=lr, weights=steps)
+    assert not result.status.blended
+
+
+def test_experts_as_a_configuration_of_transformers_has_them():
+    table = [{**row, "config": {"num_experts": 8}} for row in NESTED]
+    for row in table:
+        del row["experts"]
+    assert set(load_runs(table).experts) == {8.0}
+    routed = [{**row, "config": {"num_experts": 8, "num_experts_per_tok": 2}} for row in table]
+    with pytest.raises(RunsError, match="missing column experts"):  # of which each token has more than one
+        load_runs(routed)
 
 
 def test_a_filter_sees_the_columns_that_were_made():

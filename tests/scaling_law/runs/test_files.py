@@ -48,14 +48,12 @@ def test_nested_objects_have_columns_with_dots(tmp_path):
 
 
 @pytest.mark.parametrize("expression", ["config.data.tokens * 2", "2 * config.data.tokens"])
-def test_a_name_with_dots_in_an_expression_is_put_in_backticks(tmp_path, expression):
+def test_a_name_with_dots_needs_no_backticks_in_an_expression(tmp_path, expression):
     path = written(tmp_path / "runs.jsonl", NESTED)
     columns = {"experts": "config.model.num_experts", "tokens": expression}
     quoted = expression.replace("config.data.tokens", "`config.data.tokens`")
-    with pytest.raises(RunsError) as error:
-        load_runs(path, columns=columns)
-    assert f"config.data.tokens stands in backticks: columns={{'tokens': '{quoted}'}}" in str(error.value)
-    assert load_runs(path, columns=columns | {"tokens": quoted}).tokens.tolist() == [4e9, 8e9, 12e9, 16e9]
+    for tokens in (expression, quoted):
+        assert load_runs(path, columns=columns | {"tokens": tokens}).tokens.tolist() == [4e9, 8e9, 12e9, 16e9]
 
 
 def test_a_name_with_a_slash_in_an_expression_is_put_in_backticks():
@@ -136,6 +134,9 @@ def test_other_names_of_runs_are_understood(name):
         ("status", "FINISHED FAILED RUNNING FINISHED"),
         ("state", "COMPLETED TIMEOUT PENDING COMPLETED"),
         ("Status", "completed aborted in_progress completed"),
+        ("sys/state", "Inactive failed Active Inactive"),
+        ("TrainingJobStatus", "Completed Stopped InProgress Completed"),
+        ("state", "JOB_STATE_SUCCEEDED JOB_STATE_FAILED JOB_STATE_PENDING JOB_STATE_SUCCEEDED"),
     ],
 )
 def test_states_of_other_tools(column, words):
@@ -146,6 +147,48 @@ def test_states_of_other_tools(column, words):
     assert line == f"2 runs: {column} is {words.split()[1]} (1: r1), {words.split()[2]} (1: r2)"
     assert load_runs(table, status="failed").run_id == ("r1",)
     assert len(load_runs(table, status=None)) == 4
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "left_out"),
+    [
+        ("sys/failed", "False True False False", "r1"),
+        ("run.active", "False False True False", "r2"),
+        ("hasCrashed", "no yes no no", "r1"),
+        ("crashed", [0, 0, 1, 0], "r2"),
+        ("is_finished", [True, False, True, None], "r1"),
+        ("completed", "1 0 1 1", "r1"),
+    ],
+)
+def test_flags_that_say_how_runs_ended(column, cells, left_out):
+    cells = cells.split() if isinstance(cells, str) else cells
+    runs = load_runs([{**row, column: cell} for row, cell in zip(TABLE, cells, strict=True)])
+    assert left_out not in runs.run_id
+    (place,) = {"r0", "r1", "r2", "r3"} - {*runs.run_id}
+    word = cells[int(place[1])]
+    assert runs.skipped == (f"1 run: {column} is {word} (1: {left_out})",)
+
+
+def test_flags_and_states_of_one_tracker_count_together():
+    states = zip(
+        TABLE, ["Inactive", "Inactive", "Active", "Inactive"], ["False", "True", "False", "False"], strict=True
+    )
+    runs = load_runs([{**row, "sys/state": state, "sys/failed": failed} for row, state, failed in states])
+    assert runs.run_id == ("r0", "r3")
+    assert runs.skipped == ("2 runs: sys/failed is True (1: r1), sys/state is Active (1: r2)",)
+
+
+@pytest.mark.parametrize(
+    ("column", "cells"),
+    [
+        ("experts.active", [1, 1, 0, 1]),  # of which the owner is no run
+        ("active", [1, 1, 1, 1]),
+        ("optimizer.state", ["active", "none", "none", "none"]),
+        ("state", ["Ohio", "Utah", "Ohio", "Utah"]),
+    ],
+)
+def test_columns_that_speak_of_something_else_leave_out_no_run(column, cells):
+    assert len(load_runs([{**row, column: cell} for row, cell in zip(TABLE, cells, strict=True)])) == 4
 
 
 def test_states_of_run_records_are_their_own():

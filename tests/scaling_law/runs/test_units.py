@@ -29,6 +29,23 @@ def test_the_yardstick_is_the_published_law():
     np.testing.assert_array_equal(published_loss(n, d, e), LAW.loss(n, d, e))
 
 
+@pytest.mark.parametrize("name", ["acc", "hellaswag/acc_norm,none", "exact_match", "val_accuracy", "mmlu.f1"])
+def test_columns_named_as_accuracies_are_no_losses(name):
+    table = rows(loss=lambda nats: nats / 10, name=name)
+    for options in ({"loss": name}, {"columns": {"loss": name}}):
+        with pytest.raises(RunsError, match=r"is an accuracy by its name.*fit a loss of the same runs") as error:
+            load_runs(table, **options)
+        assert "\n" not in str(error.value)
+    expression = name if name.isidentifier() else f"`{name}`"
+    assert len(load_runs(table, columns={"loss": f"4 - {expression}"})) == 12
+
+
+def test_values_up_to_one_that_rise_with_compute_are_no_losses():
+    with pytest.raises(RunsError, match="rises with compute, as accuracies do"):
+        load_runs(rows(loss=lambda nats: 1 - nats / 5))
+    assert len(load_runs(rows(loss=lambda nats: nats / 5))) == 12  # bits per byte, say
+
+
 @pytest.mark.parametrize(
     ("n_unit", "d_unit", "typed"),
     [

@@ -98,6 +98,10 @@ def test_fields_of_earlier_versions_are_read_where_they_did_nothing(tmp_path):
         (["--preset", "paper/d1408-E8"], "paper/d1408-b21-h11-E8"),
         (["--config", "missing.yaml"], "--config: 'missing.yaml' cannot be read: No such file"),
         (["--config"], "--config: expected one argument"),
+        (["--config", "a.yaml", "--config", "b.yaml"], "--config: given more than once"),
+        (["--preset", "paper", "--preset", "paper"], "--preset: given more than once"),
+        (["--model.experts", "8", "--model.experts=4"], "--model.experts is given more than once; a list follows one"),
+        (["--dry-run", "--run.dry_run", "false"], "--run.dry_run is given more than once"),
     ],
 )
 def test_bad_input_names_the_field_and_what_is_allowed(flags, message):

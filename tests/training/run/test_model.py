@@ -6,17 +6,17 @@ import torch
 from hub import RunRecord
 from scaling_law import Architecture, LearningRateLaw
 from tests.training.run.test_causal_model import EVERY, config_of
-from training import Run
+from training import ConfigurationError, Run
 from training.configuration.arguments import ModelArguments, OptimizerArguments
 from training.data.pins import RunData
 from training.run import causal_model, devices
 from training.run.model import (
     architecture,
     build_model,
+    check_rate,
     keep_peak,
     model_config,
     peak_learning_rate,
-    rate_warnings,
 )
 from training.run.optimizers import build_optimizers
 
@@ -38,16 +38,24 @@ def test_the_peak_rate_is_the_papers_law_unless_given(tmp_path):
         assert said in law
 
 
-def test_a_rate_far_from_the_runs_of_its_law_is_warned_of_unless_given():
-    law = OptimizerArguments()
-    assert rate_warnings(law, Architecture(512, 8)) == []
-    assert rate_warnings(law, Architecture(1024, 64)) == [
+def test_a_run_far_from_those_of_its_law_needs_a_rate(tiny, tmp_path):
+    arguments = tiny(optimizer__learning_rate=None)
+    end = arguments.longest_run()
+    assert check_rate(arguments, Architecture(512, 8), *end) == []
+    assert check_rate(arguments, Architecture(1024, 64), *end) == [
         "optimizer.learning_rate: E = 64 is outside the fitted 1…32 (×2)"
     ]
-    (far,) = rate_warnings(law, Architecture(8192, 8))
-    assert "optimizer.learning_rate: too far outside the runs of its law (N ×" in far
-    assert "set it, or name another optimizer.learning_rate_law" in far
-    assert rate_warnings(OptimizerArguments(learning_rate=1e-3), Architecture(8192, 8)) == []
+    with pytest.raises(ConfigurationError, match=r"learning_rate: too far .*; name another .* give the rate"):
+        check_rate(arguments, Architecture(64, 8), *end)
+    assert check_rate(tiny(optimizer__learning_rate=1e-3), Architecture(64, 8), *end) == []
+    RunData(peak_learning_rate=0.01).save(tmp_path / "run")  # of a run that began before it was refused
+    assert "N 6.52M is outside the fitted 79M…2.72B" in check_rate(arguments, Architecture(64, 8), *end)[0]
+
+
+def test_a_law_that_knows_no_rate_trains_no_run(tiny):
+    arguments = tiny(optimizer__learning_rate=None, optimizer__learning_rate_law="public")
+    with pytest.raises(ConfigurationError, match=r"only between .* settle it"):
+        check_rate(arguments, Architecture(512, 8), 10**9, 262_144)
 
 
 def test_a_law_with_tokens_and_batch_is_asked_at_the_end_of_the_longest_run(tmp_path, tiny):
