@@ -137,7 +137,7 @@ class Efficiency:
 
     @cached_property
     def _sample(self) -> tuple[FloatArray, FloatArray]:
-        """Draws of the parameters [k, DRAWS], and of the first four deviations of a lab, and of its runs, [4, DRAWS]."""
+        """Draws of the parameters [k, DRAWS], and of a lab's deviations [4, DRAWS], the first with its run's."""
         all_terms, *others, whole_runs = self.spread
         deviations = [np.hypot(all_terms, whole_runs), *others]
         count = len(deviations)

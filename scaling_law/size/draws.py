@@ -1,8 +1,8 @@
 """Draws of normal vectors, the same on every machine.
 
 They are continuous in mean and covariance: no sign or order of vectors that a decomposition may choose freely decides
-what is drawn. Without a seed they are a sequence of low discrepancy: the ends of an interval are about twice as sure as
-those of random draws.
+what is drawn. Without a seed they are a sequence of low discrepancy: the ends of an interval are about twice as sure
+as those of random draws.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def estimate(members: Iterable[Member]) -> Population:
     for member in members:
         pull, precision = sums.get(member.lab, (np.zeros(5), np.zeros((5, 5))))
         sums[member.lab] = (pull + np.array(member.pull), precision + np.array(member.precision))
-    # About the labs' mean the likelihood is of order 1: its optimum is flat, and the last digits of 80,000 would move it.
+    # About the labs' mean the likelihood is of order 1. The last digits of 80,000 would move its flat optimum.
     _, start = _solve(SPREADS, sums)
     centred = {lab: (pull - precision @ start.mean, precision) for lab, (pull, precision) in sums.items()}
     best = minimize(

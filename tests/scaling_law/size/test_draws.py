@@ -59,5 +59,6 @@ def test_draws_are_continuous_in_the_covariance(rank, seed):
 def test_rates_are_drawn_alike_whatever_the_order_of_their_covariance_decides(rates):
     """Rank 15 of 16: train.py's `balanced` has no variance."""
     noise = 1e-13 * np.random.default_rng(0).standard_normal(rates.covariance.shape)
-    moved = Efficiency(rates.parameters, rates.covariance * (1 + noise + noise.T), rates.spread, rates.runs, rates.labs)
+    covariance = rates.covariance * (1 + noise + noise.T)
+    moved = Efficiency(rates.parameters, covariance, rates.spread, rates.runs, rates.labs)
     np.testing.assert_allclose(moved._sample[0], rates._sample[0], rtol=1e-8, atol=1e-8)
