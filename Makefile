@@ -1,6 +1,8 @@
 # make demo          the whole loop on this machine: corpus, sweep, release, fit, ask, use (about 7 minutes)
 # make demo FAST=1   the same, smaller, in about two minutes; SEED=1: with another seed, into demo-output-seed1
 # make test          the tests; `make test-slow` those that take minutes
+# make test-kernels  the tests on the kernels of other processors (OpenBLAS, NumPy), each in a process of its own;
+#                    FAST=1: golden answers, guides, fits and two studies on one of them. Skipped on other than x86-64
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them, and
 #                    docs/training.md's callback in TRL
@@ -78,7 +80,7 @@ BENCHMARKS := query_speed fit_speed large_tables clark_routing next_runs model_s
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients test-vllm test-transformers test-browser test-slurm lint resolve dist check-all
+.PHONY: setup demo test test-kernels test-slow test-light test-clients test-vllm test-transformers test-browser test-slurm lint resolve dist check-all
 .PHONY: models studies evidence crossing demo_runs granularity hours learning_rates live promote explorer-picture tour reference docs bench clean
 .PHONY: gpu gpu-smoke gpu-first gpu-steps gpu-suite gpu-heads gpu-data gpu-decoding gpu-checkpoints gpu-registered gpu-sweep
 
@@ -123,6 +125,9 @@ demo: setup
 # test_light.py asks here, too, `make test-light` asks where it matters.
 test: setup
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) --durations=15 --ignore tests/test_light.py
+
+test-kernels: setup
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.kernels $(if $(FAST),--fast) $(PARALLEL)
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'slow and not slurm'
@@ -191,12 +196,13 @@ check-all:
 	$(MAKE) resolve
 	$(MAKE) test-light
 	$(MAKE) test
+	$(MAKE) test-kernels
 	$(MAKE) test-slow
 	$(MAKE) test-clients
 	$(MAKE) test-vllm
 	$(MAKE) test-transformers
 	$(MAKE) studies
-	git diff --exit-code -- docs/studies studies
+	git diff --exit-code -- docs/studies studies 'scaling_law/*.json'
 	$(MAKE) docs
 	$(MAKE) test-browser
 	$(MAKE) test-slurm

@@ -10,6 +10,7 @@ import pytest
 from scaling_law import Law
 from scaling_law.law import LAWS
 from scaling_law.law_files import loading_code
+from tests.answers import is_same_text
 from tests.guides import DOCS, blocks, run_python, text_of
 
 PAGE = DOCS / "adding_a_law.md"
@@ -49,7 +50,7 @@ def test_the_outputs_shown_are_what_is_printed(followed, capsys):
         capsys.readouterr()
         exec(compile(code, "adding_a_law.md", "exec"), followed)
         printed, expected = (re.sub(r"(0\.\d{4})\d+", r"\1", text) for text in (capsys.readouterr().out, output))
-        assert printed == expected
+        assert is_same_text(expected, printed)
 
 
 def test_a_law_that_is_not_registered_is_refused_with_the_names_that_are(followed):

@@ -17,6 +17,7 @@ from hub.base.tables import as_text
 from scaling_law.commands import cli
 from scaling_law.size.recipe import Design, published_design
 from tests import option_reference
+from tests.answers import is_same_text
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
 from training.configuration.model_classes import fields_of
@@ -115,7 +116,8 @@ def test_python_blocks_run_and_print_what_is_shown(guide, tmp_path, monkeypatch,
     monkeypatch.setattr(scaling_law, "published_design", lambda: design)
     assert run_python(DOCS / guide)
     shown = blocks(DOCS / guide, "text")
-    assert not shown or capsys.readouterr().out == "".join(shown)
+    printed = capsys.readouterr().out
+    assert not shown or is_same_text("".join(shown), printed), printed
 
 
 def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, monkeypatch, capsys):
@@ -124,8 +126,8 @@ def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, mon
     left = run_python(page)
     table, printed = blocks(page, "text")
     lines = [line.rstrip() for line in as_text(left["answer"].summary(), 100).splitlines()]
-    assert lines[: table.count("\n")] == table.splitlines()
-    assert capsys.readouterr().out == printed
+    assert is_same_text(table, "\n".join([*lines[: table.count("\n")], ""]))
+    assert is_same_text(printed, capsys.readouterr().out)
     shown = re.findall(r"\]\(figures/(.+?)\)", text_of(page))
     assert sorted(shown) == sorted(path.name for path in tmp_path.glob("*.png"))
     results = [code.splitlines()[-1] for code in blocks(page, "python") if re.fullmatch(r"\w+", code.splitlines()[-1])]
@@ -250,4 +252,4 @@ def test_the_guide_of_promote_prints_what_is_shown(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     page = DOCS / "promote.md"
     assert run_python(page)
-    assert capsys.readouterr().out == "".join(blocks(page, "text"))
+    assert is_same_text("".join(blocks(page, "text")), capsys.readouterr().out)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hub.base.markdown import escape_markdown
 from hub.base.notices import brief_lines
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops, format_rough
 
 if TYPE_CHECKING:
     import pandas
@@ -63,9 +63,9 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "× hours": ("× hours", _TIMES),
     "compute_interval": ("95 %", _interval(_TIMES)),
     "data_interval": ("95 %", _interval(_TIMES)),
-    "time_interval": ("95 %", _interval(_TIMES)),
+    "time_interval": ("95 %", _interval(format_rough)),
     "loss_interval": ("95 %", _interval(_LOSS)),
-    "hours_interval": ("95 % of hours", _interval(_TIMES)),
+    "hours_interval": ("95 % of hours", _interval(format_rough)),
     "epochs": ("epochs", _TIMES),
     "unique_tokens": ("unique tokens", format_count),
     "weight_bytes": ("weights", format_bytes),

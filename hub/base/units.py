@@ -181,6 +181,14 @@ def format_flops(value: float | None) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
+def format_rough(value: float) -> str:
+    """Write an end of an interval of hours with the two digits that its draws determine: 4.8, 340, 11,000."""
+    if math.isinf(value):
+        return "∞"
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
+
+
 def format_decimal(value: float | None, digits: int = 4) -> str:
     """Write a loss or a fraction with a fixed number of digits; None is "–"."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"

@@ -37,11 +37,17 @@ class Solutions:
 
     @classmethod
     def sorted(cls, *solutions: Solutions) -> Solutions:
-        """Join solutions, lowest objective first; the order is stable."""
+        """Join solutions, lowest objective first.
+
+        Of equal ones, as where the runs leave a direction open, the last start's is first on every processor.
+        """
         theta = np.concatenate([solution.theta for solution in solutions])
         cost = np.concatenate([solution.cost for solution in solutions])
         converged = np.concatenate([solution.converged for solution in solutions])
         order = np.argsort(cost, kind="stable")
+        ascending = cost[order]
+        is_higher = np.diff(ascending, prepend=ascending[:1]) > ROUNDING * ascending
+        order = order[np.lexsort((-order, np.cumsum(is_higher)))]
         return cls(theta[order], cost[order], converged[order])
 
 

@@ -17,6 +17,7 @@ from scaling_law.law import LAWS, Law
 from scaling_law.law.kinds import JointLaw
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.draws import draw_normal
 
 CHINCHILLA = "chinchilla"
 PUBLISHED = "published"
@@ -128,9 +129,9 @@ def _forecasters_of_one_e(prior: Prior | None, seed: int) -> dict[str, Forecaste
         return laws
     of_constant = for_kind(keep_constant(prior), INTERACTION)
     of_all = for_kind(prior, INTERACTION)
-    laws[CONSTANT] = from_prior(of_constant, 0.0, CONSTANT, seed)
-    laws[PRIOR] = from_prior(of_all, 0.0, PRIOR, seed)
-    laws[BY_COMPUTE] = from_prior(of_all, 1.0, BY_COMPUTE, seed)
+    laws[CONSTANT] = from_prior(of_constant, 0.0, CONSTANT)
+    laws[PRIOR] = from_prior(of_all, 0.0, PRIOR)
+    laws[BY_COMPUTE] = from_prior(of_all, 1.0, BY_COMPUTE)
     return laws
 
 
@@ -152,7 +153,6 @@ def from_prior(
     prior: Prior,
     power: float,
     name: str,
-    seed: int = 0,
 ) -> Forecaster:
     """Make a forecaster of the posterior mode of a law; a run's inverse variance grows with this power of compute.
 
@@ -175,9 +175,8 @@ def from_prior(
 
     def make_law(runs: Runs) -> Law:
         mode = find_mode(runs)
-        rng = np.random.default_rng(seed)
         law = law_of(mode.natural[0], prior.kind)
-        natural = rng.multivariate_normal(mode.natural[0], mode.covariance[0], RESAMPLES)
+        natural = draw_normal(mode.natural[0], mode.covariance[0], RESAMPLES)
         draws = values_of(law.form, natural)
         return law.replace(draws=np.stack([draws[name] for name in law.coefficient_names()], axis=1))
 

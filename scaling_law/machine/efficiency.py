@@ -11,8 +11,8 @@ terms: weights and updates by the bandwidth, passes through blocks and steps by 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 from hub.base import strict_json
 from scaling_law.machine.gpus import Gpu
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.draws import draw_normal
 
 FORMAT = "efficiency"
 VERSION = 2
@@ -39,8 +40,8 @@ SHARDED = ("sharded", "eager", "eager_blocks")
 PARAMETERS = (*TERMS, "fp8", "fp4", "balanced", "growth", "overhead")
 # Parameters that a token is multiplied with, below which labs differ the more, the fewer there are.
 SMALL = 0.5e9
-DRAWS = 200
-SEED = 0
+# The ends of a 95 % interval are then sure to half a percent, where 200 draws had 5: two digits of hours.
+DRAWS = 4096
 
 
 def rates(
@@ -102,10 +103,10 @@ class Efficiency:
 
     @property
     def sharded_draws(self) -> FloatArray | None:
-        """Draws of these factors, [200, terms], with those of `draws`."""
+        """Draws of these factors, [DRAWS, terms], with those of `draws`."""
         if not self.has_own_terms:
             return None
-        return np.stack(self._sharded(self._sample()[0]), axis=1)
+        return np.stack(self._sharded(self._sample[0]), axis=1)
 
     def _sharded(self, parameters: FloatArray) -> tuple[Any, ...]:
         """Compute the factors by the parameters, numbers or draws.
@@ -122,9 +123,8 @@ class Efficiency:
         return dict(zip(self.terms, map(float, seconds), strict=True))
 
     def draws(self, gpu: Gpu, precision: str = "bf16") -> FloatArray:
-        """Draw `seconds`, [200, terms]: of the parameters, and of a whole run of a lab that is not among these."""
-        parameters, (all_terms, activations, routed, _, whole_runs) = self._sample()
-        lab = all_terms + whole_runs
+        """Draw `seconds`, [DRAWS, terms]: of the parameters, and of a whole run of a lab that is not among these."""
+        parameters, (lab, activations, routed, _) = self._sample
         log_factors = [lab, lab + routed, lab + activations, lab + routed]
         log_factors += [lab] * (len(self.terms) - len(TERMS))
         rates_of_draws = np.stack(self._rates(parameters, gpu, precision), axis=1)
@@ -132,15 +132,21 @@ class Efficiency:
 
     @property
     def small_draws(self) -> FloatArray:
-        """Draws [200], with those of `draws`, of the power of `SMALL` / parameters in a smaller model's seconds."""
-        return np.asarray(self._sample()[1][3])
+        """Draws [DRAWS], with those of `draws`, of the power of `SMALL` / parameters in a smaller model's seconds."""
+        return np.asarray(self._sample[1][3])
 
+    @cached_property
     def _sample(self) -> tuple[FloatArray, FloatArray]:
-        """Sample the parameters [k, 200], and the deviations of a lab [5, 200]."""
-        generator = np.random.default_rng(SEED)
-        parameters = generator.multivariate_normal(self.parameters, self.covariance, DRAWS).T
-        deviations = generator.normal(0.0, self.spread[:, None], (len(self.spread), DRAWS))
-        return parameters, deviations
+        """Draws of the parameters [k, DRAWS], and of a lab's deviations [4, DRAWS], the first with its run's."""
+        all_terms, *others, whole_runs = self.spread
+        deviations = [np.hypot(all_terms, whole_runs), *others]
+        count = len(deviations)
+        mean = np.concatenate([np.zeros(count), self.parameters])
+        covariance = np.zeros((len(mean), len(mean)))
+        covariance[:count, :count] = np.diag(np.square(deviations))
+        covariance[count:, count:] = self.covariance
+        draws = draw_normal(mean, covariance, DRAWS).T
+        return draws[count:], draws[:count]
 
     @property
     def growth(self) -> float:
@@ -179,5 +185,6 @@ def write(engines: Mapping[str, Efficiency], path: Path = FILE) -> Path:
     """Write the file that `rates_of_engine` reads."""
     values = {}
     for engine, efficiency in engines.items():
-        values[engine] = {name: np.asarray(value).round(5).tolist() for name, value in vars(efficiency).items()}
+        arrays = {field.name: np.asarray(getattr(efficiency, field.name)) for field in fields(efficiency)}
+        values[engine] = {name: array.round(5).tolist() for name, array in arrays.items()}
     return strict_json.write(path, FORMAT, VERSION, {"engines": values})

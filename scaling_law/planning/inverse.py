@@ -18,7 +18,7 @@ from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.notices import Notice, about
 from hub.base.tables import Table
-from hub.base.units import format_bytes, format_count, format_flops
+from hub.base.units import format_bytes, format_count, format_flops, format_rough
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
@@ -165,10 +165,10 @@ class Reached(ArrayAnswer):
         if self.least == "flops":
             return f"{format_flops(cost)} FLOPs"
         if self.least == "hours":
-            interval = row["hours_interval"]
-            return (
-                f"{cost:.3g} hours" if interval is None else "{:.3g} hours ({:.3g} to {:.3g})".format(cost, *interval)
-            )
+            text = f"{cost:.3g} hours"
+            if row["hours_interval"] is not None:
+                text += " ({} to {})".format(*map(format_rough, row["hours_interval"]))
+            return text
         return f"{format_bytes(cost)} of memory"
 
     def summary(self) -> Table:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops, format_rough
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
@@ -246,7 +246,7 @@ class Plan(Answer):
     def _describe_hours(self) -> str:
         text = f"{_format_hours(self.gpu_hours)} GPU-hours"
         if self.gpu_hours_interval is not None:
-            text += " ({} to {})".format(*map(_format_hours, self.gpu_hours_interval))
+            text += " ({} to {})".format(*map(format_rough, self.gpu_hours_interval))
         return text
 
     def _describe_time(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import reads
 from hub.base.tables import Table, join_words
-from hub.base.units import format_bytes, format_count, parse_tokens
+from hub.base.units import format_bytes, format_count, format_rough, parse_tokens
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
@@ -145,7 +145,7 @@ def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
     if is_timed:
         cells["hours"] = _amount(row.hours)
     if row.hours_interval is not None:
-        cells["hours"] += " ({}…{})".format(*map(_amount, row.hours_interval))
+        cells["hours"] += " ({}…{})".format(*map(format_rough, row.hours_interval))
     if is_priced:
         cells["cost"] = _amount(row.money)
     cells["MFU"] = cell(row.mfu, "{:.1%}")

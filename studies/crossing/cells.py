@@ -19,6 +19,7 @@ from scipy.optimize import isotonic_regression
 
 from scaling_law import Runs
 from scaling_law.planning import find_crossing
+from scaling_law.size import draw_normal
 from studies.common import LEVEL, FloatArray, Value, pooled_covariance
 
 DRAWS = 4000
@@ -92,14 +93,7 @@ class Cells:
 
     def draw_means(self, model: Model) -> FloatArray:
         """Draw the means, [draws, k]; the dense models' draws are the same for every E compared with them."""
-        rng = np.random.default_rng(model)
-        return rng.multivariate_normal(
-            np.nan_to_num(self.means(model)),
-            self.covariance(model),
-            DRAWS,
-            check_valid="ignore",
-            method="eigh",
-        )
+        return draw_normal(np.nan_to_num(self.means(model)), self.covariance(model), DRAWS, seed=model)
 
     def table(self) -> Runs:
         """Return one run for each cell, with `d_model`, `seeds`, `standard_error` and `precision`, its fit weight."""

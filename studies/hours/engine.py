@@ -26,6 +26,7 @@ from scaling_law.machine import GPUS, Efficiency, Gpu, ModelWork
 from scaling_law.machine.communication import Sent, bubble, tensor_bytes
 from scaling_law.machine.efficiency import OWN_TERMS, PARAMETERS, SHARDED, TERMS
 from scaling_law.machine.layout import RECOMPUTED
+from scaling_law.size import draw_normal
 from studies.common import FloatArray, read_csv, rms, rows_of, write_csv
 from studies.hours.runs import Timed, parse_row
 
@@ -293,7 +294,7 @@ def _leave_out(steps: Sequence[Step], labels: NDArray[np.str_], public: Efficien
         remaining = [step for step, is_out in zip(steps, is_left_out, strict=True) if not is_out]
         held_out = [step for step, is_out in zip(steps, is_left_out, strict=True) if is_out]
         parameters, covariance = fit(remaining, public)
-        draws = np.random.default_rng(0).multivariate_normal(parameters, covariance, 100)
+        draws = draw_normal(parameters, covariance, 100)
         width[is_left_out] = np.std([predict(held_out, draw, public) for draw in draws], axis=0)
         error[is_left_out] = predict(held_out, parameters, public) - np.log([step.seconds for step in held_out])
     return error, width

@@ -21,7 +21,7 @@ from scaling_law import Throughput
 from scaling_law.machine import GPUS, Efficiency
 from scaling_law.machine.efficiency import PARAMETERS, SMALL, TERMS, rates
 from scaling_law.machine.layout import MEGATRON, Layouts
-from scaling_law.size import BatchRamp, RampStage
+from scaling_law.size import BatchRamp, RampStage, draw_normal
 from studies.common import FloatArray
 from studies.hours.runs import BATCH_UNKNOWN, Timed, seconds
 
@@ -148,7 +148,7 @@ def misses(rows: Sequence[Timed]) -> tuple[FloatArray, FloatArray, FloatArray]:
     for is_of_lab in of_labs(rows):
         parameters, covariance = fit_rates([*compress(rows, ~is_of_lab)])
         table = Table([*compress(rows, is_of_lab)], BATCH_UNKNOWN)
-        draws = np.random.default_rng(0).multivariate_normal(parameters, covariance, 200)
+        draws = draw_normal(parameters, covariance, 200)
         error[is_of_lab] = table.predict(parameters) - table.ln_seconds
         width[is_of_lab] = np.std([table.predict(draw) for draw in draws], axis=0)
         row_shares[is_of_lab] = shares(table, parameters)

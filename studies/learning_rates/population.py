@@ -28,6 +28,8 @@ BATCH_SCATTER = 0.05
 # Spreads between labs: the medians of the prior, and its spread of their ln.
 SPREADS = np.array([0.5, 0.15, 0.15, 0.1, 0.1])
 WIDTH = 0.7
+# Decimals of ln spread that the optimiser determines on every processor.
+DETERMINED = 5
 # The deviation of ln LR in a lab before its first model is tuned.
 UNKNOWN_LEVEL = 2.0
 # The member that is a law, not a grid.
@@ -110,15 +112,17 @@ def estimate(members: Iterable[Member]) -> Population:
     for member in members:
         pull, precision = sums.get(member.lab, (np.zeros(5), np.zeros((5, 5))))
         sums[member.lab] = (pull + np.array(member.pull), precision + np.array(member.precision))
+    # About the labs' mean the likelihood is of order 1. The last digits of 80,000 would move its flat optimum.
+    _, start = _solve(SPREADS, sums)
+    centred = {lab: (pull - precision @ start.mean, precision) for lab, (pull, precision) in sums.items()}
     best = minimize(
-        lambda ln_spread: _solve(np.exp(ln_spread), sums)[0],
+        lambda ln_spread: _solve(np.exp(ln_spread), centred)[0],
         np.log(SPREADS),
         method="L-BFGS-B",
         jac="3-point",
-        # The optimum is flat: at usual tolerances its last digits would depend on the processor.
         options={"ftol": 1e-15, "gtol": 1e-8},
     )
-    return _solve(np.exp(best.x), sums)[1]
+    return _solve(np.exp(best.x.round(DETERMINED)), sums)[1]
 
 
 def _solve(spread: FloatArray, sums: Mapping[str, tuple[FloatArray, FloatArray]]) -> tuple[float, Population]:

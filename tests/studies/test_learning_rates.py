@@ -107,13 +107,11 @@ def test_tables_that_ship_are_read_and_missing_ones_named(tmp_path):
 
 
 def test_the_librarys_laws_are_those_of_the_members(tmp_path, monkeypatch):
+    """To the last digit, on every processor: the spreads are rounded to what the optimiser determines."""
     shipped = json.loads(PUBLIC_FILE.read_text())["laws"]
     monkeypatch.setattr(study, "PUBLIC_FILE", tmp_path / "laws.json")
     again = json.loads(study.ship(study.read_results()).read_text())["laws"]
-    assert again.keys() == shipped.keys()
-    for name, law in shipped.items():
-        assert again[name]["slope_d"] == pytest.approx(law["slope_d"], abs=1e-6)
-        assert again[name]["source"] == law["source"]
+    assert again == shipped
 
 
 def test_each_verdict_of_the_page_holds_and_can_come_out_the_other_way():

@@ -18,6 +18,7 @@ import scaling_law
 from scaling_law.commands.cli import app
 from scaling_law.explorer.programs import plain, tools
 from scaling_law.law.shelf import choose_law
+from tests.answers import is_same
 from tests.scaling_law.configs import QWEN3_MOE, SWITCH
 
 ANSWERS = Path(__file__).with_name("answers.json")
@@ -178,14 +179,26 @@ def ask_all(name: str, folder: Path) -> dict[str, Any]:
     A path begins with the ways that agree on its value: `python shell api /rows/0/loss`.
     """
     answers = {"python": ask_python(name, folder), "shell": ask_shell(name, folder), "api": ask_api(name)}
-    ways_by_leaf: dict[tuple[str, str], list[str]] = {}
+    values_by_path: dict[str, list[tuple[list[str], Any]]] = {}
     for way, answer in answers.items():
         leaves: dict[str, Any] = {}
         if answer is not None:
             flatten(answer, "", leaves, str(folder))
         for path, value in leaves.items():
-            ways_by_leaf.setdefault((path, json.dumps(value)), []).append(way)
-    return {f"{' '.join(ways)} {path}": json.loads(value) for (path, value), ways in ways_by_leaf.items()}
+            values = values_by_path.setdefault(path, [])
+            agreeing = [ways for ways, other in values if _is_equal(other, value)]
+            if agreeing:
+                agreeing[0].append(way)
+            else:
+                values.append(([way], value))
+    return {f"{' '.join(ways)} {path}": value for path, values in values_by_path.items() for ways, value in values}
+
+
+def _is_equal(first: Any, second: Any) -> bool:
+    """Whether two ways gave one value, whose last digits they may compute otherwise."""
+    if isinstance(first, float) and isinstance(second, (int, float)):
+        return math.isclose(first, second, rel_tol=1e-9)
+    return json.dumps(first) == json.dumps(second)
 
 
 def flatten(value: Any, path: str, flat: dict[str, Any], folder: str) -> None:
@@ -203,16 +216,21 @@ def flatten(value: Any, path: str, flat: dict[str, Any], folder: str) -> None:
 
 
 def differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """List the keys that are new, that are gone, or whose value moved by more than 1e-9 of it."""
-    lines = [f"{key} is gone" for key in recorded.keys() - now.keys()]
-    lines += [f"{key} is new: {now[key]!r}" for key in now.keys() - recorded.keys()]
-    for key in recorded.keys() & now.keys():
-        if not _is_equal(recorded[key], now[key]):
-            lines.append(f"{key}: {recorded[key]!r} → {now[key]!r}")
+    """List the leaves of each way that are new, that are gone, or that another processor would not give."""
+    before, after = _by_way(recorded), _by_way(now)
+    lines = [f"{key} is gone" for key in before.keys() - after.keys()]
+    lines += [f"{key} is new: {after[key]!r}" for key in after.keys() - before.keys()]
+    for key in before.keys() & after.keys():
+        if not is_same(before[key], after[key], key):
+            lines.append(f"{key}: {before[key]!r} → {after[key]!r}")
     return sorted(lines)
 
 
-def _is_equal(recorded: Any, now: Any) -> bool:
-    if type(recorded) is bool or type(now) is bool or not isinstance(recorded, (int, float)):
-        return bool(recorded == now)
-    return isinstance(now, (int, float)) and math.isclose(recorded, now, rel_tol=1e-9)
+def _by_way(leaves: dict[str, Any]) -> dict[str, Any]:
+    """Spell out the ways that agree: which do may hang on a last digit."""
+    values = {}
+    for key, value in leaves.items():
+        ways, path = key.split(" /", 1)
+        for way in ways.split():
+            values[f"{way} /{path}"] = value
+    return values

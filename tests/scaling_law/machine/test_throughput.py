@@ -9,7 +9,7 @@ import pytest
 from hub import RecordError
 from scaling_law import Architecture, Throughput
 from scaling_law.machine import GPUS, ModelWork, published_runs
-from scaling_law.machine.efficiency import SMALL, rates_of_engine
+from scaling_law.machine.efficiency import DRAWS, SMALL, rates_of_engine
 from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.throughput import TERMS, Measurement
 from scaling_law.size.widths import Widths
@@ -98,7 +98,7 @@ def test_public_rates_have_what_public_runs_show():
     rates = Throughput.assumed("h100", engine="megatron")
     assert rates.overhead_of(8) == 1 < rates.overhead_of(512)
     drawn = rates.step_seconds_draws(MODELS, 65_536)
-    assert drawn.shape == (200, 3)
+    assert drawn.shape == (DRAWS, 3)
     of_labs = published_runs().spread[0]
     assert np.log(drawn[:, 0]).std() > of_labs
     np.testing.assert_allclose(np.median(drawn, axis=0), rates.step_seconds(MODELS, 65_536), rtol=0.1)

@@ -301,6 +301,9 @@ def test_switches_of_torch_are_described_unless_they_are_as_in_a_fresh_process()
 
 
 def test_the_record_has_the_environment(tiny, tmp_path, monkeypatch, caplog):
+    # Tests themselves may run on other kernels.
+    for name in describe_environment():
+        monkeypatch.delenv(name)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     tiny(schedule__tokens=[256], schedule__warmup_tokens=64, schedule__batch_ramp=["0:2"]).save(tmp_path / "run.yaml")
     assert main.main(["--config", str(tmp_path / "run.yaml")]) == 0
