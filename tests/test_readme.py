@@ -39,7 +39,7 @@ def demo_output(tiny, tmp_path, monkeypatch):
 def test_the_python_blocks_run_in_their_order(demo_output, capsys):
     namespace = run_python(PAGE)
     assert "80 GB" in capsys.readouterr().out
-    assert namespace["best"].experts == 8  # of 80 GB at 1e22 FLOPs, as far out as backtests support
+    assert namespace["best"].experts == 16  # of 80 GB at 1e22 FLOPs, as far out as backtests support
     assert Path("my-law").exists()
     assert namespace["result"].status.converged
     (question,) = re.findall(r"^# scaling-law (.+)", README, flags=re.MULTILINE)
@@ -91,6 +91,10 @@ def test_the_example_of_the_first_screen_is_what_the_law_answers():
         f"{best.tokens / 1e9:.0f}B tokens",
     ):
         assert fact in example, fact
-    assert "(×9.08)" in table.warnings[0]  # nine times beyond the fitted sizes
-    assert table.ahead_untrusted == "E = 16 is 0.004 lower, but not trusted"
-    assert table[16].distrust == "D ×30.6"
+    assert any("D 480B" in warning and "(×30) at E = 16" in warning for warning in table.warnings)
+    assert table.ahead_untrusted == "E = 16 is 0.001 lower outside the trusted region"
+    forced = law.optimal(1e22, memory=80e9, kv_tokens=16_384, integral=True, force=True)
+    assert f"{forced[16].tokens / 1e9:.0f}B tokens" in example
+    assert "({:.2f} to {:.2f})".format(*best.loss_interval) in example
+    assert table.comparison.win_shares[16] == pytest.approx(0.5, abs=0.05)
+    assert f"the dense model in {table.comparison.win_shares[1]:.0%}".replace("%", " %") in example
