@@ -30,7 +30,7 @@ from scaling_law.machine.gpus import find_gpu
 from scaling_law.machine.memory import Sharding, TrainingMemory, training_memory
 from scaling_law.machine.throughput import Model, Throughput
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, first_smallest
 from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.widths import Widths
 
@@ -318,7 +318,7 @@ class Layouts:
         pp = candidates.join([group.option.pp for group in candidates.groups])
         idle = 1 + bubble(pp, passes).reshape(-1, *[1] * len(shape))
         seconds = np.maximum(costs.slowdown * idle * costs.compute, costs.once + costs.repeated)
-        option = np.argmin(seconds[candidates.rows], axis=0)
+        option = first_smallest(seconds[candidates.rows])
         best = candidates.rows[option]
         slowdown = _choose(costs.slowdown, best)
         once = _choose(costs.once, best)
