@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hub.base.markdown import escape_markdown
 from hub.base.notices import brief_lines
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops, format_rough
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough
 
 if TYPE_CHECKING:
     import pandas
@@ -35,13 +35,8 @@ _TEXT_WIDTH = 40
 _CAPTION = '<caption style="text-align:left;white-space:pre">{}</caption>'
 
 
-def _interval(form: Callable[[Any], str]) -> Callable[[tuple[float, float]], str]:
-    """Return the format of an interval, whose bounds have the format `form`."""
-
-    def format_interval(bounds: tuple[float, float]) -> str:
-        return "…".join("∞" if math.isinf(bound) else form(bound) for bound in bounds)
-
-    return format_interval
+def _interval(bounds: tuple[float, float]) -> str:
+    return "…".join(map(format_rough, bounds))
 
 
 _LOSS = "{:.4f}".format
@@ -61,11 +56,11 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "× FLOPs": ("× FLOPs", _TIMES),
     "× tokens": ("× tokens", _TIMES),
     "× hours": ("× hours", _TIMES),
-    "compute_interval": ("95 %", _interval(_TIMES)),
-    "data_interval": ("95 %", _interval(_TIMES)),
-    "time_interval": ("95 %", _interval(format_rough)),
-    "loss_interval": ("95 %", _interval(_LOSS)),
-    "hours_interval": ("95 % of hours", _interval(format_rough)),
+    "compute_interval": ("95 %", _interval),
+    "data_interval": ("95 %", _interval),
+    "time_interval": ("95 %", _interval),
+    "loss_interval": ("95 %", lambda bounds: "…".join(format_ends(*bounds))),
+    "hours_interval": ("95 % of hours", _interval),
     "epochs": ("epochs", _TIMES),
     "unique_tokens": ("unique tokens", format_count),
     "weight_bytes": ("weights", format_bytes),

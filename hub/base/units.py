@@ -181,8 +181,19 @@ def format_flops(value: float | None) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
+def format_ends(low: float, high: float) -> tuple[str, str]:
+    """Write the ends of an interval of losses without the digits that other draws would change.
+
+    The standard error of an end is 2 % of the width with 1,000 draws: three decimals of less than 0.01 nats, else two.
+    """
+    width = high - low
+    decimals = -math.floor(math.log10(width)) if 0 < width < math.inf else 4
+    decimals = min(max(decimals, 2), 4)
+    return f"{low:.{decimals}f}", f"{high:.{decimals}f}"
+
+
 def format_rough(value: float) -> str:
-    """Write an end of an interval of hours with the two digits that its draws determine: 4.8, 340, 11,000."""
+    """Write an end of an interval of hours or factors with the two digits that draws determine: 4.8, 340, 11,000."""
     if math.isinf(value):
         return "∞"
     rounded = float(f"{value:.2g}")

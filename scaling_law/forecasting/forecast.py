@@ -42,7 +42,7 @@ from scaling_law.runs.loading import load_runs
 from scaling_law.runs.recipes import check_mix, names_mixed
 from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import rows_of_curves, sample_of, with_few_checkpoints
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, first_largest
 
 MODEL = ("n_active", "tokens", "experts")
 # Standard deviations of ln loss and ln D between the prior's corpora and tokenizers and another.
@@ -489,7 +489,7 @@ def _steps_to(runs: Runs, point: Runs) -> Runs:
     """Return models from the largest run, of the point's E where there is one, to a point."""
     is_matching = match_experts(runs, float(point.experts[0]))
     candidates = runs.subset(is_matching) if is_matching.any() else runs
-    largest = int(np.argmax(candidates.flops))
+    largest = int(first_largest(candidates.flops))
     columns = {name: np.full(len(STEPS), point[name][0]) for name in (*MODEL, *point.columns)}
     moving = ["n_active", "tokens"]
     for name in (UNIQUE, BODY):

@@ -30,6 +30,7 @@ from scaling_law.law import JointLaw, StackLaw
 from scaling_law.planning.question import Quantity
 from scaling_law.runs.recipes import check_mix, names_mixed
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import first_largest
 
 # The law is asked at this many times the largest run's FLOPs, unless a budget is given.
 AHEAD = 10.0
@@ -75,7 +76,7 @@ def stack_laws(
         fitted_table = count_worth(worth_law, table)
         repetition = worth_law.repetition
 
-    largest = int(np.argmax(fitted_table.flops))
+    largest = int(first_largest(fitted_table.flops))
     ahead = AHEAD
     if flops is not None:
         ahead = one_positive("flops", flops) / float(fitted_table.flops[largest])

@@ -35,7 +35,7 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import check_level, numbers
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, first_smallest
 
 Cost = Literal["flops", "hours", "inference"]
 Decision = Literal["promote", "drop", "undecided"]
@@ -231,8 +231,8 @@ def _nearest(apart: FloatArray) -> NDArray[np.int64]:
     apart = np.abs(apart)
     distance = np.where((apart < 1.0).all(axis=-1), apart.sum(axis=-1), np.inf)
     rows = np.arange(len(distance))
-    nearest = distance.argmin(axis=1)
-    is_mutual = distance.argmin(axis=0)[nearest] == rows
+    nearest = first_smallest(distance.T)
+    is_mutual = first_smallest(distance)[nearest] == rows
     is_mutual &= np.isfinite(distance[rows, nearest])
     return np.column_stack([rows, nearest])[is_mutual]
 

@@ -42,7 +42,7 @@ from scaling_law.fitting.holdout import (
 from scaling_law.forecasting.asymptote import Asymptote, spread_at_one_constant, spread_of
 from scaling_law.forecasting.forecasters import BASE, CHINCHILLA, INTERACTION, Forecaster, Prediction
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, first_largest
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 FORMAT = "forecast_defaults"
@@ -170,7 +170,7 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
         rows, tests, rmse, fresh = tests_of_laws[key]
         laws[says, 2, i] = rmse
         base_rows = [BASE.index(evidence.like[names[row]]) for row in rows]
-        direction = int(np.argmax(beyond))
+        direction = int(first_largest(np.exp(beyond)))
         moments = defaults.moments[direction][np.ix_(base_rows, base_rows)]
         weights, growth, share = _weigh(tests, moments, defaults.cuts, beyond)
         mean, error, noise = predictions[rows, :, i].T
@@ -187,7 +187,7 @@ def stack(evidence: Evidence, defaults: Defaults) -> Stacked:
         of_constant[i] = max(float(defaults.variances[:2] @ fall), 0.0)
         components[3 + direction, i] = (1 - share) * distance
         components[-1, i] = share * growth * distance
-    width = defaults.widths[np.argmax(evidence.beyond, axis=0)]
+    width = defaults.widths[first_largest(np.exp(evidence.beyond))]
     variance = defaults.variances @ components + LEAST_VARIANCE
     return Stacked(
         log_loss,

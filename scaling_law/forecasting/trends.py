@@ -23,7 +23,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from scipy.special import log_softmax, ndtr
 
 from hub.base import strict_json
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, first_largest
 
 DEFAULTS = Path(__file__).with_name("trends.json")
 FORMAT = "joint-moe-scaling-laws/trends"
@@ -208,7 +208,7 @@ def fit_slopes(
     `sizes` [n, 2] are ln N and ln D from the largest cell on. Where its runs say little, it falls as other baselines.
     """
     design = np.column_stack([np.ones(len(sizes)), np.expm1(-POWER * sizes) / POWER])
-    mean = np.array([log_losses[np.argmax(sizes.sum(axis=1))], prior.slope, prior.slope])
+    mean = np.array([log_losses[first_largest(np.exp(sizes.sum(axis=1)))], prior.slope, prior.slope])
     precision = np.diag([1e-4, prior.slope_scatter**-2, prior.slope_scatter**-2])
     weight = SURFACE_SCATTER**-2
     covariance_matrix = np.linalg.inv(precision + weight * design.T @ design)

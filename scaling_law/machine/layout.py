@@ -30,7 +30,7 @@ from scaling_law.machine.gpus import find_gpu
 from scaling_law.machine.memory import Sharding, TrainingMemory, training_memory
 from scaling_law.machine.throughput import Model, Throughput
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, first_smallest
 from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.widths import Widths
 
@@ -325,7 +325,7 @@ class Layouts:
         costs = self._costs(model, candidates, largest)
         fits = costs.memory_bytes <= self.available
         seconds = np.where(fits, np.maximum(costs.slowdown * costs.compute, costs.exchange), np.inf)
-        option = np.argmin(seconds[candidates.rows], axis=0)
+        option = first_smallest(seconds[candidates.rows])
         best = candidates.rows[option]
         is_possible = np.isfinite(_choose(seconds, best))
         gpu_shares = []

@@ -18,7 +18,7 @@ from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.notices import Notice, about
 from hub.base.tables import Table
-from hub.base.units import format_bytes, format_count, format_flops, format_rough
+from hub.base.units import format_bytes, format_count, format_ends, format_flops, format_rough
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
@@ -149,7 +149,7 @@ class Reached(ArrayAnswer):
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
         loss = f"loss {best['loss']:.3f}"
         if best["loss_interval"] is not None:
-            loss += " ({:.3f} to {:.3f})".format(*best["loss_interval"])
+            loss += " ({} to {})".format(*format_ends(*best["loss_interval"]))
         text = f"{loss} takes at least {self._cost(best)}, with {_describe_model(best)}"
         if not best["trusted"]:
             return f"{text}; not trusted"

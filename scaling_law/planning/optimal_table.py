@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hub.base.errors import InputError
 from hub.base.notices import Notice, about
 from hub.base.tables import Listed, Table, join_words
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_experts, format_flops
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_experts, format_flops
 from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval
@@ -321,7 +321,7 @@ class OptimalTable(Answer):
             text += f" in batches of {format_count(self.batch_tokens)}"
         text += f": loss {best.loss:.3f}"
         if best.loss_interval:
-            text += " ({:.3f} to {:.3f})".format(*best.loss_interval)
+            text += " ({} to {})".format(*format_ends(*best.loss_interval))
         if best.mfu is not None:
             text += f"; MFU {best.mfu:.0%}"
         if len(self._tied) > 1:

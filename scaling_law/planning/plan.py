@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops, format_rough
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
@@ -132,7 +132,7 @@ class Plan(Answer):
         cost = f"{format_count(self.tokens)} tokens in {self._describe_hours()}"
         text = f"{name_size(a.experts_equivalent, a.n_active, a.n_total)}, {cost}: loss {self.loss:.3f}"
         if self.loss_interval is not None:
-            text += " ({:.3f} to {:.3f})".format(*self.loss_interval)
+            text += " ({} to {})".format(*format_ends(*self.loss_interval))
         if self.learning_rate is None:
             text += "; no learning rate"
         if not super().trusted:
@@ -218,7 +218,7 @@ class Plan(Answer):
             lines["memory in training"] = str(self.placement)
             if self.time.cluster.throughput.is_assumed:
                 lines["limited by"] = self.placement.advice
-        interval = "" if self.loss_interval is None else " ({:.4f}…{:.4f})".format(*self.loss_interval)
+        interval = "" if self.loss_interval is None else " ({}…{})".format(*format_ends(*self.loss_interval))
         lines["predicted loss"] = f"{self.loss:.4f}{interval} nats per token"
         return lines
 

@@ -21,7 +21,7 @@ from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.notices import about
 from hub.base.tables import Listed, Table
-from hub.base.units import format_count, format_flops
+from hub.base.units import format_count, format_ends, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import one_positive, positive
@@ -164,14 +164,14 @@ class EffectiveSpeedup(Answer):
 
     def _describe_asymptote(self) -> str:
         """Name the baseline's asymptote, and the factors that its other values would give."""
-        interval = " ({:.3f}…{:.3f})".format(*self.asymptote_interval) if self.asymptote_interval else ""
+        interval = " ({}…{})".format(*format_ends(*self.asymptote_interval)) if self.asymptote_interval else ""
         text = f"Asymptote of {self.baseline}: {self.asymptote:.3f}{interval} nats"
         if self.exponent is None or not np.isfinite(self.factor):
             return text
         ends = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
         factors = " or ".join(_format_factor(self.at_asymptote(end)) for end in ends)
         limits = "its 95 % limits" if self.asymptote_interval else "0.05 nats below or above"
-        places = ", ".join(f"{end:.3f}" for end in ends)
+        places = ", ".join(format_ends(*ends))
         other = f"With the asymptote at {limits} ({places}) the compute multiplier would be {factors}."
         return f"{text}, α = {self.exponent:.4f}. {other}"
 

@@ -1,4 +1,6 @@
-"""Types of arrays, which every room above uses."""
+"""Types of arrays, which every room above uses, and the choice of one among equal numbers."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,3 +8,16 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 BoolArray = NDArray[np.bool_]
+# Relative differences that rounding may make.
+_ROUNDING = 1e-9
+
+
+def first_smallest(values: FloatArray) -> Any:
+    """Return the place along the first axis of the first of the smallest values, which rounding may tell apart."""
+    smallest = values.min(axis=0)
+    return np.argmax(values <= smallest + _ROUNDING * np.abs(smallest), axis=0)
+
+
+def first_largest(values: FloatArray) -> Any:
+    """Return the place along the first axis of the first of the largest values, which rounding may tell apart."""
+    return first_smallest(-values)

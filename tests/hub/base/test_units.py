@@ -1,5 +1,7 @@
 """Quantities as people write them."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +10,10 @@ from hub.base.units import (
     format_bytes,
     format_count,
     format_decimal,
+    format_ends,
     format_experts,
     format_flops,
+    format_rough,
     parse_batch,
     parse_bytes,
     parse_context,
@@ -113,3 +117,25 @@ def test_listed_experts():
     assert format_experts([1, 2, 4, 8.0]) == ["1", "2", "4", "8"]
     assert format_experts([1, 3, 4, 5, 9, 10]) == ["1", "3 to 5", "9", "10"]
     assert format_experts(2**k for k in range(12)) == ["1", "2", "4", "8", "16", "32", "…", "2048"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "written"),
+    [
+        (2.5057, 2.5118, ("2.506", "2.512")),
+        (2.0952, 2.1187, ("2.10", "2.12")),
+        (1.634, 1.797, ("1.63", "1.80")),
+        (2.107, 2.107, ("2.1070", "2.1070")),
+        (2.107, math.inf, ("2.1070", "inf")),
+    ],
+)
+def test_ends_of_an_interval_have_the_decimals_that_its_width_allows(low, high, written):
+    assert format_ends(low, high) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0.0123, "0.012"), (4.81, "4.8"), (9.97, "10"), (339.1, "340"), (10_869.0, "11,000"), (math.inf, "∞")],
+)
+def test_ends_of_hours_have_two_digits(value, written):
+    assert format_rough(value) == written

@@ -168,6 +168,15 @@ def test_the_interval_is_as_wide_as_its_direction_and_its_parts_say():
     )
 
 
+@pytest.mark.parametrize("ulps", [-2, 2])
+def test_of_equally_far_directions_the_first_counts_whichever_rounds_higher(ulps):
+    along = np.log([[10.0], [10.0], [1.0]])
+    along[1] *= 1 + ulps * np.finfo(float).eps
+    asked = dataclasses.replace(evidence(ahead=(0.0,)), beyond=along)
+    widened = dataclasses.replace(EQUAL, widths=np.array([1.0, 2.0, 3.0]))
+    assert stack(asked, widened).spread == pytest.approx(stack(asked, EQUAL).spread, rel=1e-9)
+
+
 def test_the_defaults_shipped_are_products_of_errors():
     shipped = read_defaults()
     assert shipped.moments.shape == (3, SIZE, SIZE)

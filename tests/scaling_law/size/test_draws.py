@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scaling_law.machine import Efficiency, published_runs
+from scaling_law.machine import GPUS, Efficiency, published_runs
 from scaling_law.machine.efficiency import rates_of_engine
 from scaling_law.size import draw_normal
 
@@ -53,6 +53,19 @@ def test_draws_are_continuous_in_the_covariance(rank, seed):
     noise = 1e-13 * np.array([[0.0, 1.0, -1.0], [1.0, 0.0, 1.0], [-1.0, 1.0, 0.0]])
     draws = draw_normal(MEAN, covariance, 100, seed)
     np.testing.assert_allclose(draw_normal(MEAN, covariance + noise, 100, seed), draws, atol=3e-6)
+
+
+@pytest.mark.parametrize("rates", [published_runs(), rates_of_engine("train.py")])
+def test_the_draws_of_rates_determine_two_digits(rates):
+    """The ends are within a percent of those of very many random draws, whatever their seed."""
+    seconds = np.log(rates.draws(GPUS["H100"])[:, 0])
+    n_draws = 200_000
+    scatter = np.hypot(rates.spread[0], rates.spread[-1])
+    deviation = np.hypot(scatter, np.sqrt(rates.covariance[0, 0]))
+    random = rates.parameters[0] - np.log(GPUS["H100"].peak_flops)
+    random = random + deviation * np.random.default_rng(1).standard_normal(n_draws)
+    low, high = np.quantile(random, [0.025, 0.975])
+    np.testing.assert_allclose(np.quantile(seconds, [0.025, 0.975]), [low, high], atol=0.01)
 
 
 @pytest.mark.parametrize("rates", [published_runs(), rates_of_engine("train.py")])
