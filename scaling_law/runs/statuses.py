@@ -45,7 +45,8 @@ def status_of(word: Any) -> str:
 
     text = str(word).strip()
     # CANCELLED by 1000, InProgress, JOB_STATE_FAILED.
-    normalized = "_".join(_words_of(text.partition(" by ")[0])).removeprefix("job_").removeprefix("state_")
+    normalized = "_".join(_words_of(text.partition(" by ")[0]))
+    normalized = re.sub(r"^((job|trial|state)_)+", "", normalized)
     return _meaning(normalized, _WORDS) or text
 
 
