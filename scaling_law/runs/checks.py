@@ -85,8 +85,7 @@ def rising_runs(sizes: Mapping[str, FloatArray], loss: FloatArray, names: Sequen
         shorter = order[place]
         longer = order[place + 1]
         topic = f"run {names[longer]} lies above {names[shorter]}, a shorter run of its model"
-        text = f"{topic}: losses {loss[longer]:.4g} and {loss[shorter]:.4g}; check both"
-        notices.append(Notice(text, topic))
+        notices.append(Notice(f"{topic} ({loss[longer]:.4g} and {loss[shorter]:.4g}): check both", topic))
     return notices
 
 
