@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
 from importlib import import_module
@@ -134,11 +133,12 @@ class _Command(_PlainFlags, typer.core.TyperCommand):
         """Parse words in which `~` is the home folder, also where a shell leaves it: `--output=~/law`, quotes."""
         words = [_with_home(word) for word in args]
         # Typer would take the last of the values and drop the others in silence.
-        _, _, parameters = self.make_parser(ctx).parse_args(list(words))
-        for parameter, count in Counter(parameters).items():
-            if count > 1 and _has_one_value(parameter):
-                label = flag(self, parameter.name)
-                ctx.fail(f"{label} is given {count} times; it takes one value")
+        _, _, parameters = self.make_parser(ctx).parse_args([*words])
+        for parameter in {*parameters}:
+            is_plain_flag = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
+            has_one_value = not (is_plain_flag or getattr(parameter, "multiple", True))
+            if has_one_value and parameters.count(parameter) > 1:
+                ctx.fail(f"{flag(self, parameter.name)} is given more than once; it takes one value")
         return super().parse_args(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:
@@ -150,13 +150,6 @@ class _Command(_PlainFlags, typer.core.TyperCommand):
                 if of_typer or isinstance(error, BrokenPipeError):
                     raise  # typer prints usage errors, and ends quietly where the reader of a pipe has gone
                 raise typer.Exit(report(error, worded(error, self))) from None
-
-
-def _has_one_value(parameter: Any) -> bool:
-    """Return whether an option must not be repeated; a flag that cannot be turned off may be."""
-    is_option = parameter.param_type_name == "option"
-    is_plain_flag = is_option and parameter.is_flag and not parameter.secondary_opts
-    return is_option and not parameter.multiple and not is_plain_flag
 
 
 def joined(filters: list[str]) -> str:

@@ -517,13 +517,12 @@ def join_words(words: Sequence[str], last: str = "and") -> str:
 def column_name(name: str, present: Collection[str]) -> str:
     """Return the column that a name means: nested fields are train.lr in JSON and trackers, train_lr in runs.parquet.
 
-    A name that means no column, or several, is returned as it is.
+    A name that means no column is returned as it is.
     """
     if name in present:
         return name
-    spelling = name.replace(".", "_")
-    columns = [column for column in present if column.replace(".", "_") == spelling]
-    return columns[0] if len(columns) == 1 else name
+    columns = {column.replace(".", "_"): column for column in present}
+    return columns.get(name.replace(".", "_"), name)
 
 
 def literal(value: Any) -> str:

@@ -213,7 +213,8 @@ def _rows_in(value: Any, name: str) -> list[Any]:
     if "schema_version" in value:
         return [value]
     if {"results", "config", "configs"} <= {*value}:
-        return [_lm_eval_row(value)]
+        # Of lm-evaluation-harness, without the settings of its tasks.
+        return [{name: value.get(name) for name in ("results", "config", "model_name", "date")}]
     names = value.get("columns")
     cells = value.get("data")
     if isinstance(names, list) and isinstance(cells, list) and _is_grid([names, *cells]):
@@ -224,15 +225,6 @@ def _rows_in(value: Any, name: str) -> list[Any]:
     if _is_by_name(value) and not (len(value) == 1 and _holds_table(inner)):
         return _rows_by_name(value)
     return _rows_under_keys(value, name)
-
-
-def _lm_eval_row(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a results_….json of lm-evaluation-harness, without the settings of its tasks."""
-    row = {}
-    for name, item in value.items():
-        if name in ("results", "config") or not isinstance(item, (dict, list)):
-            row[name] = item
-    return row
 
 
 def _rows_of_list(value: list[Any], name: str) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -61,9 +60,10 @@ def named(read: Callable[[str], Any], form: str) -> Callable[[str], tuple[str, A
 def by_name(pairs: list[tuple[str, Any]], flag: str) -> dict[str, Any]:
     """Return the values of a repeated option by their names. InputError for a name with two values."""
     values = dict(pairs)
-    for name, count in Counter(name for name, _ in pairs).items():
-        if count > 1:
-            raise InputError(f"{flag} {name}=… is given {count} times; each name takes one value")
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated_name = max(names, key=names.count)
+        raise InputError(f"{flag} {repeated_name}=… is given more than once; each name takes one value")
     return values
 
 

@@ -17,7 +17,7 @@ from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.notices import Notice
 from hub.base.progress import Advance, progress_line
-from hub.base.tables import Listed, Table, Tables, join_words
+from hub.base.tables import Listed, Table, Tables
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
@@ -596,11 +596,9 @@ def _warn_of_too_many(problem: Problem, outliers: Outliers) -> str:
 
 def say_far_away(names: Sequence[str]) -> str:
     """Name the first runs that lie far from the law of the others, in few words."""
-    shown_names = list(names[:3])
-    if len(names) > len(shown_names):
-        shown_names.append(f"{len(names) - len(shown_names)} more")
-    subject, verb = ("run", "lies") if len(names) == 1 else ("runs", "lie")
-    return f"{subject} {join_words(shown_names)} {verb} far from the law of the others"
+    ellipsis = ", …" if len(names) > 3 else ""
+    verb = "lies" if len(names) == 1 else "lie"
+    return f"run {', '.join(names[:3])}{ellipsis} {verb} far from the law of the others"
 
 
 def _name_prior_limits(result: FitResult[Law], law_prior: Prior) -> FitResult[Law]:

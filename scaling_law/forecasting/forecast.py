@@ -522,19 +522,18 @@ def update_prior(prior: Any, runs: Runs) -> tuple[Prior | None, Defaults, tuple[
     return law_prior.in_units(FREE_UNIT, UNITS[1]), defaults, (note,)
 
 
-def _name_far_runs(runs: Runs) -> list[str]:
+def _name_far_runs(runs: Runs) -> Iterator[str]:
     """Name the runs that lie far from a law of the others of their E, where there are enough to tell."""
-    names: list[str] = []
     for e in np.unique(runs.experts):
-        group = runs.subset(match_experts(runs, e)).without_settings(())
-        if LEAST_CHECKED <= len(group) <= MOST_CHECKED:
-            # Runs that cannot determine a law say nothing of each other.
-            with suppress(ValueError):
-                names += fit(group, "chinchilla", progress=False).status.suspicious
-    if not names:
-        return []
-    text = say_far_away(names)
-    return [Notice(f"{text} at the same E: check their losses, sizes and tokens", text)]
+        group = runs.subset(runs.experts == e).without_settings(())
+        if not LEAST_CHECKED <= len(group) <= MOST_CHECKED:
+            continue
+        # Runs that determine no law say nothing of each other.
+        with suppress(ValueError):
+            names = fit(group, "chinchilla").status.suspicious
+            if names:
+                text = say_far_away(names)
+                yield Notice(f"{text} of E = {e:g}: check their losses, sizes and tokens", text)
 
 
 def _say_constant(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

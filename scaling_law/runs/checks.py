@@ -14,7 +14,6 @@ from hub.base.inputs import LARGEST
 from hub.base.notices import Notice
 from hub.base.numerals import why_no_number
 from hub.base.tables import literal
-from hub.base.units import format_count
 from scaling_law.formulas.law import SMALLEST
 from scaling_law.runs.architectures import size_problem
 from scaling_law.runs.columns import INPUTS
@@ -68,33 +67,25 @@ def row_problems(
 def rising_runs(sizes: Mapping[str, FloatArray], loss: FloatArray, names: Sequence[str]) -> list[Notice]:
     """Warn of runs [n] whose loss lies above that of a shorter run of the same model.
 
-    Of the two, the first named is at odds with more of the runs that are smaller and shorter, or larger and longer.
     None are named where they are many: such runs differ in more than N, D and E.
     """
-    order = np.lexsort((sizes["tokens"], sizes["experts"], sizes["n_active"]))
-    n_active, tokens, experts = (sizes[name][order] for name in INPUTS)
-    losses = loss[order]
-    is_same = (np.diff(n_active) == 0) & (np.diff(experts) == 0) & (tokens[1:] >= LEAST_STEP * tokens[:-1])
-    pairs = np.flatnonzero(is_same & (losses[1:] > LEAST_RISE * losses[:-1]))
-    if not 0 < len(pairs) <= MOST_RISING * len(loss):
+    order = np.lexsort([sizes["tokens"], sizes["experts"], sizes["n_active"]])
+    # Of each run to the one before it.
+    ratios = {}
+    for name, values in {**sizes, "loss": loss}.items():
+        ordered = values[order]
+        ratios[name] = ordered[1:] / ordered[:-1]
+    is_same_model = (ratios["n_active"] == 1) & (ratios["experts"] == 1)
+    is_longer = is_same_model & (ratios["tokens"] >= LEAST_STEP)
+    is_rising = is_longer & (ratios["loss"] > LEAST_RISE)
+    if is_rising.sum() > MOST_RISING * len(loss):
         return []
-
     notices = []
-    for shorter, longer in zip(pairs.tolist(), (pairs + 1).tolist(), strict=True):
-        odds = {}
-        for i in (longer, shorter):
-            is_less = (n_active <= n_active[i]) & (tokens <= tokens[i]) & (losses < losses[i])
-            is_more = (n_active >= n_active[i]) & (tokens >= tokens[i]) & (losses > losses[i])
-            odds[i] = int(((is_less | is_more) & (experts == experts[i])).sum())
-        suspect, other = (longer, shorter) if odds[longer] >= odds[shorter] else (shorter, longer)
-        run, other_run = (
-            f"{names[order[i]]} (loss {losses[i]:.4g}, {format_count(tokens[i])} tokens)" for i in (suspect, other)
-        )
-        place = "above" if suspect == longer else "below"
-        length = "shorter" if suspect == longer else "longer"
-        topic = f"run {names[order[suspect]]} lies {place} a {length} run of its model"
-        text = f"run {run} lies {place} {other_run}, a {length} run of the same model: check its loss and its tokens"
-        notices.append(Notice(text, topic))
+    for place in np.flatnonzero(is_rising):
+        shorter = order[place]
+        longer = order[place + 1]
+        topic = f"run {names[longer]} lies above {names[shorter]}, a shorter run of its model"
+        notices.append(Notice(f"{topic} ({loss[longer]:.4g} and {loss[shorter]:.4g}): check both", topic))
     return notices
 
 

@@ -162,20 +162,18 @@ def _number_in(pattern: str, source: str, present: Collection[str], place: str) 
         source = "run_id"
     if source not in present:
         raise RunsError(f"{place}: ", unknown("column ", source, sorted(present)))
-    before, has_place, after = pattern.strip("\"'`").partition("{}")
-    expression = f"{re.escape(before)}{_NUMBER}{re.escape(after)}"
-    if has_place and (not before or before[0].isalnum()):
-        expression = rf"(?<![A-Za-z0-9.]){expression}"
-    if not has_place:
-        expression = rf"(?<![A-Za-z]){re.escape(before)}[\W_]?{_NUMBER}"
-    if not after:
-        expression += "(?![A-Za-z0-9])"
+    before, has_place, after = pattern.partition("{}")
+    separator = "" if has_place else r"[\W_]?"
+    start = "(?<![A-Za-z0-9.])" if before[:1].isalnum() or not before else ""
+    end = "" if after else "(?![A-Za-z0-9])"
+    expression = re.compile(f"{start}{re.escape(before)}{separator}{_NUMBER}{re.escape(after)}{end}")
 
     def read(row: Row) -> float:
-        match = re.search(expression, str(row.get(source)))
+        text = row.get(source)
+        match = expression.search(str(text))
         value = match and number(match[1].replace("p", "."))
         if value is None:
-            raise InputError(f"{source}={literal(row.get(source))} has no number there")
+            raise InputError(f"{source}={literal(text)} has no number there")
         return value
 
     return read

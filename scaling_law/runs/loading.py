@@ -467,9 +467,7 @@ def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[st
         option = given("columns", example, in_shell=f"--column {missing[0]}='column or number'")
         hints += ["; say which is which with ", option]
         if table.kind == "logs":
-            pattern = f"{missing[0]} = N from name"
-            example = {missing[0]: "N from name"}
-            option = given("columns", example, in_shell=f'--column "{pattern}"')
+            option = given("columns", {missing[0]: "N from name"}, in_shell=f'--column "{missing[0]} = N from name"')
             hints += [", or by the number after N in the runs' names with ", option]
 
     origin = table.origin + LACKS.get(table.kind, "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,34 +77,29 @@ def _name(folder: Path, root: Path) -> str:
 
 def _read_run_files(root: Path, final: Final, losses: Collection[str]) -> list[Row]:
     """Read a folder with a file for each run: its log, or its only row; none where a file holds several runs."""
-    files: list[Path] = []
+    files: list[str] = []
     for pattern in FILES:
-        paths = sorted(root.rglob(pattern))
-        files = files or [path for path in paths if not path.relative_to(root).as_posix().startswith(".")]
-    has_folders = root not in {file.parent for file in files} and len({file.parent for file in files}) == len(files)
-
+        # Hidden folders, such as those of notebooks, are left out.
+        files = files or sorted(glob(f"**/{pattern}", root_dir=root, recursive=True))
     rows: list[Row] = []
     for file in files:
-        lines = read_rows(file).rows
+        lines = read_rows(root / file).rows
         if len(lines) > 1 and not _is_log(lines):
             return []
-        if lines:
-            place = file.parent if has_folders else file.with_suffix("")
-            rows.append(end_of(lines, place.relative_to(root), range(len(lines)), final, losses))
-    shared_names = set.intersection(*map(set, rows)) if rows else set()
-    return rows if len(shared_names) > 1 else []
+        name = file.rpartition(".")[0]
+        rows.append(end_of(lines, name, range(len(lines)), final, losses))
+    return rows if rows and len(set.intersection(*map(set, rows))) > 1 else []
 
 
 def _is_log(lines: Sequence[Row]) -> bool:
     """Return whether the rows of a file are the steps of one run: a count grows along them, and no size varies."""
     has_progress = False
     for name in names_in(lines):
-        values = [number(line.get(name)) for line in lines]
-        known = [value for value in values if value is not None]
-        if _SIZES.search(name) and len({*known}) > 1:
+        values = [number(line.get(name)) or 0.0 for line in lines]
+        if _SIZES.search(name) and min(values) < max(values):
             return False
-        if _PROGRESS.search(name) and len(known) == len(lines):
-            has_progress |= all(after > before for before, after in pairwise(known))
+        if _PROGRESS.search(name) and values == sorted({*values}):
+            has_progress = True
     return has_progress
 
 

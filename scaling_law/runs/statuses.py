@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scaling_law.runs.rows import Row, is_missing, names_in, row_name
@@ -19,7 +18,7 @@ _WORDS = {
     "running": "running pending queued scheduled in_progress created active starting preempting requeued waiting "
     "initializing initialized preparing provisioning suspended paused not_started finalizing completing publishing",
 }
-# Names of columns that say it in words, and of flags → what True means. False is the contrary of it.
+# Names of columns of such words, and of flags with what True means in them; False is the contrary.
 _NAMES = ("status", "state")
 _FLAGS = {
     "final": "finished completed complete done success successful succeeded ended final closed",
@@ -27,8 +26,8 @@ _FLAGS = {
     "deleted",
     "running": "active running pending alive ongoing incomplete unfinished",
 }
-# Words before these names: hasCrashed, sys/state, TrainingJobStatus. Other columns have words before them that may
-# speak of something else, such as the state of an optimizer.
+# Words before these names: hasCrashed, sys/state, TrainingJobStatus. Others may speak of something else, such as the
+# state of an optimizer.
 _OWNERS = (
     "is has was did run runs sys system info meta metadata attributes attrs summary tags job task trial component "
     "experiment training train process primary result life cycle lifecycle "
@@ -46,7 +45,8 @@ def status_of(word: Any) -> str:
 
     text = str(word).strip()
     # CANCELLED by 1000, InProgress, JOB_STATE_FAILED.
-    normalized = "_".join(_words_of(text.partition(" by ")[0])).removeprefix("job_").removeprefix("state_")
+    normalized = "_".join(_words_of(text.partition(" by ")[0]))
+    normalized = re.sub(r"^((job|trial|state)_)+", "", normalized)
     return _meaning(normalized, _WORDS) or text
 
 
@@ -55,7 +55,7 @@ def _words_of(name: str) -> list[str]:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().split()
 
 
-def _meaning(word: str, vocabulary: dict[str, str]) -> str | None:
+def _meaning(word: str, vocabulary: Mapping[str, str]) -> str | None:
     """Return the status for which a vocabulary has this word."""
     return next((status for status, words in vocabulary.items() if word in words.split()), None)
 
@@ -70,59 +70,56 @@ def status_columns(rows: Sequence[Row]) -> list[str]:
         is_flag = _meaning(last, _FLAGS) is not None
         if not (is_flag or last in _NAMES) or not {*owners} <= {*_OWNERS.split()}:
             continue
-        words = {str(row[column]).strip() for row in rows if not is_missing(row.get(column))} - {""}
-        known_words = {word for word in words if status_of(word) in _WORDS}
-        is_in_words = last in _NAMES and bool(words) and 2 * len(known_words) >= len(words)
-        if column == "status" or is_in_words or (is_flag and _are_flags(words)):
+        cells = [row.get(column) for row in rows]
+        words = {str(cell).strip() for cell in cells if not is_missing(cell)}
+        words.discard("")
+        statuses = [status_of(_read_cell(column, word)) for word in words]
+        count = sum(status in _WORDS for status in statuses)
+        # A column of ones may be a count.
+        is_known = words != {"1"} and (count == len(words) if is_flag else 2 * count >= len(words))
+        if column == "status" or (words and is_known):
             columns.append(column)
     return columns
 
 
-def _are_flags(words: Iterable[str]) -> bool:
-    """Return whether the words of a column are all true or false; numbers are only where both occur."""
-    texts = {word.lower() for word in words}
-    truths = {_TRUTHS.get(text) for text in texts}
-    has_words = not texts.isdisjoint({"true", "false", "yes", "no"})
-    return None not in truths and (has_words or len(truths) > 1)
+def _read_cell(column: str, cell: Any) -> str:
+    """Return the word in which a cell says how its run ended; a flag is read as what it means in its column."""
+    text = "" if is_missing(cell) else str(cell).strip()
+    flag = _meaning(_words_of(column)[-1], _FLAGS)
+    truth = _TRUTHS.get(text.lower())
+    if flag is None or truth is None:
+        return text
+    contrary = "running" if flag == "final" else "final"
+    return flag if truth else contrary
 
 
-def read_status(row: Row, columns: Iterable[str]) -> tuple[str, str]:
-    """Return the column that says that a run is not final, and its status; else the last column, and that."""
-    ending = ("status", "final")
+def read_status(row: Row, columns: Sequence[str]) -> tuple[str, str]:
+    """Return the first of the columns that says that a run is not final, else the last, and its word."""
     for column in columns:
-        cell = row.get(column)
-        meaning = _meaning(_words_of(column)[-1], _FLAGS)
-        truth = _TRUTHS.get(str(cell).strip().lower())
-        status = "final" if is_missing(cell) else str(cell)
-        if meaning == "final" and truth is not None:
-            status = "final" if truth else "running"
-        elif meaning is not None and truth is not None:
-            status = meaning if truth else "final"
-        ending = (column, status)
-        if status_of(status) != "final":
+        word = _read_cell(column, row.get(column))
+        if status_of(word) != "final":
             break
-    return ending
+    return column, word
 
 
 def describe_left_out(rows: Sequence[Row], places: Iterable[int], columns: Sequence[str]) -> str:
     """Name in one line the runs at these places, which are left out for their status; "" for none."""
     names_by_word: dict[tuple[str, str], list[str]] = {}
     for i in places:
-        column, _ = read_status(rows[i], columns)
-        word = (column, str(rows[i].get(column)))
-        names_by_word.setdefault(word, []).append(row_name(i, rows[i]))
-    if not names_by_word:
-        return ""
+        row = rows[i]
+        column, _ = read_status(row, columns)
+        word = str(row.get(column))
+        names_by_word.setdefault((column, word), []).append(row_name(i, row))
 
-    counts = Counter({word: len(names) for word, names in names_by_word.items()})
     phrases = []
     topic = ""
-    for (column, word), count in counts.most_common():
-        names = ", ".join(names_by_word[column, word][:_MOST])
-        ellipsis = ", …" if count > _MOST else ""
+    for (column, word), names in sorted(names_by_word.items(), key=lambda item: -len(item[1])):
+        # A column is named once.
         subject = "" if column == topic else f"{column} is "
         topic = column
-        phrases.append(f"{subject}{word} ({count}: {names}{ellipsis})")
-    total = counts.total()
+        examples = ", ".join(names[:_MOST])
+        ellipsis = ", …" if len(names) > _MOST else ""
+        phrases.append(f"{subject}{word} ({len(names)}: {examples}{ellipsis})")
+    total = sum(map(len, names_by_word.values()))
     plural = "s" if total > 1 else ""
-    return f"{total} run{plural}: {', '.join(phrases)}"
+    return f"{total} run{plural}: {', '.join(phrases)}" if phrases else ""

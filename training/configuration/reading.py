@@ -42,8 +42,12 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
     """
     answer_help(argv)
     parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", action=_Once)
-    parser.add_argument("--preset", nargs="+", action=_Once)
+    parser.add_argument("--config")
+    parser.add_argument("--preset", nargs="+")
+    names = [word.partition("=")[0] for word in argv]
+    for name in ("--config", "--preset"):
+        if names.count(name) > 1:
+            raise ConfigurationError(f"{name}: given more than once")
     try:
         options, flags = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
@@ -52,15 +56,6 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
     if options.preset:
         values["preset"] = options.preset
     return from_dict(values, flags, output_dir)
-
-
-class _Once(argparse.Action):
-    """Storing of an option's value, which refuses a second one."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        if getattr(namespace, self.dest) is not None:
-            raise argparse.ArgumentError(self, "given more than once")
-        setattr(namespace, self.dest, values)
 
 
 def answer_help(argv: Sequence[str]) -> None:

@@ -74,9 +74,9 @@ def test_a_bug_keeps_its_traceback(work, error):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--size", "1", "--size", "2"], "--size is given 2 times; it takes one value"),
-        (["--size=1", "-s", "2"], "--size is given 2 times; it takes one value"),
-        (["--index", "--no-index"], "--index is given 2 times; it takes one value"),
+        (["--size", "1", "--size", "2"], "--size is given more than once; it takes one value"),
+        (["--size=1", "-s", "2"], "--size is given more than once; it takes one value"),
+        (["--index", "--no-index"], "--index is given more than once; it takes one value"),
         (["--name", "a", "--name", "b", "--plain", "--plain"], ""),
     ],
 )

@@ -449,5 +449,5 @@ def test_a_published_law_is_a_prior_by_its_name():
     runs = measured(12)
     by_name = fit(runs, "chinchilla", prior="chinchilla")
     assert by_name.law.coefficients == fit(runs, "chinchilla", prior=published("chinchilla")).law.coefficients
-    with pytest.raises(InputError, match="prior='publishd' must be 'public', .* laws may be named, as 'published'"):
+    with pytest.raises(InputError, match=r"prior='publishd' must be 'public', .* laws may be named, as 'published'"):
         prior("publishd")

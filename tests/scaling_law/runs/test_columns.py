@@ -130,7 +130,7 @@ def test_experts_as_a_configuration_of_transformers_has_them():
         del row["experts"]
     assert set(load_runs(table).experts) == {8.0}
     routed = [{**row, "config": {"num_experts": 8, "num_experts_per_tok": 2}} for row in table]
-    with pytest.raises(RunsError, match="missing column experts"):  # of which each token has more than one
+    with pytest.raises(RunsError, match="missing column experts"):
         load_runs(routed)
 
 

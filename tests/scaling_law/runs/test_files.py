@@ -181,7 +181,7 @@ def test_flags_and_states_of_one_tracker_count_together():
 @pytest.mark.parametrize(
     ("column", "cells"),
     [
-        ("experts.active", [1, 1, 0, 1]),  # of which the owner is no run
+        ("experts.active", [1, 1, 0, 1]),
         ("active", [1, 1, 1, 1]),
         ("optimizer.state", ["active", "none", "none", "none"]),
         ("state", ["Ohio", "Utah", "Ohio", "Utah"]),

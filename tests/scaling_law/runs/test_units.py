@@ -41,9 +41,9 @@ def test_columns_named_as_accuracies_are_no_losses(name):
 
 
 def test_values_up_to_one_that_rise_with_compute_are_no_losses():
-    with pytest.raises(RunsError, match="rises with compute, as accuracies do"):
+    with pytest.raises(RunsError, match="is an accuracy, as it rises with compute"):
         load_runs(rows(loss=lambda nats: 1 - nats / 5))
-    assert len(load_runs(rows(loss=lambda nats: nats / 5))) == 12  # bits per byte, say
+    assert len(load_runs(rows(loss=lambda nats: nats / 5))) == 12
 
 
 @pytest.mark.parametrize(

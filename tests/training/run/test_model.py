@@ -47,8 +47,11 @@ def test_a_run_far_from_those_of_its_law_needs_a_rate(tiny, tmp_path):
     ]
     with pytest.raises(ConfigurationError, match=r"learning_rate: too far .*; name another .* give the rate"):
         check_rate(arguments, Architecture(64, 8), *end)
+    with pytest.raises(ConfigurationError, match=r"learning_rate: too far"):
+        Run(arguments)
     assert check_rate(tiny(optimizer__learning_rate=1e-3), Architecture(64, 8), *end) == []
-    RunData(peak_learning_rate=0.01).save(tmp_path / "run")  # of a run that began before it was refused
+    # A run that has begun goes on.
+    RunData(peak_learning_rate=0.01).save(tmp_path / "run")
     assert "N 6.52M is outside the fitted 79M…2.72B" in check_rate(arguments, Architecture(64, 8), *end)[0]
 
 
