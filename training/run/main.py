@@ -188,13 +188,19 @@ class Run:
 
         Returns the status of each model that is there, final, intermediate or diverged, by the name of its folder.
         """
-        identity = {
-            "dataset": self.data.tokens.cache.dataset,
-            "tokenizer": results.tokenizer_identity(self.session),
-        }
         stored = pins.RunData.of(self.folder)
+        cache = self.data.tokens.cache
+        identity = {"dataset": cache.dataset, "tokenizer": results.tokenizer_identity(self.session)}
+        if stored.dataset and inputs.has_same_files(stored.dataset, cache.dataset):
+            # A folder that was renamed holds the same data.
+            cache.known_as = stored.dataset["id"]
+            identity["dataset"] = cache.dataset
         before = {"dataset": stored.dataset, "tokenizer": stored.tokenizer}
-        if stored != pins.RunData() and before != identity:
+        has_same_tokenizer = (
+            stored.tokenizer and stored.tokenizer["fingerprint"] == identity["tokenizer"]["fingerprint"]
+        )
+        is_same = before["dataset"] == identity["dataset"] and has_same_tokenizer
+        if stored != pins.RunData() and not is_same:
             raise ConfigurationError(
                 f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
                 "choose another run.output_dir"
