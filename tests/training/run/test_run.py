@@ -300,7 +300,7 @@ def test_other_tokens_under_the_same_configuration_are_refused(finished):
 
 def test_data_that_lie_elsewhere_now_are_known_by_their_content(finished, tiny, tmp_path, corpus, tokenizer_folder):
     """Another mount, under other names; with another text in it the run is refused."""
-    arguments, records = finished
+    _, records = finished
     places = {
         "data__dataset": str(shutil.copytree(corpus, tmp_path / "mount/text")),
         "data__tokenizer": str(shutil.copytree(tokenizer_folder, tmp_path / "mount/tok")),
