@@ -58,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     with guard_output("stderr"), log_to_stderr("training"):
         try:
             arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
-            check_variables()
+            # Whoever has started the group of the processes needs no variables for it.
+            if not has_process_group():
+                check_variables()
             inputs.check_inputs(arguments)
             with borrow_process():
                 if arguments.run.dry_run:
