@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -61,6 +62,15 @@ def test_a_saved_folder_carries_its_code(make_model, tokens, tmp_path):
         assert torch.equal(logits, expected)
     greedy = {"max_new_tokens": 4, "do_sample": False}
     assert torch.equal(remote.generate(tokens, **greedy), model.generate(tokens, **greedy))
+
+
+def test_others_may_read_weights_as_they_may_the_configuration(make_model, tmp_path):
+    for umask in (0o002, 0o077):
+        before = os.umask(umask)
+        make_model().save_pretrained(tmp_path / f"{umask}", max_shard_size="20KB")
+        os.umask(before)
+        modes = {path.stat().st_mode & 0o777 for path in (tmp_path / f"{umask}").iterdir() if path.suffix != ".py"}
+        assert modes == {0o666 & ~umask}
 
 
 def test_saving_the_base_model_names_all_classes(make_model, tmp_path):

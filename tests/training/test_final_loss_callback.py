@@ -95,6 +95,14 @@ def test_a_loss_that_is_not_finite_and_a_run_without_logs_end_no_training(traine
         assert not (tmp_path / "curves").exists()
 
 
+def test_a_run_that_diverges_adds_no_curve(trainer, tmp_path, caplog):
+    """Trainer logs a loss of 0 for NaN."""
+    callback = training.FinalLossCallback(curves=tmp_path / "curves")
+    trainer("bad", callbacks=[callback], steps=10, learning_rate=1e30).train()
+    assert not (tmp_path / "curves").exists()
+    assert "the last losses of bad are not finite and positive: it diverged" in caplog.text
+
+
 def test_a_law_needs_tokens_and_curves_need_one_unit(trainer, tmp_path):
     with pytest.raises(ValueError, match="tokens_per_step must be given with a law"):
         trainer("a", callbacks=[training.FinalLossCallback(law="published")], steps=2).train()

@@ -272,9 +272,12 @@ class DataArguments(_Section):
     split: str = "train"
     """The split to train on."""
     validation_split: str | None = None
-    """The held-out split; default: documents of `split` chosen by the hash of their id."""
+    """The held-out split; default: documents of `split` chosen by a hash, see held_out_by."""
     held_out_per_mille: int = 10
     """Documents of `split` held out, in thousandths, without a validation_split."""
+    held_out_by: Literal["text", "id"] = "text"
+    """What is hashed: the text, so that no copy of a held-out document is trained on, or the id, as in runs begun
+    before this option, which go on with it."""
     text_column: str = "text"
     """The column with the text."""
     tokenizer: LocalPath = PAPER.tokenizer

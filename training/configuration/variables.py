@@ -61,8 +61,6 @@ def _find_group_problems(variables: Mapping[str, str]) -> list[str]:
         missing = [name for name in needed if not variables.get(name, "").strip()]
         if missing:
             given = ", ".join(name for name in needed if name not in missing)
-            problems.append(
-                f"{', '.join(missing)}: not set, but {given}; set all of them, as accelerate launch and torchrun do, or "
-                "none"
-            )
+            text = f"{', '.join(missing)}: not set, but {given}; set all of them, as accelerate launch does, or none"
+            problems.append(text)
     return problems

@@ -26,7 +26,7 @@ from filelock import Timeout
 from hub.base.commands import BAD_INPUT, report
 from hub.base.disk import explain_full_disk
 from training.configuration.arguments import ConfigurationError
-from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
+from training.data.cache import LOST_TEXT, WITHOUT_TEXT, CorruptCacheError, TokenCache
 from training.data.filling import Share, build, lock_of, tokenise_groups
 from training.data.text import TextSource
 
@@ -70,6 +70,7 @@ class GrowingCache:
         # One process of a node compares checksums and reports rows.
         self._is_first = patience == 0
         self._reported_rows = 0
+        self._has_reported_lost_text = False
         self._damage: CorruptCacheError | OSError | None = None
 
     def start(self) -> None:
@@ -79,6 +80,7 @@ class GrowingCache:
         """
         self.cache.refresh()
         self._report_rows()
+        self._report_lost_text()
         if self._is_first and self.cache.shards:
             # In a thread: damage shows now, not after hours of training.
             self._thread = threading.Thread(target=self._compare, name="check-tokens", daemon=True)
@@ -125,6 +127,7 @@ class GrowingCache:
     def close(self) -> None:
         """End the builder, if this process started one; the shard it was writing is lost."""
         self._report_rows()
+        self._report_lost_text()
         if self._builder is not None:
             self._builder.close()
             self._builder = None
@@ -136,6 +139,23 @@ class GrowingCache:
             self._reported_rows = len(rows)
             text = "%d rows of %r have no text (null) and are skipped, the first: %s; all of them: %s"
             logger.warning(text, len(rows), self._source.dataset, rows[0], self.cache.folder / WITHOUT_TEXT)
+
+    def _report_lost_text(self) -> None:
+        """Log what the tokenizer loses of the training text, once there is something."""
+        counts = self.cache.lost_text if self._is_first and not self._source.held_out else {}
+        if not counts or self._has_reported_lost_text:
+            return
+        self._has_reported_lost_text = True
+        dropped = [(count, character) for character, count in counts.items() if character]
+        examples = ", ".join(f"U+{ord(character):04X} {count:,} times" for count, character in sorted(dropped)[:-4:-1])
+        clauses = []
+        if dropped:
+            total = sum(count for count, _ in dropped)
+            clauses.append(f"it drops {total:,} characters of the training text, such as {examples}")
+        if counts.get(""):
+            clauses.append(f"{counts['']:,} of its tokens are the unknown one")
+        text = "data.tokenizer: %s; the model never sees what they were; all of them: %s"
+        logger.warning(text, ", and ".join(clauses), self.cache.folder / LOST_TEXT)
 
     def _compare(self) -> None:
         try:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 FORMAT = 3
 SHARD_TOKENS = 1 << 24
 WITHOUT_TEXT = "rows-without-text.txt"
+LOST_TEXT = "lost-text.jsonl"
 # A key of recipes; those of earlier versions lack it.
 AS_TEXT = "special_tokens_as_text"
 # Memory maps that are open at a time; a training window lies in a few.
@@ -62,6 +64,7 @@ class TokenCache:
         shards: the entries of the finished shards, in the order of the text.
         group: number of the group whose shards come next; None where the data ends.
         complete: whether the data ends with these shards.
+        known_as: the name of the dataset when a run began with it, if its folder has another one now.
 
     Raises CorruptCacheError, when opened or refreshed, for a damaged recipe or group.
     """
@@ -70,6 +73,7 @@ class TokenCache:
         self.folder = folder
         self.shards: list[dict] = []
         self.complete = False
+        self.known_as: str | None = None
         self.group: int | None = 0
         path = folder / "recipe.json"
         try:
@@ -148,6 +152,16 @@ class TokenCache:
         # A row that was read twice stands there twice.
         return list(dict.fromkeys(path.read_text(encoding="utf-8").splitlines()))
 
+    @property
+    def lost_text(self) -> Counter[str]:
+        """Counts, so far, of the characters that the tokenizer drops; under "", of its unknown token."""
+        path = self.folder / LOST_TEXT
+        counts: Counter[str] = Counter()
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                counts.update(json.loads(line))
+        return counts
+
     def shards_until(self, tokens: int | None) -> int:
         """Count the finished shards that hold the first `tokens` tokens; None: all."""
         if tokens is None:
@@ -161,8 +175,14 @@ class TokenCache:
     @property
     def dataset(self) -> dict[str, str]:
         """Id, revision and fingerprint of the dataset as a run record states them, however far the cache is built."""
-        source = self.recipe["source"]
+        source = self._identity["source"]
         return {"id": source["dataset"], "revision": source["revision"], "fingerprint": self.fingerprint}
+
+    @property
+    def _identity(self) -> dict:
+        """The recipe, with the name that the dataset had."""
+        source = self.recipe["source"]
+        return {**self.recipe, "source": {**source, "dataset": self.known_as or source["dataset"]}}
 
     @property
     def fingerprint(self) -> str:
@@ -170,7 +190,7 @@ class TokenCache:
 
         The recipe decides every shard; the checksum notices a library that makes other tokens than it used to.
         """
-        text = f"{recipe_hash(self.recipe)}\n{self.shards[0]['sha256']}"
+        text = f"{recipe_hash(self._identity)}\n{self.shards[0]['sha256']}"
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def n_sequences(self, sequence_length: int) -> int:
@@ -251,7 +271,7 @@ def open_cache(
     recipe = {
         "format": FORMAT,
         "shard_tokens": SHARD_TOKENS,
-        "source": {**asdict(source), **dataset},
+        "source": {**_identify_text(source), **dataset},
         "tokenizer": fingerprint(tokenizer_json),
         "eos_token_id": tokenizer.eos_token_id,
         "dtype": "<u2" if vocabulary_size(tokenizer) <= 1 << 16 else "<u4",
@@ -275,6 +295,14 @@ def open_cache(
     if cache.recipe != recipe:
         raise CorruptCacheError(folder / "recipe.json", "does not match the name of its folder")
     return cache
+
+
+def _identify_text(source: TextSource) -> dict:
+    """Return what decides the text of a source; caches of earlier versions held out by id, if at all."""
+    fields = asdict(source)
+    if source.held_out_by == "id" or not source.held_out_buckets:
+        del fields["held_out_by"]
+    return fields
 
 
 def recipe_hash(recipe: dict) -> str:

@@ -23,9 +23,9 @@ from tokenizers import Tokenizer
 
 from hub.base import atomic
 from hub.base.errors import InputError
-from training.data.cache import AS_TEXT, WITHOUT_TEXT, CorruptCacheError, TokenCache, group_file, read_group
+from training.data.cache import AS_TEXT, LOST_TEXT, WITHOUT_TEXT, CorruptCacheError, TokenCache, group_file, read_group
 from training.data.text import OpenText, Place, TextSource
-from training.data.tokenizer import fingerprint, read_names_as_text
+from training.data.tokenizer import LostText, fingerprint, read_names_as_text
 
 # Documents that are encoded at a time, on all cores.
 _BATCH_DOCUMENTS = 256
@@ -141,12 +141,14 @@ def _tokenised(cache: TokenCache, text: OpenText, start: int) -> Iterator[None]:
         # The group is damaged and begins again.
         shards = []
     place = Place(*shards[-1]["next"]) if shards else Place(group=start)
-    with closing(_encoded(text, place, cache)) as documents:
+    lost_text = LostText(_read_tokenizer(cache))
+    with closing(_encoded(text, place, cache, lost_text)) as documents:
         while True:
             min_tokens = min(cache.recipe["shard_tokens"], cache.max_tokens - len(cache))
             name = f"tokens-{start:07d}-{len(shards):02d}.bin"
             shard = _write_shard(documents, cache, name, min_tokens)
             _note_rows_without_text(cache.folder, text)
+            _note_lost_text(cache.folder, lost_text)
             if shard is None:
                 break
             shards.append(shard)
@@ -158,8 +160,10 @@ def _tokenised(cache: TokenCache, text: OpenText, start: int) -> Iterator[None]:
     atomic.write_json(path, {"shards": shards, "following": text.following})
 
 
-def _encoded(text: OpenText, start: Place, cache: TokenCache) -> Generator[EncodedDocument, None, None]:
-    """Encode the documents from `start` to the end of its group."""
+def _encoded(
+    text: OpenText, start: Place, cache: TokenCache, lost_text: LostText
+) -> Generator[EncodedDocument, None, None]:
+    """Encode the documents from `start` to the end of its group, and count what they lose."""
     encode = encoder(_read_tokenizer(cache), cache.recipe["eos_token_id"], cache.recipe["dtype"])
     batches = text.batches(_BATCH_DOCUMENTS, start)
     # The thread reads a batch while the one before it is encoded on all cores.
@@ -169,6 +173,7 @@ def _encoded(text: OpenText, start: Place, cache: TokenCache) -> Generator[Encod
             following = thread.submit(next, batches, None)
             texts, place = batch
             for count, data in enumerate(encode(texts), start=1):
+                lost_text.count(texts[count - 1], np.frombuffer(data, cache.dtype)[:-1])
                 yield data, partial(place.after, texts, count)
 
 
@@ -247,6 +252,15 @@ def _write_shard(documents: Iterator[EncodedDocument], cache: TokenCache, name: 
         "sha256": digest.hexdigest(),
         "next": place_after(),
     }
+
+
+def _note_lost_text(folder: Path, lost_text: LostText) -> None:
+    """Write beside the tokens what their text has lost since the last shard."""
+    counts = +lost_text.counts
+    lost_text.counts.clear()
+    if counts:
+        with open(folder / LOST_TEXT, "a", encoding="utf-8") as file:
+            file.write(json.dumps(counts) + "\n")
 
 
 def _note_rows_without_text(folder: Path, text: OpenText) -> None:

@@ -46,7 +46,7 @@ PART_BYTES = 8 << 20
 GROUP = 16
 # It is in a cache's recipe: another way to order the text makes another cache.
 ORDER_RECIPE = {"drawn": "parts", "part_bytes": PART_BYTES, "group": GROUP}
-# Documents fall into this many buckets by the hash of their id.
+# Documents fall into this many buckets by the hash of their text or id.
 HELD_OUT_BUCKETS = 1000
 # Rows that `documents` reads at a time.
 _ROWS_AT_A_TIME = 64
@@ -84,7 +84,8 @@ class TextSource:
 
     Attributes:
         dataset: its name, or a local folder or file; `~` is the home folder.
-        held_out_buckets: documents whose id hashes to a bucket below this (of 1000) are held out of this split.
+        held_out_buckets: documents that hash to a bucket below this (of 1000) are held out of this split.
+        held_out_by: what is hashed, the "text" or the "id"; by their id, copies of a text are on both sides.
         held_out: whether this source is that held-out part or the rest.
         file_seed: seed of the order in which the files are read; None reads them as stored.
     """
@@ -97,6 +98,7 @@ class TextSource:
     held_out_buckets: int = 0
     held_out: bool = False
     file_seed: int | None = None
+    held_out_by: str = "text"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset", os.path.expanduser(self.dataset))
@@ -168,7 +170,7 @@ class TextSource:
         if not self.held_out_buckets:
             return True
         # Datasets without ids are split by their text; both are stable against reordering.
-        row_id = row.get("id")
+        row_id = row.get("id") if self.held_out_by == "id" else None
         key = row[self.text_column] if row_id is None else str(row_id)
         digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
         bucket = int.from_bytes(digest[:8], "big") % HELD_OUT_BUCKETS

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenizers import Tokenizer
 
@@ -20,6 +21,7 @@ from hub.store import cache
 from training.configuration.arguments import ConfigurationError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
@@ -146,6 +148,47 @@ def read_names_as_text(description: str, names: Iterable[str]) -> str:
             if new_names.keys().isdisjoint((first, second, first + second[prefix_length:]))
         ]
     return json.dumps(values)
+
+
+class LostText:
+    """Counts of what a tokenizer loses of a text: characters that it maps to nothing, and its unknown token.
+
+    Whitespace, which many tokenizers drop between words, is not counted.
+    """
+
+    def __init__(self, description: str):
+        self._tokenizer = Tokenizer.from_str(description)
+        model = json.loads(description)["model"]
+        self._unknown_id = model.get("unk_id")
+        if model.get("unk_token") is not None:
+            self._unknown_id = self._tokenizer.token_to_id(model["unk_token"])
+        # Whether each character that was seen is dropped.
+        self._is_dropped: dict[str, bool] = {}
+        # The unknown token is under "".
+        self.counts: Counter[str] = Counter()
+
+    def count(self, text: str, ids: NDArray[Any]) -> None:
+        """Count what a text with these ids has lost."""
+        characters = set(text)
+        for character in characters - self._is_dropped.keys():
+            self._is_dropped[character] = not character.isspace() and self._drops(character)
+        for character in characters:
+            if self._is_dropped[character]:
+                self.counts[character] += text.count(character)
+        if self._unknown_id is not None:
+            self.counts[""] += int((ids == self._unknown_id).sum())
+
+    def _drops(self, character: str) -> bool:
+        """Return whether a character has no ids, alone or between letters that have some."""
+        try:
+            empty, alone, letters, between = (
+                self._tokenizer.encode(text, add_special_tokens=False).ids
+                for text in ("", character, "aa", f"a{character}a")
+            )
+        except Exception:
+            # The model has no unknown token; a document with such a text is refused.
+            return False
+        return alone == empty or (between == letters and self._unknown_id not in letters)
 
 
 def _name_without_text(name: str) -> str:

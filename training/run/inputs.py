@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,8 @@ from training.configuration.reading import read_yaml
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache
 from training.data.cache import TokenCache, open_cache
-from training.data.text import GROUP, PART_BYTES, TextSource, check_dataset_exists
+from training.data.pins import FIELDS, RunData
+from training.data.text import GROUP, PART_BYTES, TextSource, check_dataset_exists, is_local_path
 from training.run.evaluation import HeldOut
 from training.run.log import check_trackers
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HELD_OUT_ORDER_SEED = 0
-# Runs whose configuration lacks `data.special_tokens` began with this.
-_SPECIAL_TOKENS_BEFORE = "tokens"
+# Runs whose configuration lacks these fields of `data` began with these values.
+_DATA_BEFORE = {"special_tokens": "tokens", "held_out_by": "id"}
 
 # Fields that may differ when a run is resumed: they do not change the numbers, beyond the rounding of sums in another
 # order (and, with micro-batches and `compile`, the masks of dropout and jitter; see `step`).
@@ -57,7 +59,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
     before = _read_first_configuration(arguments)
     if before is None:
         return
-    before["data"].setdefault("special_tokens", _SPECIAL_TOKENS_BEFORE)
+    before["data"] = {**_DATA_BEFORE, **before["data"]}
     problems = _describe_differences(resolved, before)
     if problems:
         hint = "choose another run.output_dir, or use its configuration:\n  "
@@ -78,9 +80,25 @@ def _describe_differences(arguments: TrainingArguments, before: dict[str, Any]) 
     for section, fields in now.items():
         for name, value in fields.items():
             first_value = before[section].get(name)
-            if name not in _FREE.get(section, ()) and first_value != value:
+            is_free = name in _FREE.get(section, ()) or (
+                section == "data" and _is_compared_by_content(name, arguments)
+            )
+            if not is_free and first_value != value:
                 problems.append(f"{section}.{name}: {value!r}, but {path} has {first_value!r}")
     return problems
+
+
+def _is_compared_by_content(name: str, arguments: TrainingArguments) -> bool:
+    """Return whether `data.json` holds hashes of local files, for `Run` to compare: these may lie elsewhere now."""
+    data = RunData.of(Path(arguments.run.output_dir))
+    was_local = data.dataset is not None and name not in {pin.kind for pin in data.pins}
+    return name in FIELDS and was_local and is_local_path(getattr(arguments.data, name))
+
+
+def has_same_files(dataset: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two identities are of local files with the same names and contents."""
+    revision = str(dataset["revision"])
+    return revision.startswith("sha256:") and revision == other["revision"]
 
 
 def _warn_of_unreached_tokens(arguments: TrainingArguments) -> None:
@@ -117,11 +135,13 @@ def resolve_arguments(arguments: TrainingArguments) -> TrainingArguments:
 
 
 def with_data_as_begun(arguments: TrainingArguments) -> TrainingArguments:
-    """Return the arguments with `data.special_tokens` as given, or as at the run's first start."""
+    """Return the arguments with the fields of `_DATA_BEFORE` as given, or as at the run's first start."""
     before = _read_first_configuration(arguments)
-    if not before or "special_tokens" in arguments.data.model_fields_set:
+    if not before:
         return arguments
-    return arguments.replaced(data={"special_tokens": before["data"].get("special_tokens", _SPECIAL_TOKENS_BEFORE)})
+    fields = {**_DATA_BEFORE, **before["data"]}
+    names = _DATA_BEFORE.keys() - arguments.data.model_fields_set
+    return arguments.replaced(data={name: fields[name] for name in names})
 
 
 def _read_first_configuration(arguments: TrainingArguments) -> dict[str, Any] | None:
@@ -148,6 +168,7 @@ def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
         d.text_column,
         held_out_buckets=0 if d.validation_split else d.held_out_per_mille,
         file_seed=d.order_seed if is_shuffled else None,
+        held_out_by=d.held_out_by,
     )
     held_out = replace(
         training,
@@ -267,7 +288,9 @@ class HeldOutText:
         cache = self.tokens.cache
         text = f"split {d.validation_split!r}"
         if not d.validation_split:
-            text = f"{d.held_out_per_mille} in 1,000 documents of split {d.split!r}, by the hash of their id"
+            text = (
+                f"{d.held_out_per_mille} in 1,000 documents of split {d.split!r}, by the hash of their {d.held_out_by}"
+            )
         tokens = f"all of its {len(cache):,} tokens"
         if len(cache) >= cache.recipe["max_tokens"]:
             order = "drawn across all files" if d.order == "shuffled" else "in the stored order"

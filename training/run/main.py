@@ -58,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     with guard_output("stderr"), log_to_stderr("training"):
         try:
             arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
-            check_variables()
+            # Whoever has started the group of the processes needs no variables for it.
+            if not has_process_group():
+                check_variables()
             inputs.check_inputs(arguments)
             with borrow_process():
                 if arguments.run.dry_run:
@@ -188,13 +190,19 @@ class Run:
 
         Returns the status of each model that is there, final, intermediate or diverged, by the name of its folder.
         """
-        identity = {
-            "dataset": self.data.tokens.cache.dataset,
-            "tokenizer": results.tokenizer_identity(self.session),
-        }
         stored = pins.RunData.of(self.folder)
+        cache = self.data.tokens.cache
+        identity = {"dataset": cache.dataset, "tokenizer": results.tokenizer_identity(self.session)}
+        if stored.dataset and inputs.has_same_files(stored.dataset, cache.dataset):
+            # A folder that was renamed holds the same data.
+            cache.known_as = stored.dataset["id"]
+            identity["dataset"] = cache.dataset
         before = {"dataset": stored.dataset, "tokenizer": stored.tokenizer}
-        if stored != pins.RunData() and before != identity:
+        has_same_tokenizer = (
+            stored.tokenizer and stored.tokenizer["fingerprint"] == identity["tokenizer"]["fingerprint"]
+        )
+        is_same = before["dataset"] == identity["dataset"] and has_same_tokenizer
+        if stored != pins.RunData() and not is_same:
             raise ConfigurationError(
                 f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
                 "choose another run.output_dir"

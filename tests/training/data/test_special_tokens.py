@@ -16,6 +16,7 @@ from training.data.cache import AS_TEXT, TokenCache
 from training.data.filling import encoder
 from training.data.tokenizer import (
     END_OF_TEXT,
+    LostText,
     check_end_token,
     description,
     read_names_as_text,
@@ -99,6 +100,18 @@ TOKENIZERS = {
 @pytest.fixture(params=TOKENIZERS, name="tokenizer")
 def tokenizer_of_a_kind(request):
     return TOKENIZERS[request.param]()
+
+
+def test_what_a_tokenizer_loses_is_counted(tokenizer, request):
+    """BERT's normalizer drops invisible characters; models without bytes do not know foreign letters."""
+    names = special_tokens(tokenizer)
+    text_description = read_names_as_text(description(tokenizer), names)
+    lost_text = LostText(text_description)
+    ids = Tokenizer.from_str(text_description).encode("a b\u200b \u12000", add_special_tokens=False).ids
+    lost_text.count("a b\u200b \u12000", np.asarray(ids))
+    kind = request.node.callspec.params["tokenizer"]
+    assert lost_text.counts["\u200b"] == (kind == "word piece")
+    assert bool(lost_text.counts[""]) == (not kind.startswith("bytes"))
 
 
 def encoder_of_text(tokenizer):

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hub.base.errors import FilesError
 from tests.conftest import make_documents, write_dataset
 from tests.training.conftest import CRAWLS, ROWS, write_crawls
 from tests.training.token_caches import prepare
-from training import TextSource
+from training import TextSource, load_tokenizer
 from training.data import cache as cache_module
 from training.data import text as text_module
 from training.data.builder import GrowingCache
@@ -241,4 +242,37 @@ def test_the_record_says_which_text_was_held_out(tiny, tokenizer, builds_here):
     assert everything.origin.startswith("split 'validation'; sequences from all of its ")
     assert everything.n_documents == 40
     by_hash = found(data__validation_split=None, data__held_out_per_mille=50)
-    assert by_hash.origin.startswith("50 in 1,000 documents of split 'train', by the hash of their id; sequences from")
+    assert by_hash.origin.startswith(
+        "50 in 1,000 documents of split 'train', by the hash of their text; sequences from"
+    )
+    by_id = found(data__validation_split=None, data__held_out_per_mille=50, data__held_out_by="id")
+    assert "by the hash of their id; sequences from" in by_id.origin
+
+
+def test_no_copy_of_a_held_out_document_is_trained_on(tmp_path):
+    """Two dumps of the same pages have other ids."""
+    rows = [{"id": f"dump{dump}-{i}", "text": f"page {i}"} for dump in range(2) for i in range(200)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    def texts(held_out, **changes):
+        source = TextSource(str(tmp_path), held_out_buckets=100, held_out=held_out, **changes)
+        return {*source.documents()}
+
+    assert texts(True)
+    assert not texts(True) & texts(False)
+    assert texts(True, held_out_by="id") & texts(False, held_out_by="id")
+
+
+def test_a_link_to_a_file_that_is_gone_is_no_smaller_dataset(tmp_path, tokenizer_folder):
+    (tmp_path / "a.jsonl").write_text('{"text": "a page"}\n')
+    (tmp_path / "b.jsonl").symlink_to("/purged/b.jsonl")
+    for read in (TextSource(str(tmp_path)).identify, lambda: [*TextSource(str(tmp_path)).documents()]):
+        with pytest.raises(
+            FilesError, match=r"data\.dataset: .*b\.jsonl is a link to /purged/b\.jsonl, which does not"
+        ):
+            read()
+    copy = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    (copy / "special_tokens_map.json").unlink(missing_ok=True)
+    (copy / "special_tokens_map.json").symlink_to("/purged/map.json")
+    with pytest.raises(FilesError, match=r"data\.tokenizer: .*special_tokens_map\.json is a link"):
+        load_tokenizer(str(copy))

@@ -2,13 +2,16 @@
 
 import itertools
 import json
+import logging
 import math
 import re
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,7 +21,7 @@ from tests.model_classes import BIAS, CLASSES, DENSE, NOISY, SHARED, TOP_K
 from training import ConfigurationError, Run
 from training.run import step
 from training.run.evaluation import evaluate
-from training.run.inputs import HeldOutText, check_inputs
+from training.run.inputs import HeldOutText, check_inputs, resolve_arguments
 
 
 def finish(arguments) -> dict[str, RunRecord]:
@@ -293,6 +296,49 @@ def test_other_tokens_under_the_same_configuration_are_refused(finished):
     path.write_text(path.read_text().replace(records[1280].dataset.fingerprint, "sha256:0"))
     with pytest.raises(ConfigurationError, match="was trained on other tokens"):
         Run(arguments).execute()
+
+
+def test_data_that_lie_elsewhere_now_are_known_by_their_content(finished, tiny, tmp_path, corpus, tokenizer_folder):
+    """Another mount, under other names; with another text in it the run is refused."""
+    _, records = finished
+    places = {
+        "data__dataset": str(shutil.copytree(corpus, tmp_path / "mount/text")),
+        "data__tokenizer": str(shutil.copytree(tokenizer_folder, tmp_path / "mount/tok")),
+    }
+    longer = finish(tiny(schedule__tokens=[1280, 2560, 3200], **places))
+    assert longer[3200].dataset == records[1280].dataset
+    assert {str(record.tokenizer) for record in longer.values()} == {str(records[1280].tokenizer)}
+    other = tmp_path / "mount/text/train-00000-of-00001.parquet"
+    other.write_bytes((corpus / "validation-00000-of-00001.parquet").read_bytes())
+    check_inputs(tiny(**places))
+    with pytest.raises(ConfigurationError, match="was trained on other tokens"):
+        Run(tiny(**places)).execute()
+
+
+def test_a_run_of_an_earlier_version_goes_on_holding_out_by_id(tiny, tokenizer):
+    arguments = tiny(data__validation_split=None, data__held_out_per_mille=50)
+    assert resolve_arguments(arguments).data.held_out_by == "text"
+    cache = HeldOutText(arguments.replaced(data={"held_out_by": "id"}), tokenizer).tokens.cache
+    assert "held_out_by" not in cache.recipe["source"]
+    values = arguments.to_dict()
+    del values["data"]["held_out_by"]
+    folder = Path(arguments.run.output_dir)
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    check_inputs(arguments)
+    assert resolve_arguments(arguments).data.held_out_by == "id"
+
+
+def test_the_last_line_has_the_loss_and_the_folder(tiny, caplog):
+    caplog.set_level(logging.INFO, "training")
+    arguments = tiny()
+    records = finish(arguments)
+    *_, folder = folders(arguments)
+    line = f"held-out loss {records[2560].eval_loss:.4f} after 2,560 tokens: {folder}; 1 shorter in the folders beside"
+    assert caplog.messages[-1].startswith(line)
+    assert {path.stat().st_mode & 0o777 for path in folder.glob("*.safetensors")} == {
+        (folder / "config.json").stat().st_mode & 0o777
+    }
 
 
 def test_two_processes_do_not_train_in_one_folder(tiny):
