@@ -29,8 +29,8 @@ from scaling_law.size.architecture import Architecture
 
 SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
 CANDIDATES = "Table of the runs to choose from, with n_active, tokens, experts and, if not 6ND, flops."
-STEP = f"Tokens of a step: 4M. [default: as in `plan`; of a model that is read, without --tokens, {READ_SEQUENCES} × 4,096]"
-LENGTH = f"Tokens of a sequence: 4k. [default: as in `plan`; of a model that is read {READ_LENGTH}]"
+STEP = f"Tokens of a step: 4M. [default: as in plan; of a model that is read, without --tokens, {READ_SEQUENCES} × 4k]"
+LENGTH = f"Tokens of a sequence: 4k. [default: as in plan; of a model that is read {READ_LENGTH}]"
 
 
 @command(

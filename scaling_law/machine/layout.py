@@ -123,13 +123,6 @@ class Option(Degrees):
             phrases.append("gradient checkpointing")
         return ", ".join(phrases)
 
-    @property
-    def words(self) -> str:
-        """How GPUs share the model, in a word or two: "DDP compiled", "FSDP2 EP 8"."""
-        phrases = [self.ways.partition(",")[0]] if self.sharding != "none" else ["one GPU"]
-        phrases += [f"{name.upper()} {getattr(self, name)}" for name in WITHIN if getattr(self, name) > 1]
-        return " ".join(phrases)
-
     def __str__(self) -> str:
         size = self.micro_batch_sequences
         plural = "s" if size > 1 else ""

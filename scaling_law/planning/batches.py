@@ -1,8 +1,9 @@
 """The batches of runs: what a user asks for, in whole sequences that GPUs share, and else functions of the run.
 
-Without a batch it is constant: that with which the paper's ramp ends, 65,536 tokens up to 262,144, and in a run of more
-FLOPs than the paper's largest that of a published law (`rates.batch`), each rounded to a power of two times what GPUs
-share. Models larger than the paper's have sequences of 4,096 tokens. Neither depends on a budget, so more hours never train a model on fewer tokens.
+Without a batch it is constant: that with which the paper's ramp ends, 65,536 tokens up to 262,144, and in a run of
+more FLOPs than the paper's largest that of a published law (`rates.batch`), each rounded to a power of two times what
+GPUs share. Models larger than the paper's have sequences of 4,096 tokens. Neither depends on a budget, so more hours
+never train a model on fewer tokens.
 A batch of tokens that is asked for is rounded to sequences that micro-batches divide well: for each GPU 4 to 7 times a
 power of two.
 """

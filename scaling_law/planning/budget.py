@@ -145,7 +145,7 @@ class Cluster(Layouts):
         return self._of_each_run(model, tokens, lambda run, models, _: np.asarray(run.fits(models))).astype(bool)
 
     def describe_layout(self, model: Architecture | Widths, tokens: float) -> str:
-        """Describe how GPUs share one run, in a word or two; nothing where step times were measured."""
+        """Describe how GPUs share one run; nothing where step times were measured."""
         if not self.throughput.is_assumed:
             return ""
         run = self.of_run(model, tokens)
@@ -153,8 +153,9 @@ class Cluster(Layouts):
         if not steps.fits:
             return ""
         option = run.options()[int(steps.option)]
-        is_compiled = self.engine == TRAIN_PY and option.sharding != "fsdp2"
-        return f"{option.words} compiled" if is_compiled else option.words
+        ways = option.ways or "one GPU"
+        # `train.py` compiles no blocks under FSDP2.
+        return f"{ways}, compiled" if self.engine == TRAIN_PY and option.sharding != "fsdp2" else ways
 
     def mfu(self, model: Architecture | Widths, tokens: Any, seconds: Any) -> Any:
         """Return the MFU of steps that train on the tokens in these seconds of a run; None for a GPU without a peak.

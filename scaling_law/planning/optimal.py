@@ -77,8 +77,9 @@ def optimal(
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads. None: where GPUs are named.
         learning_rate_law: one, or its name or file; None: the public grids' at the paper's recipe.
         sequence_length, batch: of the run, 4096 and "4M" tokens, or a ramp such as "0:128,0.5B:256". None: the
-            batch with which the paper's ramp ends, and above the FLOPs of its largest run that of Step Law; models
-            larger than the paper's have sequences of 4,096 tokens. Step times depend on them, and rates by laws that have a batch on the last one.
+            batch with which the paper's ramp ends, above the FLOPs of its largest run that of Step Law, and sequences
+            of 4,096 tokens for models larger than the paper's. Step times depend on them, and rates by laws that have
+            a batch on the last one.
         force: compare answers beyond the range guard, too.
         accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/answers.md#accuracy).
         question: the fields of `Limits`: memory="80GB" and so on.

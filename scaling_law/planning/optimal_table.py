@@ -96,7 +96,7 @@ class OptimalRow(Listed):
     is further outside than backtests support: "D ×62". `epochs`: tokens over the unique ones, where these are limited.
     `decode_seconds`: GPU-seconds of one generated token, where a batch was given. `accuracy`: task → what to expect of
     it, where asked. `mfu`: mean model FLOPs utilization of the steps on the GPUs named, attention counted; `hours`: of
-    training on them, for a budget of FLOPs; `layout`: how they share the model, in a word or two. `batch_tokens`: of
+    training on them, for a budget of FLOPs; `layout`: how they share the model. `batch_tokens`: of
     the last batch, in sequences of `sequence_length`.
     """
 

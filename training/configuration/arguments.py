@@ -418,13 +418,12 @@ class TrainingArguments(_Section):
         return self
 
     def _problems_of_batches(self) -> list[str]:
-        """List the stages and the experts that micro-batches and processes do not divide."""
+        """List the largest batch and the experts that micro-batches and processes do not divide."""
         size = self.run.micro_batch_sequences
-        problems = [
-            f"run.micro_batch_sequences: {size}; it must divide the batch of {stage.sequences} sequences"
-            for stage in self.schedule.stages()
-            if stage.sequences % size
-        ]
+        largest = max(stage.sequences for stage in self.schedule.stages())
+        problems = []
+        if largest % size:
+            problems.append(f"run.micro_batch_sequences: {size}; it must divide the batch of {largest} sequences")
         experts = self.model.experts
         parallel = self.run.expert_parallel
         if experts % parallel:
@@ -500,10 +499,15 @@ class TrainingArguments(_Section):
         )
 
     def check_processes(self, processes: int) -> None:
-        """Raise ConfigurationError if this many processes cannot share every batch's micro-batches equally."""
+        """Raise ConfigurationError if this many processes cannot share every batch's micro-batches equally.
+
+        Where a batch of a ramp has too few sequences for whole micro-batches, these are smaller.
+        """
         size = self.run.micro_batch_sequences
+        largest = max(stage.sequences for stage in self.schedule.stages())
         for stage in self.schedule.stages():
-            if stage.sequences // size % processes:
+            own_size = size if stage.sequences == largest else math.gcd(size, stage.sequences // processes)
+            if stage.sequences // own_size % processes or not self.holds_whole_groups(own_size):
                 raise ConfigurationError(
                     f"run.micro_batch_sequences: {size} cuts the batch of {stage.sequences} sequences into a number "
                     f"of micro-batches that {processes} processes cannot share equally"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -168,11 +169,14 @@ class TrainingData:
     def micro_batches(
         self, position: int, sequences: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield (inputs, targets) of a process in a global batch: int64 (micro_batch_sequences, sequence_length)."""
+        """Yield (inputs, targets) of a process in a global batch: int64 (micro_batch_sequences, sequence_length).
+
+        They have fewer sequences where those of the process are not a multiple.
+        """
         self.tokens.check_shards()
         if rank == 0:
             self._report_repetition(position)
-        size = self.micro_batch_sequences
+        size = math.gcd(self.micro_batch_sequences, sequences // world_size)
         end = position + sequences
         for start in range(position + rank * size, end, world_size * size):
             began = time.perf_counter()

@@ -219,11 +219,12 @@ def add_gradients(session: Session, step: int) -> StepResult:
     ramp = session.schedule.ramp
     sequences = ramp.sequences(step)
     tokens = sequences * session.data.sequence_length
-    micro_batch_sequences = session.data.micro_batch_sequences
+    world = session.layout.readers
+    # The first batches of a ramp may have fewer sequences for each process than a micro-batch.
+    micro_batch_sequences = math.gcd(session.data.micro_batch_sequences, sequences // world)
     n_micro = sequences // micro_batch_sequences
     position = ramp.position(step)
     rank = session.reader
-    world = session.layout.readers
     micro_batches = range(rank, n_micro, world)
     batches = session.data.micro_batches(position, sequences, rank, world, device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -44,8 +45,9 @@ class RandomTokens:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         # The processes of a reader have the same generator.
         generator = np.random.default_rng(rank)
-        shape = (self.micro_batch_sequences, self.sequence_length + 1)
-        for _ in range(rank, sequences // self.micro_batch_sequences, world_size):
+        size = math.gcd(self.micro_batch_sequences, sequences // world_size)
+        shape = (size, self.sequence_length + 1)
+        for _ in range(rank, sequences // size, world_size):
             yield inputs_and_targets(generator.integers(self.vocab_size, size=shape), device)
 
 

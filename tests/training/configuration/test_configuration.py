@@ -87,7 +87,7 @@ def test_fields_of_earlier_versions_are_read_where_they_did_nothing(tmp_path):
         (["--schedule.batch_ramp", "0:128", "0:256"], "after the one before"),
         (["--schedule.batch_ramp", "0:0"], "at least 1"),
         (["--schedule.tokens", "600"], "schedule.tokens: 600; it must be at least 2 steps of 65536 tokens"),
-        (["--run.micro_batch_sequences", "48"], "48; it must divide the batch of 128 sequences"),
+        (["--run.micro_batch_sequences", "48"], "48; it must divide the batch of 512 sequences"),
         (["--run.expert_parallel", "2"], "run.expert_parallel: 2; it must divide the number of experts, 1"),
         (["--data.held_out_per_mille", "0"], "data.held_out_per_mille: 0; it must lie between 0 and 1000"),
         (["--optimizer.learning_rate", "nan"], "optimizer.learning_rate: nan; it must be a finite number"),
@@ -223,3 +223,18 @@ def test_a_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
         paths = [run.output_dir, run.law, run.push_to_hub, data.dataset, data.tokenizer, data.cache_dir]
         names = ("out", "law", "hub", "text", "tokenizer", "other")
         assert paths == [str(tmp_path / name) for name in names]
+
+
+def test_stages_of_a_ramp_have_micro_batches_of_their_own():
+    """Of what each process has of a smaller batch; the largest batch is cut as the run says."""
+    ramp = {"batch_ramp": ["0:16", "1M:64"], "tokens": ["4M"], "warmup_tokens": 0}
+    settings = {"output_dir": "runs/ramp", "micro_batch_sequences": 8}
+    run = from_dict({"schedule": ramp, "run": settings, "model": {"experts": 1}})
+    for processes in (1, 2, 8):
+        run.check_processes(processes)
+    with pytest.raises(ValueError, match="cuts the batch of 64 sequences into a number of micro-batches that 16"):
+        run.check_processes(16)
+    with pytest.raises(ValueError, match="cuts the batch of 16 sequences"):
+        run.replaced(run={"micro_batch_sequences": 2}).check_processes(32)
+    with pytest.raises(ValueError, match="24; it must divide the batch of 64 sequences"):
+        from_dict({"schedule": ramp, "run": {**settings, "micro_batch_sequences": 24}})

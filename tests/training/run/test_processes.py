@@ -138,6 +138,8 @@ def gentle(tiny, tmp_path):
         ),
         pytest.param({"model.experts": 1, "model.n_heads": 2}, id="dense", marks=pytest.mark.slow),
         pytest.param({"model": BIAS}, id="balanced by a bias", marks=pytest.mark.slow),
+        # The first batches have fewer sequences than the micro-batches of one process, and one for each of two.
+        pytest.param({"schedule.batch_ramp": ["0:2", "512:4"]}, id="ramp", marks=pytest.mark.slow),
         # Each micro-batch draws masks of its own.
         pytest.param({"model": NOISY, "run.micro_batch_sequences": 2}, id="dropout", marks=pytest.mark.slow),
     ],
