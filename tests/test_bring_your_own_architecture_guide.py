@@ -10,7 +10,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from hub import RunRecord, branch_name
+from hub import RunRecord
+from hub.record.names import final_branch_name
 from scaling_law.commands.cli import app
 from scaling_law.size.model_configs import FAMILIES
 from tests.guides import DOCS, blocks, command_lines, run_python, text_of
@@ -68,7 +69,7 @@ def test_the_python_block_runs(tiny, tmp_path, monkeypatch, capsys):
     record = RunRecord.load(tmp_path / folder)
     assert record.model_type == "qwen3_moe"
     # The folder of the guide's run of 2B tokens.
-    assert folder.parent.name == branch_name(record.model_copy(update={"tokens": 2_000_000_000}))
+    assert folder.parent.name == final_branch_name(2_000_000_000, record.seed)
 
 
 def test_what_the_text_says_of_classes_is_so():

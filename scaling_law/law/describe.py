@@ -228,20 +228,16 @@ class Description(ArrayAnswer):
         """Say how many bytes the weights take, in which precision, and how many those of the checkpoint take."""
         a = self.architecture
         size = self.bytes_per_parameter
-        names = {2.0: "in bf16", 4.0: "in fp32", 1.0: "at 1 byte a parameter"}
-        unit = names.get(size, f"at {size:g} bytes a parameter")
-        text = f"{format_bytes(a.weight_bytes(size))} {unit}"
-        precision = self.model.precision
-        if precision is None:
+        text = format_bytes(a.weight_bytes(size))
+        text += " in bf16" if size == 2 else f" with {size:g} B a parameter"
+        checkpoint = self.model.precision
+        if checkpoint is None:
             return text
-        own_size = precision.bytes_per_parameter
-        if own_size is None:
-            return f"{text} (the checkpoint is quantized by {precision.name})"
-        if own_size == size:
-            return f"{text} (the checkpoint is {precision.name})"
-        own_bytes = format_bytes(a.weight_bytes(own_size))
-        option = f"--bytes-per-parameter {own_size:g}"
-        return f"{text} (the checkpoint is {precision.name}: {option} gives {own_bytes})"
+        name = checkpoint.name
+        own_size = checkpoint.bytes_per_parameter
+        if own_size not in (None, size):
+            name += f": --bytes-per-parameter {own_size:g} gives {format_bytes(a.weight_bytes(own_size))}"
+        return f"{text} (the checkpoint is {name})"
 
     def _cache(self, sizes: Mapping[str, float]) -> str:
         """Say how many bytes the cache takes."""

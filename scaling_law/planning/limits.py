@@ -147,18 +147,13 @@ class Limits:
 
 def explain_ignored_design(law: Formula, limits: Limits) -> list[str]:
     """Write a sentence on the parts of a design that change nothing in the law's loss; [] for none."""
-    parts = {"granularity": "granularity {:g}", "shared_ratio": "shared experts ({:g} of the active width)"}
     ignored = []
-    for name, text in parts.items():
-        default = getattr(Limits, name)
-        value = getattr(limits, name)
-        with_part = limits.variables(1024.0, 8.0, 1e20)
-        without = replace(limits, **{name: default}).variables(1024.0, 8.0, 1e20)
-        if value != default and all(with_part[v] == without[v] for v in law.variables if v in without):
-            ignored.append(text.format(value))
-    if not ignored:
-        return []
-    return [f"the {law.name} law ignores {' and '.join(ignored)}: they change no loss"]
+    for name in ("granularity", "shared_ratio"):
+        without = replace(limits, **{name: getattr(Limits, name)})
+        sizes, other_sizes = (design.variables(1024.0, 8.0, 1e20) for design in (limits, without))
+        if without != limits and all(sizes[v] == other_sizes[v] for v in law.variables if v in sizes):
+            ignored.append(f"{name} {getattr(limits, name):g}")
+    return [f"the {law.name} law ignores {' and '.join(ignored)}: no loss depends on it"] if ignored else []
 
 
 def _read_number(spec: Field[Any], value: Any) -> float:

@@ -545,11 +545,19 @@ class Architecture:
         output = self.heads * mla.value_dim * d
         return self.blocks * (query + compression + key_value + output)
 
+    def _feed_forward(self, width: int) -> int:
+        """Count the matrices of feed-forwards, whose inner widths add up to `width`."""
+        return (3 if self.gated else 2) * self.d_model * width
+
     def _non_embedding(self, width: int) -> int:
         """Count attention and feed-forward, of inner width `width` in routed blocks."""
-        matrices = 3 if self.gated else 2
         widths = self.routed_blocks * width + self.dense_blocks * self.d_ff
-        return self.attention_parameters + matrices * self.d_model * widths
+        return self.attention_parameters + self._feed_forward(widths)
+
+    @property
+    def routed_experts_parameters(self) -> int:
+        """Parameters of all experts that a router chooses among."""
+        return self._feed_forward(self.routed_blocks * self.experts * self.d_expert) if self.experts > 1 else 0
 
     @property
     def n_active_non_embedding(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,21 +11,14 @@ from typing import Any
 from scaling_law.size.architecture import Architecture
 
 Config = Mapping[str, Any]
-# Bits of a number in the formats of `quantization_config`, scales of small groups included.
-_BITS = {"mxfp4": 4.25, "nvfp4": 4.5, "mxfp8": 8.25, "fp8": 8.0, "int8": 8.0, "int4": 4.0}
-# Their names in files that do not use these words.
-_FORMATS = {"fbgemm_fp8": "fp8", "w4a16_nvfp4": "nvfp4", "eetq": "int8", "float8": "fp8", "fp4": "mxfp4"}
-# Fields that list modules that stay as they were.
-_SPARED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+# Bits of a number in named formats, scales of small groups included.
+_BITS = {"mxfp4": 4.25, "nvfp4": 4.5, "mxfp8": 8.25, "fp8": 8.0, "fp4": 4.25}
+# Bits of other formats, the size of the groups that share a scale, and attention among the modules left as they were.
+_INTEGER = re.compile(r'"(?:num_bits|bits|w_bit)": (\d+)|"load_in_(\d)bit": true')
+_GROUP = re.compile(r'group_size": (\d+)')
+_SPARES_ATTENTION = re.compile(r'"(?:modules_to_not_convert|ignore\w*|exclude_modules)": \[[^]]*attn')
 # Fields that count modules for multi-token prediction, of which classes have none.
-_MTP = (
-    "num_nextn_predict_layers",
-    "num_mtp_modules",
-    "mtp_num_hidden_layers",
-    "num_mtp_layers",
-    "mtp_num_layers",
-    "num_nextn_layers",
-)
+_MTP = re.compile(r"num_nextn_\w+|num_mtp_\w+|mtp_num_\w+")
 # Words in the name of a field that a count of parameters may depend on.
 _SIZE = re.compile(
     r"size|dim(s|_|$)|rank|width|heads?(_|$)|experts?(_|$)|layers?(_|$)|blocks?(_|$)|hidden|latent|n_?gram|engram"
@@ -59,58 +53,48 @@ def read_precision(config: Config, a: Architecture) -> Precision | None:
     mixture.
     """
     quantization = config.get("quantization_config")
-    if not isinstance(quantization, Mapping):
-        dtype = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-        return Precision("fp32", 4.0) if dtype == "float32" else None
-    name, bits = _format_of(quantization)
+    if not quantization:
+        dtypes = (config.get("dtype"), config.get("torch_dtype"))
+        return Precision("fp32", 4.0) if "float32" in dtypes else None
+    text = json.dumps(quantization)
+    name, bits = _read_format(quantization, text)
     if bits is None:
         return Precision(name, None)
-    experts = (3 if a.gated else 2) * a.d_model * a.routed_blocks * a.experts * a.d_expert if a.experts > 1 else 0
-    spared = str([quantization.get(field) for field in _SPARED])
-    others = 0 if experts and (name == "mxfp4" or "attn" in spared) else a.n_total_non_embedding - experts
-    expert_bits = bits
-    expert_format = str(config.get("expert_dtype") or quantization.get("moe_quant_algo") or "").lower()
-    if experts and _FORMATS.get(expert_format, expert_format) in _BITS:
-        expert_bits = _BITS[_FORMATS.get(expert_format, expert_format)]
+    experts = a.routed_experts_parameters
+    others = a.n_total_non_embedding - experts
+    if experts and _SPARES_ATTENTION.search(text):
+        others = 0
+    expert_format = str(config.get("expert_dtype", name)).lower()
+    if expert_format != name:
         name = f"{name} with experts in {expert_format}"
-    rest = a.n_total - experts - others
-    mean = (expert_bits / 8 * experts + bits / 8 * others + 2 * rest) / a.n_total
+    quantized_bits = _BITS.get(expert_format, bits) * experts + bits * others
+    mean = (quantized_bits / 8 + 2 * (a.n_total - experts - others)) / a.n_total
     return Precision(name, round(mean, 2))
 
 
-def _format_of(quantization: Config) -> tuple[str, float | None]:
-    """Read the name of a quantization, and the bits of a weight with its share of a scale."""
-    method = str(quantization.get("quant_method")).lower()
-    algorithm = str(quantization.get("quant_algo") or quantization.get("fmt") or "").lower()
-    for name in (method, algorithm):
-        known_name = _FORMATS.get(name, name)
-        if known_name in _BITS:
-            return known_name, _BITS[known_name]
-    weights: Config = quantization
-    for group in (quantization.get("config_groups") or {}).values():
-        if isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping):
-            weights = group["weights"]
-            break
-    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
-        bits: Any = 4 if quantization.get("load_in_4bit") else 8
-    else:
-        bits = weights.get("num_bits") or weights.get("bits") or weights.get("w_bit")
-    if not isinstance(bits, int) or isinstance(bits, bool) or algorithm == "mixed_precision":
+def _read_format(quantization: Config, text: str) -> tuple[str, float | None]:
+    """Read the name of a quantization, and the bits of a weight with its share of a scale; `text` is all of it."""
+    method = str(quantization.get("quant_method"))
+    words = f"{method} {quantization.get('quant_algo')} {quantization.get('fmt')}".lower()
+    named = re.search("mxfp4|nvfp4|mxfp8|fp8", words)
+    if named:
+        return named[0], _BITS[named[0]]
+    integer = _INTEGER.search(text)
+    if integer is None or "mixed" in words:
         return method, None
-    kind = "fp" if weights.get("type") == "float" else "int"
-    size = weights.get("group_size") or quantization.get("q_group_size")
-    scale_bits = 16 / size if isinstance(size, int) and size > 0 else 0.0
-    return f"{kind}{bits} ({method})", bits + scale_bits
+    bits = int(integer[1] or integer[2])
+    group = _GROUP.search(text)
+    scale_bits = 16 / int(group[1]) if group else 0.0
+    return f"int{bits} ({method})", bits + scale_bits
 
 
-def explain_prediction_modules(config: Config) -> str | None:
-    """Say which modules for multi-token prediction are not counted; None without any."""
-    for name in _MTP:
-        modules = config.get(name)
-        if isinstance(modules, int) and modules > 0:
-            plural = "s are" if modules > 1 else " is"
-            return f"{modules} multi-token prediction module{plural} not counted ({name})."
-    return None
+def explain_prediction_modules(config: Config) -> list[str]:
+    """Say which modules for multi-token prediction are not counted; [] without any."""
+    notes = []
+    for name, modules in config.items():
+        if _MTP.fullmatch(name) and isinstance(modules, int) and modules > 0:
+            notes.append(f"Not counted: modules for multi-token prediction ({name} {modules}).")
+    return notes[:1]
 
 
 def list_unread(config: Config, names: Collection[str], model_type: str) -> list[str]:

@@ -104,7 +104,7 @@ class Model:
     left_out: Mapping[str, int]
     # The model reads more than text, but only its text model is counted.
     text_only: bool = False
-    # Precision of the checkpoint's weights, where it is neither bf16 nor fp16.
+    # The precision of the checkpoint's weights, where it is neither bf16 nor fp16.
     precision: Precision | None = None
     # What is not counted, or assumed.
     notes: tuple[str, ...] = ()
@@ -186,9 +186,7 @@ def _model(name: str, config: Config) -> Model:
             notes.append(f"Defaults of the class, since {FILE_NAME} leaves them out: {sizes}.")
     else:
         architecture, left_out, unread = _count_class(model_type, text, config)
-    left_out_modules = explain_prediction_modules(text)
-    if left_out_modules:
-        notes.append(left_out_modules)
+    notes += explain_prediction_modules(text)
     return Model(
         name,
         model_type,
@@ -220,28 +218,23 @@ def _text_config(config: Config) -> Config:
 
 def _count_class(model_type: str, text: Config, config: Config) -> tuple[Architecture, Mapping[str, int], list[str]]:
     """Count a text model on its class, or on that of the larger model, and list the fields that no class reads."""
-    reader, names_read_by = _installed_reader(text.get("model_type"), text)
-    unread: list[str] = []
+    reader, names_read_by = _installed_reader(text)
+    names = names_read_by(model_type)
+    unread = list_unread(text, names, model_type) if names else []
     try:
-        try:
-            names = names_read_by(model_type)
-            unread = list_unread(text, names, model_type) if names else []
-            architecture, left_out = reader(text)
-        except UnknownTypeError:
-            if text is config:
-                raise
-            architecture, left_out = reader(config)
+        return *reader(text), unread
     except UnknownTypeError as error:
-        raise InputError(f"{error}; {_suggest_twin(text)}") from None
+        if text is config:
+            raise InputError(f"{error}; {_suggest_twin(text)}") from None
+        return _count_class(model_type, config, config)
     except InputError as error:
         if not unread:
             raise
         reason = str(error).partition("; give ")[0]
         raise InputError(f"{_explain_unread(model_type, unread)}: it is another model ({reason})") from None
-    return architecture, left_out, unread
 
 
-def _installed_reader(model_type: Any, config: Config) -> tuple[Reader, Callable[[str], Collection[str]]]:
+def _installed_reader(config: Config) -> tuple[Reader, Callable[[str], Collection[str]]]:
     """Find the reader of classes that an installed package offers, and what lists the fields that a class reads."""
     for point in entry_points(group=CLASSES):
         try:
@@ -249,7 +242,8 @@ def _installed_reader(model_type: Any, config: Config) -> tuple[Reader, Callable
         except ImportError:
             continue
     advice = 'others are counted on their classes, with pip install "joint-moe-scaling-laws[train]"'
-    raise InputError(f"{unknown('model_type=', model_type, FAMILIES)}; {advice}; {_suggest_twin(config)}")
+    refusal = unknown("model_type=", config.get("model_type"), FAMILIES)
+    raise InputError(f"{refusal}; {advice}; {_suggest_twin(config)}")
 
 
 def _explain_unread(model_type: str, unread: Collection[str]) -> str:
@@ -261,18 +255,12 @@ def _suggest_twin(config: Config) -> str:
     stated = {name for name, value in config.items() if value is not None}
     ranks = {}
     for model_type, family in FAMILIES.items():
-        if "_vl" in model_type or model_type.endswith("_text"):
-            continue
-        sizes = {*_names_in(family["architecture"])} - {*_COMPUTED}
-        if sizes <= {*stated, *family["defaults"]}:
-            ranks[model_type] = len(stated & {*sizes, *family["defaults"]})
-    advice = f'if it is built as a known type, write that as "model_type" into a copy of its {FILE_NAME}'
-    if not ranks:
-        return advice
-    best = sorted(ranks, key=lambda name: -ranks[name])[:3]
-    unread = list_unread(config, _names_of_family(best[0]), best[0])
-    exception = f" but {', '.join(unread)}" if unread else ""
-    return f"{advice}: {', '.join(best)} have its fields{exception}"
+        sizes = {*_names_in(family["architecture"])}
+        if "_vl" not in model_type and stated | {*family["defaults"], *_COMPUTED} >= sizes:
+            ranks[model_type] = len(stated & {*family["defaults"], *sizes})
+    twins = sorted(ranks, key=lambda name: -ranks[name])[:3]
+    fits = f": {', '.join(twins)} have its fields" if twins else ""
+    return f'if it is built as a known type, write that as "model_type" into a copy of its {FILE_NAME}{fits}'
 
 
 def _names_of_family(model_type: str) -> set[str]:

@@ -7,7 +7,6 @@ configuration.
 from __future__ import annotations
 
 import copy
-import difflib
 import itertools
 import json
 import re
@@ -80,7 +79,7 @@ def explain_parts(kind: str, component_types: list[str]) -> str:
     return f"{kind} is more than a decoder of tokens; its parts are {', '.join(component_types)}; {advice}"
 
 
-def on_meta(config: Any) -> PreTrainedModel:
+def on_meta(config: Any) -> Any:
     """Build the class of a configuration without weights, with kernels whose FLOPs torch counts.
 
     Raises ValueError, in one line, if the class refuses the configuration.
@@ -104,12 +103,10 @@ class _WithHead(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.config = model.config
-        embedding = model.get_input_embeddings()
-        rows, width = embedding.weight.shape
-        self.lm_head = nn.Linear(width, rows, bias=False)
+        weight = model.get_input_embeddings().get_parameter("weight")
+        self.lm_head = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         if model.config.tie_word_embeddings:
-            self.lm_head.weight = embedding.weight
+            self.lm_head.weight = weight
 
     def forward(self, **inputs: Any) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -293,15 +290,15 @@ def _read_config(values: dict[str, Any]) -> Any:
     """Read the configuration of a causal decoder, or of a larger model's text decoder, from its config.json."""
     from transformers import CONFIG_MAPPING
 
-    kind = values.get("model_type")
+    kind: Any = values.get("model_type")
     if kind not in CONFIG_MAPPING:
-        raise _unknown_type(kind)
+        raise UnknownTypeError(kind, "transformers has no causal language model of this type")
     with _errors_in_one_line(kind, "read"):
         config = CONFIG_MAPPING[kind].from_dict(values)
     if not is_causal_type(kind):
         config = _text_part(config, values)
     if not is_causal_type(config.model_type) and text_model_class(config) is None:
-        raise _unknown_type(kind)
+        raise UnknownTypeError(kind, "transformers has no causal language model of this type")
     return as_decoder(config)
 
 
@@ -315,15 +312,6 @@ def _text_part(config: Any, values: dict[str, Any]) -> Any:
     # Of a text model alone, the larger one would say it.
     text.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
     return text
-
-
-def _unknown_type(kind: Any) -> UnknownTypeError:
-    """Make the error for a type that transformers has no causal model of, with the names that are nearest to it."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    near = difflib.get_close_matches(str(kind), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, n=3)
-    hint = f" (nearest: {', '.join(near)})" if near else ""
-    return UnknownTypeError(kind, f"transformers has no causal language model of this type{hint}")
 
 
 def _flops_of_positions(model: nn.Module, config: Any) -> tuple[FlopsByModule, FlopsByModule] | None:
@@ -394,7 +382,7 @@ def generates(config: Any) -> bool:
     return _pass_with_cache(model, config, position_ids=_positions_of_chunk(config)) is None
 
 
-def _count_left_out(model: nn.Module, experts: list[nn.Module], architecture: Architecture) -> Counter[str]:
+def _count_left_out(model: Any, experts: list[nn.Module], architecture: Architecture) -> Counter[str]:
     """Count the parameters that laws leave out, by what they are; under "" those that laws count."""
     left_out = Counter[str]()
     tables = _lookup_tables(model)
@@ -409,7 +397,7 @@ def _count_left_out(model: nn.Module, experts: list[nn.Module], architecture: Ar
     return left_out
 
 
-def _lookup_tables(model: nn.Module) -> set[int]:
+def _lookup_tables(model: Any) -> set[int]:
     """Find the weights, by identity, of which a token only looks up rows, beside its embedding and positions."""
     embedding = model.get_input_embeddings()
     tables = set()

@@ -81,8 +81,7 @@ def _keys_in_cache(attention: Span, kind: str, layer: Any, is_reused: bool) -> S
 def _with_products(span: Span, slopes: FlopsByModule, block_name: str, layer: Any) -> Span:
     """Return the span with what the class multiplies a key with; a block that multiplies none caches none."""
     slopes_of_block = {name: counts for name, counts in slopes.items() if f"{name}.".startswith(block_name)}
-    has_state = bool(_bytes_of_state(layer))
-    multiplied = _products_of_keys(slopes_of_block, has_state)
+    multiplied = _products_of_keys(slopes_of_block, has_state=bool(_state(layer, None)))
     return replace(span, multiplied=multiplied, cached=span.cached if multiplied else 0)
 
 
@@ -196,18 +195,14 @@ def _state(layer: Any, config: Any) -> list[Span]:
 
     The configuration may say in which type engines keep a recurrence; else it is kept as the class does.
     """
-    recurrent = _elements(getattr(layer, "recurrent_states", None))
-    convolved = _elements(getattr(layer, "conv_states", None))
-    state_bytes = _bytes_of_state(layer)
-    dtypes = [getattr(config, name, None) for name in _STATE_DTYPES]
-    dtype = next((getattr(torch, name) for name in dtypes if name in ("float32", "bfloat16", "float16")), None)
-    if dtype is not None:
-        state_bytes += dtype.itemsize * recurrent - _bytes(getattr(layer, "recurrent_states", None))
-    return _span_of_state(recurrent, recurrent + convolved, state_bytes)
-
-
-def _bytes_of_state(layer: Any) -> int:
-    return _bytes([getattr(layer, name, None) for name in ("recurrent_states", "conv_states")])
+    recurrent = getattr(layer, "recurrent_states", None)
+    convolved = getattr(layer, "conv_states", None)
+    recurrent_bytes = _bytes(recurrent)
+    for name in _STATE_DTYPES:
+        dtype = getattr(torch, str(getattr(config, name, None)), None)
+        if isinstance(dtype, torch.dtype):
+            recurrent_bytes = _elements(recurrent) * dtype.itemsize
+    return _span_of_state(_elements(recurrent), _elements([recurrent, convolved]), recurrent_bytes + _bytes(convolved))
 
 
 def _span_of_state(recurrent: int, cached: int, state_bytes: int) -> list[Span]:

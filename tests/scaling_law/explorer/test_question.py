@@ -71,7 +71,7 @@ def test_commands_name_the_law():
     with_accuracy = replace(asked, accuracy="arc_easy").command().splitlines()
     assert ["--accuracy" in line for line in with_accuracy] == [True, False]
     assert "--law scaling_law.json" in replace(asked, law=FITTED).command()  # which the page saves
-    assert Question(law="; rm -rf /").command().count("'") == 2
+    assert Question(law="; rm -rf /").command(has_plan=False).count("'") == 2
 
 
 HOURS = {"unit": "hours", "hours": "100", "gpus": "64", "experts": "1,8"}
