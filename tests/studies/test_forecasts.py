@@ -360,6 +360,10 @@ def test_the_rule_of_extrapolation_and_its_section_are_of_the_misses():
     text = page.FORECASTS.read_text(encoding="utf-8")
     for block in extrapolation.PAGE.blocks:
         assert block_of(text, block.__name__) == markdown_of(block(misses)).strip()
+    guide = " ".join(trust.ANSWERS.read_text(encoding="utf-8").split())
+    for name, deviation in rule["growth"].items():
+        assert f"{deviation:.1%} in {name}".replace("%", " %") in guide
+    assert f"Each doubling of E adds {rule['per_doubling']:.0%} of it".replace("%", " %") in guide
     asked = {(split.set, split.cut) for split in splits.read_list() if not split.out}
     assert {(row.set, row.cut) for row in misses.of_one_e} <= asked
 
