@@ -66,8 +66,7 @@ class Bootstrap(ResultTable):
         """Return (low, high) of the loss, of the shape the arguments broadcast to.
 
         "confidence" covers the law's own value, outside its ranges with the error of extrapolation; "prediction" one
-        new run, whose scatter is drawn from the residuals of
-        the fit, enlarged for the coefficients fitted.
+        new run, whose scatter is drawn from the residuals of the fit, enlarged for the coefficients fitted.
         """
         if kind not in ("confidence", "prediction"):
             raise InputError(f"kind={kind!r} must be 'confidence' or 'prediction'")

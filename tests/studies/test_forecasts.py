@@ -336,6 +336,7 @@ def test_what_answers_trust_is_as_far_as_the_cuts_go():
     assert min(widest["n_active"], widest["tokens"]) >= ratio
     assert [support_of(name) for name in ("C", "N_act", "D", "n_total", "flops")] == [(1, furthest)] * 5
     assert [support_of(name) for name in ("D/N", "E", "granularity", "density")] == [(ratio, ratio), *[(1, 1)] * 3]
+
     block = block_of(page.FORECASTS.read_text(encoding="utf-8"), "methods")
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in block.splitlines()]
     rows = {row[0]: row for row in cells}
@@ -360,10 +361,12 @@ def test_the_rule_of_extrapolation_and_its_section_are_of_the_misses():
     text = page.FORECASTS.read_text(encoding="utf-8")
     for block in extrapolation.PAGE.blocks:
         assert block_of(text, block.__name__) == markdown_of(block(misses)).strip()
+
     guide = " ".join(trust.ANSWERS.read_text(encoding="utf-8").split())
     for name, deviation in rule["growth"].items():
         assert f"{deviation:.1%} in {name}".replace("%", " %") in guide
     assert f"Each doubling of E adds {rule['per_doubling']:.0%} of it".replace("%", " %") in guide
+
     asked = {(split.set, split.cut) for split in splits.read_list() if not split.out}
     assert {(row.set, row.cut) for row in misses.of_one_e} <= asked
 
