@@ -65,8 +65,8 @@ class Bootstrap(ResultTable):
     ) -> tuple[Any, Any]:
         """Return (low, high) of the loss, of the shape the arguments broadcast to.
 
-        "confidence" covers the law's own value, "prediction" one new run, whose scatter is drawn from the residuals of
-        the fit, enlarged for the coefficients fitted.
+        "confidence" covers the law's own value, outside its ranges with the error of extrapolation; "prediction" one
+        new run, whose scatter is drawn from the residuals of the fit, enlarged for the coefficients fitted.
         """
         if kind not in ("confidence", "prediction"):
             raise InputError(f"kind={kind!r} must be 'confidence' or 'prediction'")

@@ -150,7 +150,9 @@ def _predict(entry: PublishedLaw, contender: Contender, tokens: float) -> Predic
     prediction = replace(unknown, ratio=float(law.loss(**inputs) / law.loss(**reference_inputs)))
     if law.draws is None:
         return prediction
-    draws = law.loss_draws(**inputs) / law.loss_draws(**reference_inputs)
+    # The predictions were made of the coefficients alone.
+    refits = law.replace(conditions=None)
+    draws = refits.loss_draws(**inputs) / refits.loss_draws(**reference_inputs)
     low, high = map(float, np.quantile(draws, LEVEL))
     return replace(prediction, low=low, high=high)
 

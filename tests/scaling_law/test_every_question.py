@@ -141,7 +141,7 @@ NOT_QUESTIONS = {  # why → what
         ChinchillaLaw.of JointLaw.published LearningRateLaw.published LearningRateLaw.named
         LearningRateLaw.load LearningRateLaw.save laws published register StackLaw.of stack_laws""",
     "is the bare formula, of coefficients that are given": """Formula.evaluate StackLaw.evaluate Formula.effective
-        Formula.size_called_for ChinchillaForm.size_called_for Formula.columns_of_draws""",
+        Formula.size_called_for ChinchillaForm.size_called_for Formula.columns_of_draws Formula.add_extrapolation""",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
     "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split errors_of

@@ -336,6 +336,7 @@ def test_what_answers_trust_is_as_far_as_the_cuts_go():
     assert min(widest["n_active"], widest["tokens"]) >= ratio
     assert [support_of(name) for name in ("C", "N_act", "D", "n_total", "flops")] == [(1, furthest)] * 5
     assert [support_of(name) for name in ("D/N", "E", "granularity", "density")] == [(ratio, ratio), *[(1, 1)] * 3]
+
     block = block_of(page.FORECASTS.read_text(encoding="utf-8"), "methods")
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in block.splitlines()]
     rows = {row[0]: row for row in cells}
@@ -360,6 +361,12 @@ def test_the_rule_of_extrapolation_and_its_section_are_of_the_misses():
     text = page.FORECASTS.read_text(encoding="utf-8")
     for block in extrapolation.PAGE.blocks:
         assert block_of(text, block.__name__) == markdown_of(block(misses)).strip()
+
+    guide = " ".join(trust.ANSWERS.read_text(encoding="utf-8").split())
+    for name, deviation in rule["growth"].items():
+        assert f"{deviation:.1%} in {name}".replace("%", " %") in guide
+    assert f"Each doubling of E adds {rule['per_doubling']:.0%} of it".replace("%", " %") in guide
+
     asked = {(split.set, split.cut) for split in splits.read_list() if not split.out}
     assert {(row.set, row.cut) for row in misses.of_one_e} <= asked
 
@@ -368,7 +375,11 @@ def test_intervals_of_left_out_labs_hold_what_they_say():
     """90 and 95 % intervals hold two thirds to three quarters by the draws, and their share with extrapolation."""
     header, *rows = extrapolation.extrapolation(extrapolation.read())
     equal = dict(zip(header, rows[-1], strict=True))
-    shares = {name: float(value.rstrip("%")) / 100 for name, value in equal.items() if str(value).endswith("%")}
+    shares = {}
+    for name, value in equal.items():
+        if "%, " in name:
+            shares[name] = float(value.rstrip("%")) / 100
+
     assert shares["90 %, draws"] < 0.7
     assert shares["95 %, draws"] < 0.8
     assert shares["90 %, with it"] == pytest.approx(0.9, abs=0.02)
@@ -380,7 +391,9 @@ def test_misses_are_those_of_laws_fitted_below_the_cut(monkeypatch):
     table = isoflop()
     split = splits.Split("made", "lab", "text", "flops", 10, 20, 15, 5, 5, "")
     monkeypatch.setattr(extrapolation, "splits_of", lambda tables: [split])
-    rows = [row for row in extrapolation.misses_of({"made": table}) if row.set == "made"]
+    misses = extrapolation.misses_of({"made": table})
+    rows = [row for row in misses if row.set == "made"]
+
     assert len(rows) == 5
     assert max(abs(row.miss) for row in rows) < 0.002
     assert [row.compute for row in rows] == pytest.approx([log(10)] * 5, abs=2e-3)
@@ -392,6 +405,7 @@ def test_the_growth_is_that_of_the_misses():
     rng = np.random.default_rng(0)
     wanted = np.array([0.02, 0.01, 0.015, 0.005])
     rows = []
+
     for i in range(4000):
         distances = rng.uniform(0, 3, 4)
         spread = 0.002

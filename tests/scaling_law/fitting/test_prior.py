@@ -389,6 +389,7 @@ def test_a_law_under_a_prior_is_trusted_as_far_as_its_own_runs_support(tmp_path)
     law = JointLaw.from_pretrained(tmp_path)
     assert law.conditions.overall.n_active == (1e8, 6e8)
     assert [*law.default_experts()] == [1, 2, 4, 8, 16, 32]
+
     check = law.check(6e8, 3e10, [1.0, 8.0, 32.0])
     assert [*check.trusted] == [True, True, False]
     assert not check.beyond.any()
@@ -407,6 +408,7 @@ def test_a_law_of_an_earlier_version_with_joined_ranges_loads_and_is_not_trusted
     del data["conditions"]["prior_limits"]
     data["conditions"]["ranges"] = JOINT.conditions.to_dict()["ranges"]
     path.write_text(json.dumps(data))
+
     old = JointLaw.from_pretrained(tmp_path)
     assert old.loss(1e9, 2e10, 8) == law.loss(1e9, 2e10, 8)
     check = old.check(1e9, 2e10, 8)

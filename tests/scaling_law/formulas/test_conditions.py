@@ -20,6 +20,7 @@ def test_the_bounds_of_the_region_are_what_is_trusted(models):
     check = LAW.check(n_active, tokens, experts)
     values = {"N_act": n_active, "D": tokens, "D/N": tokens / n_active, "C": 6 * n_active * tokens, "E": experts}
     assert {*check.trusted_region} == {*values}
+
     inside = np.ones(len(models), bool)
     for name, (low, high) in check.trusted_region.items():
         inside &= (low <= values[name]) & (values[name] <= high)
@@ -32,6 +33,7 @@ def test_the_region_is_that_of_the_data():
     largest = [2.716e9, 6.83e8, 3.21e8]
     assert region["N_act"][1] == pytest.approx(30 * np.array(largest), rel=3e-3)
     assert region["D"][1] == pytest.approx(30 * np.array([8e10, 3.2e10, 1.6e10]), rel=3e-3)
+
     assert region["N_act"][0] == pytest.approx(7.87e7, rel=3e-3)
     assert region["D/N"] == pytest.approx((0.361 / 3, 72.7 * 3), rel=3e-3)
     assert region["C"][1] == pytest.approx(30 * 5.295e20, rel=3e-3)

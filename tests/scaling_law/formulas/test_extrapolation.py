@@ -108,6 +108,7 @@ def interval_of(n_active, tokens, experts=8.0):
 
 def test_optimal_has_the_interval_of_the_loss(far):
     low, high = far.loss_interval
+
     assert far.loss_interval == pytest.approx(interval_of(far.n_active, far.tokens), abs=1e-9)
     assert high - low > 0.2
 
@@ -116,12 +117,14 @@ def test_reach_has_the_interval_of_the_loss():
     optimum = FEW.optimal(1e22, [8]).best
     reached = FEW.reach(optimum.loss, [8])
     ends = [float(np.ravel(end)[0]) for end in reached.loss_interval]
+
     assert ends == pytest.approx(optimum.loss_interval, abs=1e-6)
 
 
 def test_plan_has_the_interval_of_the_loss():
     plan = FEW.plan(1e22, [8])
     planned = interval_of(plan.architecture.n_active, plan.tokens)
+
     assert plan.loss_interval == pytest.approx(planned, abs=1e-9)
 
 
@@ -129,6 +132,7 @@ def test_describe_has_the_interval_of_the_loss():
     described = describe(SWITCH, 1e13, law=FEW).prediction
     model = describe(SWITCH).architecture
     predicted = interval_of(model.n_active, 1e13, model.experts_equivalent)
+
     assert described.loss_interval == pytest.approx(predicted, abs=1e-9)
 
 
