@@ -194,8 +194,6 @@ def format_ends(low: float, high: float) -> tuple[str, str]:
 
 def format_rough(value: float) -> str:
     """Write an end of an interval of hours or factors with the two digits that draws determine: 4.8, 340, 11,000."""
-    if math.isinf(value):
-        return "∞"
     rounded = float(f"{value:.2g}")
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 

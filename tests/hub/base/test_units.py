@@ -135,7 +135,7 @@ def test_ends_of_an_interval_have_the_decimals_that_its_width_allows(low, high, 
 
 @pytest.mark.parametrize(
     ("value", "written"),
-    [(0.0123, "0.012"), (4.81, "4.8"), (9.97, "10"), (339.1, "340"), (10_869.0, "11,000"), (math.inf, "∞")],
+    [(0.0123, "0.012"), (4.81, "4.8"), (9.97, "10"), (339.1, "340"), (10_869.0, "11,000")],
 )
 def test_ends_of_hours_have_two_digits(value, written):
     assert format_rough(value) == written
