@@ -35,8 +35,13 @@ _TEXT_WIDTH = 40
 _CAPTION = '<caption style="text-align:left;white-space:pre">{}</caption>'
 
 
-def _interval(bounds: tuple[float, float]) -> str:
-    return "…".join(map(format_rough, bounds))
+def _interval(form: Callable[[Any], str]) -> Callable[[tuple[float, float]], str]:
+    """Return the format of an interval, whose bounds have the format `form`."""
+
+    def format_interval(bounds: tuple[float, float]) -> str:
+        return "…".join("∞" if math.isinf(bound) else form(bound) for bound in bounds)
+
+    return format_interval
 
 
 _LOSS = "{:.4f}".format
@@ -56,11 +61,11 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "× FLOPs": ("× FLOPs", _TIMES),
     "× tokens": ("× tokens", _TIMES),
     "× hours": ("× hours", _TIMES),
-    "compute_interval": ("95 %", _interval),
-    "data_interval": ("95 %", _interval),
-    "time_interval": ("95 %", _interval),
+    "compute_interval": ("95 %", _interval(format_rough)),
+    "data_interval": ("95 %", _interval(format_rough)),
+    "time_interval": ("95 %", _interval(format_rough)),
     "loss_interval": ("95 %", lambda bounds: "…".join(format_ends(*bounds))),
-    "hours_interval": ("95 % of hours", _interval),
+    "hours_interval": ("95 % of hours", _interval(format_rough)),
     "epochs": ("epochs", _TIMES),
     "unique_tokens": ("unique tokens", format_count),
     "weight_bytes": ("weights", format_bytes),

@@ -186,16 +186,12 @@ def format_ends(low: float, high: float) -> tuple[str, str]:
 
     The standard error of an end is 2 % of the width with 1,000 draws: three decimals of less than 0.01 nats, else two.
     """
-    width = high - low
-    decimals = -math.floor(math.log10(width)) if 0 < width < math.inf else 4
-    decimals = min(max(decimals, 2), 4)
+    decimals = 3 if high - low < 0.01 else 2
     return f"{low:.{decimals}f}", f"{high:.{decimals}f}"
 
 
 def format_rough(value: float) -> str:
     """Write an end of an interval of hours or factors with the two digits that draws determine: 4.8, 340, 11,000."""
-    if math.isinf(value):
-        return "∞"
     rounded = float(f"{value:.2g}")
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 

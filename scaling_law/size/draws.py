@@ -21,7 +21,7 @@ def draw_normal(
     mean: FloatArray,
     covariance: FloatArray,
     count: int,
-    seed: int | Sequence[float] | None = None,
+    seed: int | Sequence[int] | None = None,
 ) -> FloatArray:
     """Draw normal vectors of this mean [k] and covariance [k, k]: [count, k].
 
@@ -52,16 +52,12 @@ def _root(correlation: FloatArray) -> FloatArray:
 def _normal_scores(count: int, dimensions: int) -> FloatArray:
     """Return standard normal vectors [count, dimensions]: multiples of square roots of primes, by Box and Muller."""
     n_pairs = (dimensions + 1) // 2
-    multiples = np.outer(np.arange(count) + 0.5, np.sqrt(_first_primes(2 * n_pairs)))
-    uniform = multiples % 1.0
-    radius = np.sqrt(-2.0 * np.log1p(-uniform[:, ::2]))
-    angle = 2.0 * np.pi * uniform[:, 1::2]
-    pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2)
-    return pairs.reshape(count, 2 * n_pairs)[:, :dimensions]
+    uniform = np.outer(np.arange(count) + 0.5, np.sqrt(_first_primes(2 * n_pairs))) % 1.0
+    pairs = np.sqrt(-2.0 * np.log1p(-uniform[:, ::2])) * np.exp(2j * np.pi * uniform[:, 1::2])
+    return pairs.view(float)[:, :dimensions]
 
 
 def _first_primes(count: int) -> list[int]:
-    """List the first prime numbers."""
     primes: list[int] = []
     candidate = 2
     while len(primes) < count:
