@@ -212,7 +212,7 @@ def _rows_in(value: Any, name: str) -> list[Any]:
         return []
     if "schema_version" in value:
         return [value]
-    if {"results", "config", "configs"} <= {*value}:
+    if {"results", "config", "versions"} <= {*value}:
         # Of lm-evaluation-harness, without the settings of its tasks.
         return [{name: value.get(name) for name in ("results", "config", "model_name", "date")}]
     names = value.get("columns")

@@ -131,6 +131,7 @@ QUESTIONS: dict[str, Question] = {
 NOT_QUESTIONS = {  # why → what
     "is the check itself": """Formula.warnings Formula.beyond_guard Formula.check ChinchillaLaw.warnings
         ChinchillaLaw.check LearningRateLaw.warnings LearningRateLaw.check LearningRateLaw.check_at
+        LearningRateLaw.refusal LearningRateLaw.refusal_at
         LiveForecast.warnings""",
     "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
         ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
