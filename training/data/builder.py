@@ -155,9 +155,7 @@ class GrowingCache:
             clauses.append(f"drops {total:,} characters, such as {examples}")
         if counts.get(""):
             clauses.append(f"gives its unknown token {counts['']:,} times")
-        text = (
-            "data.tokenizer: in %s tokens of training text it %s; the model never sees what they were; all of them: %s"
-        )
+        text = "data.tokenizer: in %s tokens of training text it %s; the model never sees them; all counts: %s"
         size = f"{len(self.cache):,}"
         logger.warning(text, size, " and ".join(clauses), self.cache.folder / LOST_TEXT)
 

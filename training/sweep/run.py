@@ -384,13 +384,15 @@ class Local(Engine):
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """Stop the commands that execute these runs, each with all of its runs, and trainings without a command."""
-        holders = {run.name: find_process(run) for run in runs}
-        holders = {name: holder for name, holder in holders.items() if holder}
-        for name, holder in holders.items():
-            if not holder.is_here:
-                raise EngineError(f"local: run {name} is executed by {holder}; cancel it there")
-            if holder.find() is None:
-                raise EngineError(f"local: run {name} is executed by {holder}, which this process cannot see")
-        for process in {holder.find() for holder in holders.values()}:
+        processes: dict[str, psutil.Process] = {}
+        for run in runs:
+            holder = find_process(run)
+            if holder is None:
+                continue
+            process = holder.find()
+            if process is None:
+                raise EngineError(f"local: run {run.name} is executed by {holder}; cancel it there")
+            processes[run.name] = process
+        for process in {*processes.values()}:
             process.terminate()
-        return list(holders)
+        return list(processes)
