@@ -114,11 +114,12 @@ def _find_other_encodings(sections: dict[str, Any]) -> list[str]:
     problems = []
     for section, fields in sections.items():
         for name, value in fields.items() if isinstance(fields, dict) else ():
-            for text in value if isinstance(value, list) else [value]:
-                try:
-                    check_utf8(str(text), f"{section}.{name}")
-                except InputError as error:
-                    problems.append(str(error))
+            try:
+                check_utf8(
+                    str(value[0] if isinstance(value, list) and len(value) == 1 else value), f"{section}.{name}"
+                )
+            except InputError as error:
+                problems.append(str(error))
     return problems
 
 

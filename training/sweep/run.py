@@ -172,24 +172,21 @@ class _Adopted(_Running):
         return find_training(self.run) is None
 
     def interrupt(self) -> None:
-        process = self._find()
-        with suppress(psutil.NoSuchProcess):
-            if process:
-                process.terminate()
+        self._send(signal.SIGTERM)
 
     def join(self) -> None:
         for _ in range(STOP_SECONDS * 10):
             if self.has_ended():
                 return
             time.sleep(0.1)
-        process = self._find()
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        holder = find_training(self.run)
+        process = holder.find() if holder else None
         with suppress(psutil.NoSuchProcess):
             if process:
-                process.kill()
-
-    def _find(self) -> psutil.Process | None:
-        holder = find_training(self.run)
-        return holder.find() if holder else None
+                process.send_signal(number)
 
     def _exit_status(self) -> int:
         return 0 if self.run.complete else 1

@@ -27,7 +27,7 @@ from training.configuration.variables import check_variables
             "MASTER_ADDR, MASTER_PORT: not set, but RANK, LOCAL_RANK",
         ),
         ({"RANK": "1"}, "LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: not set, but RANK; set all"),
-        ({"HF_ENDPOINT": "huggingface.co"}, "HF_ENDPOINT: 'huggingface.co' does not begin with http"),
+        ({"HF_ENDPOINT": "huggingface.co"}, "HF_ENDPOINT: 'huggingface.co'; it must be an address"),
         ({"HF_HUB_ETAG_TIMEOUT": "ten"}, "HF_HUB_ETAG_TIMEOUT: 'ten'; it must be a whole number of seconds"),
     ],
 )
