@@ -114,10 +114,9 @@ def _find_other_encodings(sections: dict[str, Any]) -> list[str]:
     problems = []
     for section, fields in sections.items():
         for name, value in fields.items() if isinstance(fields, dict) else ():
+            text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
             try:
-                check_utf8(
-                    str(value[0] if isinstance(value, list) and len(value) == 1 else value), f"{section}.{name}"
-                )
+                check_utf8(text, f"{section}.{name}")
             except InputError as error:
                 problems.append(str(error))
     return problems
