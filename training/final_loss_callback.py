@@ -176,9 +176,7 @@ def _ends_well(history: list[dict[str, Any]], max_steps: int) -> bool:
     """
     lines = [entry for entry in history if "loss" in entry]
     last_lines = [entry for entry in lines if entry["step"] >= (1 - LAST) * max_steps] or lines[-1:]
-    return all(
-        0 < entry["loss"] < math.inf and math.isfinite(float(entry.get("grad_norm", 0.0))) for entry in last_lines
-    )
+    return all(0 < line["loss"] < math.inf and math.isfinite(line.get("grad_norm", 0.0)) for line in last_lines)
 
 
 def _read_rates(scheduler: Any, max_steps: int) -> NDArray[np.float64] | None:

@@ -118,11 +118,11 @@ def _find_other_encodings(sections: dict[str, Any]) -> list[str]:
     problems = []
     for section, fields in sections.items():
         for name, value in fields.items() if isinstance(fields, dict) else ():
-            for text in value if isinstance(value, list) else [value]:
-                try:
-                    check_utf8(str(text), f"{section}.{name}")
-                except InputError as error:
-                    problems.append(str(error))
+            text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            try:
+                check_utf8(text, f"{section}.{name}")
+            except InputError as error:
+                problems.append(str(error))
     return problems
 
 

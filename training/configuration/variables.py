@@ -19,6 +19,7 @@ _FLAGS = re.compile(
 )
 # Variables of the group of processes that hold a whole number, with the least.
 _NUMBERS = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
+_GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def check_variables(variables: Mapping[str, str] = os.environ) -> None:
@@ -49,18 +50,15 @@ def exit_on_unreadable_variables() -> None:
 
 def _find_group_problems(variables: Mapping[str, str]) -> list[str]:
     """Say what is wrong with the group of processes that a launcher, or its remains in a shell, describe."""
-    numbers = {name: int(variables[name]) for name in _NUMBERS if variables.get(name, "").strip()}
-    problems = []
-    world = numbers.get("WORLD_SIZE")
-    for name in ("RANK", "LOCAL_RANK"):
-        if name in numbers and world is not None and numbers[name] >= world:
-            problems.append(f"{name}: {numbers[name]}; it must be less than WORLD_SIZE, which is {world}")
+    values = {name: variables.get(name, "").strip() for name in _GROUP}
+    rank = values["RANK"] or "0"
     # RANK=0 alone is that of a single process.
-    if "LOCAL_RANK" in numbers or numbers.get("RANK", 0) > 0:
-        needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        missing = [name for name in needed if not variables.get(name, "").strip()]
-        if missing:
-            given = ", ".join(name for name in needed if name not in missing)
-            text = f"{', '.join(missing)}: not set, but {given}; set all of them, as accelerate launch does, or none"
-            problems.append(text)
-    return problems
+    if rank == "0" and not values["LOCAL_RANK"]:
+        return []
+    missing = [name for name, value in values.items() if not value]
+    if missing:
+        names = ", ".join(name for name in values if values[name])
+        return [f"{', '.join(missing)}: not set, but {names}; set all of them, as accelerate launch does, or none"]
+    if int(rank) >= int(values["WORLD_SIZE"]):
+        return [f"RANK: {rank}; it must be less than WORLD_SIZE, which is {values['WORLD_SIZE']}"]
+    return []

@@ -104,6 +104,7 @@ class GrowingCache:
             self._until = None if tokens is None else max(self._until, tokens)
         while not self.cache.has(tokens):
             if self.cache.refresh():
+                self._report_lost_text()
                 on_shards()
                 continue
             self._keep_building()
@@ -141,7 +142,7 @@ class GrowingCache:
             logger.warning(text, len(rows), self._source.dataset, rows[0], self.cache.folder / WITHOUT_TEXT)
 
     def _report_lost_text(self) -> None:
-        """Log what the tokenizer loses of the training text, once there is something."""
+        """Log once what the tokenizer loses of the training text, as far as that is tokenised."""
         counts = self.cache.lost_text if self._is_first and not self._source.held_out else {}
         if not counts or self._has_reported_lost_text:
             return
@@ -151,11 +152,12 @@ class GrowingCache:
         clauses = []
         if dropped:
             total = sum(count for count, _ in dropped)
-            clauses.append(f"it drops {total:,} characters of the training text, such as {examples}")
+            clauses.append(f"drops {total:,} characters, such as {examples}")
         if counts.get(""):
-            clauses.append(f"{counts['']:,} of its tokens are the unknown one")
-        text = "data.tokenizer: %s; the model never sees what they were; all of them: %s"
-        logger.warning(text, ", and ".join(clauses), self.cache.folder / LOST_TEXT)
+            clauses.append(f"gives its unknown token {counts['']:,} times")
+        text = "data.tokenizer: in %s tokens of training text it %s; the model never sees them; all counts: %s"
+        size = f"{len(self.cache):,}"
+        logger.warning(text, size, " and ".join(clauses), self.cache.folder / LOST_TEXT)
 
     def _compare(self) -> None:
         try:

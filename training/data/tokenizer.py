@@ -180,14 +180,13 @@ class LostText:
 
     def _drops(self, character: str) -> bool:
         """Return whether a character has no ids, alone or between letters that have some."""
+        texts = ["", character, "aa", f"a{character}a"]
         try:
-            empty, alone, letters, between = (
-                self._tokenizer.encode(text, add_special_tokens=False).ids
-                for text in ("", character, "aa", f"a{character}a")
-            )
+            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         except Exception:
             # The model has no unknown token; a document with such a text is refused.
             return False
+        empty, alone, letters, between = (encoding.ids for encoding in encodings)
         return alone == empty or (between == letters and self._unknown_id not in letters)
 
 

@@ -238,8 +238,7 @@ class Run:
         """Log the loss of the longest branch, and where its model lies; on the main process."""
         model = self._folder(self.branches[-1]) / "model"
         record = RunRecord.load(model)
-        kind, loss = ("training", record.train_loss) if record.eval_loss is None else ("held-out", record.eval_loss)
-        text = "diverged" if loss is None else f"{kind} loss {loss:.4f}"
+        text = "diverged" if record.eval_loss is None else f"held-out loss {record.eval_loss:.4f}"
         others = len(self.branches) - 1
         more = f"; {others} shorter in the folders beside it" if others else ""
         logger.info("%s after %s tokens: %s%s", text, f"{record.tokens:,}", model, more)

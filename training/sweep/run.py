@@ -172,24 +172,21 @@ class _Adopted(_Running):
         return find_training(self.run) is None
 
     def interrupt(self) -> None:
-        process = self._find()
-        with suppress(psutil.NoSuchProcess):
-            if process:
-                process.terminate()
+        self._send(signal.SIGTERM)
 
     def join(self) -> None:
         for _ in range(STOP_SECONDS * 10):
             if self.has_ended():
                 return
             time.sleep(0.1)
-        process = self._find()
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        holder = find_training(self.run)
+        process = holder.find() if holder else None
         with suppress(psutil.NoSuchProcess):
             if process:
-                process.kill()
-
-    def _find(self) -> psutil.Process | None:
-        holder = find_training(self.run)
-        return holder.find() if holder else None
+                process.send_signal(number)
 
     def _exit_status(self) -> int:
         return 0 if self.run.complete else 1
@@ -384,13 +381,15 @@ class Local(Engine):
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """Stop the commands that execute these runs, each with all of its runs, and trainings without a command."""
-        holders = {run.name: find_process(run) for run in runs}
-        holders = {name: holder for name, holder in holders.items() if holder}
-        for name, holder in holders.items():
-            if not holder.is_here:
-                raise EngineError(f"local: run {name} is executed by {holder}; cancel it there")
-            if holder.find() is None:
-                raise EngineError(f"local: run {name} is executed by {holder}, which this process cannot see")
-        for process in {holder.find() for holder in holders.values()}:
+        processes: dict[str, psutil.Process] = {}
+        for run in runs:
+            holder = find_process(run)
+            if holder is None:
+                continue
+            process = holder.find()
+            if process is None:
+                raise EngineError(f"local: run {run.name} is executed by {holder}; cancel it there")
+            processes[run.name] = process
+        for process in {*processes.values()}:
             process.terminate()
-        return list(holders)
+        return list(processes)

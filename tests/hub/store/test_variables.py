@@ -15,11 +15,11 @@ from hub.store.variables import check_network_variables
         ({"SSL_CERT_FILE": "/gone/ca.pem"}, "SSL_CERT_FILE: /gone/ca.pem does not exist"),
         ({"SSL_CERT_FILE": __file__}, "SSL_CERT_FILE: .* holds no certificates"),
         ({"SSL_CERT_DIR": "/gone"}, "SSL_CERT_DIR: /gone is no folder"),
-        ({"HTTP_PROXY": "http://proxy:port"}, "HTTP_PROXY: 'http://proxy:port' is no address"),
-        ({"https_proxy": "ftp://me:secret@proxy:80"}, "https_proxy: 'ftp://…@proxy:80' does not begin with http"),
-        ({"ALL_PROXY": "http://"}, "ALL_PROXY: 'http://' names no host"),
-        ({"HF_ENDPOINT": "https://hub\u200b.co"}, r"HF_ENDPOINT: .* holds the character U\+200B"),
-        ({"HF_ENDPOINT": "http://hub:port"}, "HF_ENDPOINT: 'http://hub:port' is no address"),
+        ({"HTTP_PROXY": "http://proxy:port"}, "HTTP_PROXY: 'http://proxy:port'; it must be an address"),
+        ({"https_proxy": "ftp://me:secret@proxy:80"}, "https_proxy: 'ftp://.*@proxy:80'; it must be an address"),
+        ({"ALL_PROXY": "http://"}, "ALL_PROXY: 'http://'; it must be an address"),
+        ({"HF_ENDPOINT": "https://hub\u200b.co"}, r"HF_ENDPOINT: 'https://hub.u200b.co'; it must be"),
+        ({"HF_ENDPOINT": "http://hub:port"}, "HF_ENDPOINT: 'http://hub:port'; it must be an address"),
     ],
 )
 def test_a_variable_that_no_request_could_use_is_named(variables, message):

@@ -11,6 +11,8 @@ from training import ConfigurationError, Sweep
 from training.configuration.reading import from_dict, parse_command_line
 from training.configuration.variables import check_variables
 
+GROUP = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
+
 
 @pytest.mark.parametrize(
     ("variables", "message"),
@@ -21,13 +23,13 @@ from training.configuration.variables import check_variables
         ({"RANK": "first"}, "RANK: 'first'; it must be a whole number from 0 on"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE: '0'; it must be a whole number from 1 on"),
         ({"MASTER_PORT": "99999"}, "MASTER_PORT: '99999'; it must be"),
-        ({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "RANK: 2; it must be less than WORLD_SIZE, which is 2"),
+        ({**GROUP, "RANK": "2"}, "RANK: 2; it must be less than WORLD_SIZE, which is 2"),
         (
             {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"},
             "MASTER_ADDR, MASTER_PORT: not set, but RANK, LOCAL_RANK",
         ),
         ({"RANK": "1"}, "LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: not set, but RANK; set all"),
-        ({"HF_ENDPOINT": "huggingface.co"}, "HF_ENDPOINT: 'huggingface.co' does not begin with http"),
+        ({"HF_ENDPOINT": "huggingface.co"}, "HF_ENDPOINT: 'huggingface.co'; it must be an address"),
         ({"HF_HUB_ETAG_TIMEOUT": "ten"}, "HF_HUB_ETAG_TIMEOUT: 'ten'; it must be a whole number of seconds"),
     ],
 )
@@ -38,8 +40,7 @@ def test_a_value_that_cannot_be_read_is_named(variables, message):
 
 
 def test_what_launchers_set_is_taken():
-    group = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
-    for variables in ({}, {"RANK": "0"}, group, {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_LOG_LEVEL": "INFO"}):
+    for variables in ({}, {"RANK": "0"}, GROUP, {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_LOG_LEVEL": "INFO"}):
         check_variables(variables)
 
 

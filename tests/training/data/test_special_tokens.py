@@ -12,6 +12,7 @@ from hub import RunRecord
 from tests.conftest import make_documents, write_dataset
 from tests.training.token_caches import prepare
 from training import ConfigurationError, Run, TextSource, load_tokenizer
+from training.data.builder import GrowingCache
 from training.data.cache import AS_TEXT, TokenCache
 from training.data.filling import encoder
 from training.data.tokenizer import (
@@ -112,6 +113,21 @@ def test_what_a_tokenizer_loses_is_counted(tokenizer, request):
     kind = request.node.callspec.params["tokenizer"]
     assert lost_text.counts["\u200b"] == (kind == "word piece")
     assert bool(lost_text.counts[""]) == (not kind.startswith("bytes"))
+
+
+def test_what_a_tokenizer_loses_is_said_once(tmp_path, caplog):
+    write_dataset(tmp_path / "text", {"train": ["a page\u200b", "\u0416 page"] * 200})
+    word_piece().save_pretrained(tmp_path / "tokenizer")
+    cache = prepare(
+        TextSource(str(tmp_path / "text")), load_tokenizer(str(tmp_path / "tokenizer")), tmp_path / "caches"
+    )
+    assert cache.lost_text == {"\u200b": 200, "": 200}
+    for _ in range(2):
+        growing = GrowingCache(cache, TextSource(str(tmp_path / "text")), None)
+        growing.start()
+        growing.close()
+    line = "tokens of training text it drops 200 characters, such as U+200B 200 times and gives its unknown token 200"
+    assert sum(line in message for message in caplog.messages) == 2
 
 
 def encoder_of_text(tokenizer):
