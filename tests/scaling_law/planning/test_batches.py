@@ -45,16 +45,19 @@ def test_the_usual_batch_never_falls_with_the_tokens(gpus, n_active):
     assert np.all(batches % gpus == 0)
     ratios = batches[1:] / batches[:-1]
     assert np.all(np.log2(ratios) % 1 == 0)
-    (length,) = {4096 if n_active > largest_paper_model() else 512}
-    assert (rule.lengths(n_active), usual_batch(n_active, 1e9)[0] % length) == (length, 0)
+    length = 4096 if n_active > largest_paper_model() else 512
+    assert rule.lengths(n_active) == length
+    assert usual_batch(n_active, 1e9)[0] % length == 0
     for sequences_of_batch in np.unique(batches):
         first = float(rule.first_tokens(n_active, sequences_of_batch))
         assert first <= tokens[np.argmax(batches == sequences_of_batch)]
         if first > 1:
-            assert rule.sequences(n_active, first * (1 - 1e-6)) < rule.sequences(n_active, first * (1 + 1e-6))
-    far = tokens[tokens * n_active * 6 > 1e22]
-    by_law = batch_of(far)[rule.sequences(n_active, far) > gpus]
-    assert np.allclose(np.log2(rule.sequences(n_active, far)[-len(by_law) :] * length / by_law), 0, atol=0.51)
+            before = rule.sequences(n_active, first * (1 - 1e-6))
+            after = rule.sequences(n_active, first * (1 + 1e-6))
+            assert before < after
+    for count in np.geomspace(1e14, 1e16, 20):
+        batch_tokens = length * float(rule.sequences(n_active, count))
+        assert 2**-0.51 < batch_tokens / batch_of(count) < 2**0.51
 
 
 @pytest.mark.parametrize(
