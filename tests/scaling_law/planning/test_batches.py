@@ -63,13 +63,43 @@ def test_the_usual_batch_never_falls_with_the_tokens(gpus, n_active):
 @pytest.mark.parametrize(
     ("gpus", "batch", "length", "expected"),
     [
-        (1, "4M", 4096, 1024),
-        (64, "4M", 4096, 1024),
-        (1, "0.5M", 4096, 128),
-        (24, "4M", 4096, 960),
-        (8, 3 * 8 * 4096, 4096, 24),
+        (
+            1,
+            "4M",
+            4096,
+            1024,
+        ),
+        (
+            64,
+            "4M",
+            4096,
+            1024,
+        ),
+        (
+            1,
+            "0.5M",
+            4096,
+            128,
+        ),
+        (
+            24,
+            "4M",
+            4096,
+            960,
+        ),
+        (
+            8,
+            3 * 8 * 4096,
+            4096,
+            24,
+        ),
         (1, 977 * 4096, 4096, 977),  # whole sequences stay as they are
-        (8, 262_144, 512, 512),
+        (
+            8,
+            262_144,
+            512,
+            512,
+        ),
     ],
 )
 def test_tokens_of_a_batch_become_sequences(gpus, batch, length, expected):
@@ -99,14 +129,38 @@ def test_a_ramp_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("question", "problem"),
     [
-        ({"batch": "4"}, "batch='4' has no unit: did you mean 4K or 4M?"),
-        ({"batch": 100}, "batch=100 must be at least 512 tokens, one sequence"),
-        ({"batch": "100K", "gpus": 512}, "one sequence of 512 for each of 512 GPUs"),
-        ({"batch": "0:1,5"}, "batch: ['0:1', '5']; it must be stages from_tokens:sequences"),
-        ({"batch": "5:100"}, "the first stage starts at 5 tokens"),
-        ({"sequence_length": 0.5}, "sequence_length=0.5 must be a whole number"),
-        ({"sequence_length": True}, "sequence_length=True must be a whole number"),
-        ({"sequence_length": 1024, "batch": PAPER_RAMP}, "this batch has sequences of 512 tokens"),
+        (
+            {"batch": "4"},
+            "batch='4' has no unit: did you mean 4K or 4M?",
+        ),
+        (
+            {"batch": 100},
+            "batch=100 must be at least 512 tokens, one sequence",
+        ),
+        (
+            {"batch": "100K", "gpus": 512},
+            "one sequence of 512 for each of 512 GPUs",
+        ),
+        (
+            {"batch": "0:1,5"},
+            "batch: ['0:1', '5']; it must be stages from_tokens:sequences",
+        ),
+        (
+            {"batch": "5:100"},
+            "the first stage starts at 5 tokens",
+        ),
+        (
+            {"sequence_length": 0.5},
+            "sequence_length=0.5 must be a whole number",
+        ),
+        (
+            {"sequence_length": True},
+            "sequence_length=True must be a whole number",
+        ),
+        (
+            {"sequence_length": 1024, "batch": PAPER_RAMP},
+            "this batch has sequences of 512 tokens",
+        ),
     ],
 )
 def test_what_is_no_batch_is_refused(question, problem):
