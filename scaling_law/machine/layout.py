@@ -331,7 +331,7 @@ class Layouts:
                 of_stage = candidates.in_batch(batch)
                 costs_of_stage = self._costs(model, of_stage, batch)
             every_share = [self.gpu_share(group.option) for group in of_stage.groups]
-            gpu_shares.append(GpuShare(*(of_stage.join(part)[best] for part in zip(*every_share, strict=True))))
+            gpu_shares.append(GpuShare(*(of_stage.join(values)[best] for values in zip(*every_share, strict=True))))
             slowdowns.append(np.where(is_possible, _choose(costs_of_stage.slowdown, best), np.inf))
             exchanges.append(_choose(costs_of_stage.exchange, best))
         least = costs.memory_bytes.min(0).reshape(shape)

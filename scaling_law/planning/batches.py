@@ -86,11 +86,11 @@ class BatchRule:
             return np.full(np.shape(n_active), self.ramp.sequence_length)
         if self.length is not None:
             return np.full(np.shape(n_active), self.length)
-        usual = usual_length(n_active)
+        lengths = usual_length(n_active)
         if isinstance(self.batch, float) and self.needs_sequence:
             # A batch too small for longer sequences on every GPU has the paper's.
-            return np.where(self.batch >= self.gpus * usual, usual, PAPER.sequence_length)
-        return usual
+            return np.where(self.batch >= self.gpus * lengths, lengths, PAPER.sequence_length)
+        return lengths
 
     def sequences(self, n_active: Any, tokens: Any) -> FloatArray:
         """Return the sequences of the usual batch of each run, which never falls as tokens are added.
@@ -100,8 +100,8 @@ class BatchRule:
         if self.ramp is not None or self.batch is not None:
             return np.zeros(np.broadcast_shapes(np.shape(n_active), np.shape(tokens)))
         counts = np.clip(np.nan_to_num(tokens), 1.0, MOST_TOKENS)
-        wanted = usual_tokens(n_active, counts)
-        return np.asarray(round_batch(wanted, self.lengths(n_active), self.gpus, self.needs_sequence))
+        batch_tokens = usual_tokens(n_active, counts)
+        return np.asarray(round_batch(batch_tokens, self.lengths(n_active), self.gpus, self.needs_sequence))
 
     def first_tokens(self, n_active: Any, sequences: FloatArray) -> FloatArray:
         """Return the tokens of the shortest runs with these usual batches."""
@@ -134,10 +134,12 @@ class BatchRule:
         if self.ramp is not None or self.batch is not None:
             return ()
         (stage,) = self.run(n_active, tokens).stages
-        wanted = float(usual_tokens(n_active, tokens)) / int(self.lengths(n_active))
-        if stage.sequences < 2 * wanted:
+        sequences = float(usual_tokens(n_active, tokens)) / int(self.lengths(n_active))
+        if stage.sequences < 2 * sequences:
             return ()
-        text = f"batches of {stage.sequences:,} sequences, which {self.gpus} GPUs can share, instead of {wanted:,.0f}"
+        text = (
+            f"batches of {stage.sequences:,} sequences, which {self.gpus} GPUs can share, instead of {sequences:,.0f}"
+        )
         return (Notice(text, f"batches of {stage.sequences:,} sequences"),)
 
 

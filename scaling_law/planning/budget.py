@@ -138,7 +138,7 @@ class Cluster(Layouts):
         tokens = np.asarray(tokens, float)
         if self.rule is None:
             return self._seconds_of_ramp(model, tokens, drawn)
-        return self._of_each_run(model, tokens, lambda run, models, part: run.seconds(models, part, drawn))
+        return self._of_each_run(model, tokens, lambda run, models, counts: run.seconds(models, counts, drawn))
 
     def fits_run(self, model: Architecture | Widths, tokens: Any) -> Any:
         """Find which models can be trained on these tokens, as of `fits`."""
@@ -193,7 +193,9 @@ class Cluster(Layouts):
             sizes = n_active[searched]
             limit = most[searched]
             counts = limit.reshape(np.shape(models.n_active))
-            trained = self._of_each_run(models, counts, lambda run, part, _: run.tokens(part, seconds)).ravel()
+            trained = self._of_each_run(
+                models, counts, lambda run, some_models, _: run.tokens(some_models, seconds)
+            ).ravel()
             first = rule.first_tokens(sizes, rule.sequences(sizes, limit))
             is_reached = trained >= first
             places = np.flatnonzero(searched)
@@ -222,28 +224,28 @@ class Cluster(Layouts):
             places = (runs == run.reshape(2, *[1] * len(shape))).all(axis=0)
             models = model.at(places) if isinstance(model, Widths) and np.ndim(model.n_total) else model
             cluster = self.with_ramp(rule.run(n_active[places][0], counts[places][0]))
-            part = np.asarray(evaluate(cluster, models, counts[places]))
+            values_of_run = np.asarray(evaluate(cluster, models, counts[places]))
             if values is None:
-                values = np.empty((*part.shape[:-1], *shape))
-            values[..., places] = part
+                values = np.empty((*values_of_run.shape[:-1], *shape))
+            values[..., places] = values_of_run
         return np.empty(shape) if values is None else values
 
-    def _tokens_of_ramp(self, model: Architecture | Widths, seconds: float, drawn: bool) -> FloatArray:
+    def _tokens_of_ramp(self, model: Architecture | Widths, seconds: float, with_draws: bool) -> FloatArray:
         """Return the tokens that models see in the time in the batches of the ramp."""
         tokens = np.array(0.0)
         remaining = np.array(float(seconds))
-        for per_token, start, end in self._stages(model, drawn):
+        for per_token, start, end in self._stages(model, with_draws):
             stage_tokens = np.minimum(np.maximum(remaining, 0.0) / per_token, end - start)
             tokens = tokens + stage_tokens
             remaining = remaining - stage_tokens * np.where(np.isfinite(per_token), per_token, 0.0)
         return tokens
 
-    def _seconds_of_ramp(self, model: Architecture | Widths, tokens: FloatArray, drawn: bool) -> FloatArray:
+    def _seconds_of_ramp(self, model: Architecture | Widths, tokens: FloatArray, with_draws: bool) -> FloatArray:
         """Return the seconds that models take in the batches of the ramp."""
         seconds = np.array(0.0)
-        for per_token, start, end in self._stages(model, drawn):
+        for per_token, start, end in self._stages(model, with_draws):
             # The draws are of one model.
-            if drawn and per_token.ndim == 1:
+            if with_draws and per_token.ndim == 1:
                 per_token = per_token.reshape(-1, *([1] * tokens.ndim))
             stage_tokens = np.clip(tokens - start, 0.0, end - start)
             unused = np.where(np.isnan(stage_tokens), np.nan, 0.0)
@@ -256,7 +258,7 @@ class Cluster(Layouts):
         """Return GPU-hours times their price; None without a price."""
         return None if self.price is None else self.price * self.gpus * seconds / 3600.0
 
-    def _stages(self, model: Architecture | Widths, drawn: bool) -> Iterator[tuple[FloatArray, float, float]]:
+    def _stages(self, model: Architecture | Widths, with_draws: bool) -> Iterator[tuple[FloatArray, float, float]]:
         """Yield (seconds per token, first token, last token) of each stage of the ramp."""
         work = ModelWork.of(model)
         boundaries = [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
@@ -266,7 +268,7 @@ class Cluster(Layouts):
         for k, (sequences, (start, end)) in enumerate(zip(self.batches, pairwise(boundaries), strict=True)):
             gpu_share = None if steps is None else steps.gpu_shares[k]
             expected = np.asarray(self.compute(work, sequences, gpu_share))
-            seconds = np.asarray(self.compute(work, sequences, gpu_share, drawn)) if drawn else expected
+            seconds = np.asarray(self.compute(work, sequences, gpu_share, with_draws=True)) if with_draws else expected
             if steps is not None:
                 # What a lab takes longer or shorter for is drawn alike for the links, which no run has measured apart.
                 exchange = steps.communication[k] * (seconds / expected)

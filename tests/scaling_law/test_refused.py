@@ -91,7 +91,7 @@ REFUSED = [
     (of(scale_out, MODEL, ())(), "gpus=() must be one number or several"),
     (of(scale_out, MODEL, (8,))(gpu="h900"), "gpu='h900' is unknown"),
     (
-        of(scale_out, MODEL, (6,))(),
+        of(scale_out, MODEL, (6,))(batch="0:512"),
         "gpus=6 cannot share batches of 512 sequences equally: each must be a",
     ),
     (of(memory_scenarios, LAW)(axes=drawing.new_figure()[1]), "axes: 1 given, 3 are needed"),

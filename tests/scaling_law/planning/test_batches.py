@@ -45,28 +45,61 @@ def test_the_usual_batch_never_falls_with_the_tokens(gpus, n_active):
     assert np.all(batches % gpus == 0)
     ratios = batches[1:] / batches[:-1]
     assert np.all(np.log2(ratios) % 1 == 0)
-    (length,) = {4096 if n_active > largest_paper_model() else 512}
-    assert (rule.lengths(n_active), usual_batch(n_active, 1e9)[0] % length) == (length, 0)
+    length = 4096 if n_active > largest_paper_model() else 512
+    assert rule.lengths(n_active) == length
+    assert usual_batch(n_active, 1e9)[0] % length == 0
     for sequences_of_batch in np.unique(batches):
         first = float(rule.first_tokens(n_active, sequences_of_batch))
         assert first <= tokens[np.argmax(batches == sequences_of_batch)]
         if first > 1:
-            assert rule.sequences(n_active, first * (1 - 1e-6)) < rule.sequences(n_active, first * (1 + 1e-6))
-    far = tokens[tokens * n_active * 6 > 1e22]
-    by_law = batch_of(far)[rule.sequences(n_active, far) > gpus]
-    assert np.allclose(np.log2(rule.sequences(n_active, far)[-len(by_law) :] * length / by_law), 0, atol=0.51)
+            before = rule.sequences(n_active, first * (1 - 1e-6))
+            after = rule.sequences(n_active, first * (1 + 1e-6))
+            assert before < after
+    for count in np.geomspace(1e14, 1e16, 20):
+        batch_tokens = length * float(rule.sequences(n_active, count))
+        assert 2**-0.51 < batch_tokens / batch_of(count) < 2**0.51
 
 
 @pytest.mark.parametrize(
     ("gpus", "batch", "length", "expected"),
     [
-        (1, "4M", 4096, 1024),
-        (64, "4M", 4096, 1024),
-        (1, "0.5M", 4096, 128),
-        (24, "4M", 4096, 960),
-        (8, 3 * 8 * 4096, 4096, 24),
+        (
+            1,
+            "4M",
+            4096,
+            1024,
+        ),
+        (
+            64,
+            "4M",
+            4096,
+            1024,
+        ),
+        (
+            1,
+            "0.5M",
+            4096,
+            128,
+        ),
+        (
+            24,
+            "4M",
+            4096,
+            960,
+        ),
+        (
+            8,
+            3 * 8 * 4096,
+            4096,
+            24,
+        ),
         (1, 977 * 4096, 4096, 977),  # whole sequences stay as they are
-        (8, 262_144, 512, 512),
+        (
+            8,
+            262_144,
+            512,
+            512,
+        ),
     ],
 )
 def test_tokens_of_a_batch_become_sequences(gpus, batch, length, expected):
@@ -96,14 +129,38 @@ def test_a_ramp_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("question", "problem"),
     [
-        ({"batch": "4"}, "batch='4' has no unit: did you mean 4K or 4M?"),
-        ({"batch": 100}, "batch=100 must be at least 512 tokens, one sequence"),
-        ({"batch": "100K", "gpus": 512}, "one sequence of 512 for each of 512 GPUs"),
-        ({"batch": "0:1,5"}, "batch: ['0:1', '5']; it must be stages from_tokens:sequences"),
-        ({"batch": "5:100"}, "the first stage starts at 5 tokens"),
-        ({"sequence_length": 0.5}, "sequence_length=0.5 must be a whole number"),
-        ({"sequence_length": True}, "sequence_length=True must be a whole number"),
-        ({"sequence_length": 1024, "batch": PAPER_RAMP}, "this batch has sequences of 512 tokens"),
+        (
+            {"batch": "4"},
+            "batch='4' has no unit: did you mean 4K or 4M?",
+        ),
+        (
+            {"batch": 100},
+            "batch=100 must be at least 512 tokens, one sequence",
+        ),
+        (
+            {"batch": "100K", "gpus": 512},
+            "one sequence of 512 for each of 512 GPUs",
+        ),
+        (
+            {"batch": "0:1,5"},
+            "batch: ['0:1', '5']; it must be stages from_tokens:sequences",
+        ),
+        (
+            {"batch": "5:100"},
+            "the first stage starts at 5 tokens",
+        ),
+        (
+            {"sequence_length": 0.5},
+            "sequence_length=0.5 must be a whole number",
+        ),
+        (
+            {"sequence_length": True},
+            "sequence_length=True must be a whole number",
+        ),
+        (
+            {"sequence_length": 1024, "batch": PAPER_RAMP},
+            "this batch has sequences of 512 tokens",
+        ),
     ],
 )
 def test_what_is_no_batch_is_refused(question, problem):

@@ -85,6 +85,9 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
         "Compute-bound (75 % of step time): more GPUs, a larger batch or fewer FLOPs would shorten the run."
     )
     assert f"best row: {table.placement}. {table.placement.advice}" in table.summary().title
+    facts = table.to_dict()
+    assert facts["bottleneck"] == table.placement.bottleneck
+    assert facts["best"]["layout"] == table.placement.ways
     for row in table:
         assert cluster.place(row.architecture)
         assert row.limited_by in ("memory" if row.experts in named else "time", "evidence")
