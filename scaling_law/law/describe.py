@@ -114,22 +114,25 @@ class Description(ArrayAnswer):
         With a context, `training_exact` and `inference_exact` have all matrix products of a token at that sequence
         length: attention without the causal half, with windows, chunks and selections (`Architecture.forward_flops`).
         `kv_cache` holds `kv_tokens` in sequences of `context`; a long sequence takes `kv_cache_per_sequence` and, for
-        each token, `kv_cache_per_token`.
+        each token, `kv_cache_per_token`. `checkpoint` is there if its weights are neither in bf16 nor in fp16.
         """
-        return {
+        facts = {
             "model": self.model.name,
             "model_type": self.model.model_type,
             "architecture": self.architecture.to_dict(),
             "variables": self.architecture.variables(),
             "parameters": self.model.parameters,
             "left_out": dict(self.model.left_out),
-            "model_notes": list(self.model.notes),
-            "checkpoint": plain(self.model.precision),
             "flops_per_token": self.flops_per_token(),
             "bytes": self._bytes(),
             "law": self.law,
             "prediction": plain(self.prediction),
         }
+        if self.model.notes:
+            facts["model_notes"] = list(self.model.notes)
+        if self.model.precision is not None:
+            facts["checkpoint"] = plain(self.model.precision)
+        return facts
 
     def flops_per_token(self) -> dict[str, float]:
         """Count the FLOPs of a token, by use.

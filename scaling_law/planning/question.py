@@ -161,9 +161,7 @@ class ClusterFields(TypedDict, total=False):
             is_rare=True,
         ),
     ]
-    precision: Annotated[
-        str | None, Field("With --gpu: bf16, fp8, fp4. [default: bf16, of a V100 fp16]", is_rare=True)
-    ]
+    precision: Annotated[str | None, Field("With --gpu: bf16, fp8 or fp4. [default: bf16]", is_rare=True)]
     price: Annotated[Quantity | None, Field("Price of a GPU-hour: 2.5.")]
 
 

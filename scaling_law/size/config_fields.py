@@ -61,14 +61,14 @@ def read_precision(config: Config, a: Architecture) -> Precision | None:
     if bits is None:
         return Precision(name, None)
     experts = a.routed_experts_parameters
-    others = a.n_total_non_embedding - experts
+    other_matrices = a.n_total_non_embedding - experts
     if experts and _SPARES_ATTENTION.search(text):
-        others = 0
+        other_matrices = 0
     expert_format = str(config.get("expert_dtype", name)).lower()
     if expert_format != name:
         name = f"{name} with experts in {expert_format}"
-    quantized_bits = _BITS.get(expert_format, bits) * experts + bits * others
-    mean = (quantized_bits / 8 + 2 * (a.n_total - experts - others)) / a.n_total
+    quantized_bits = _BITS.get(expert_format, bits) * experts + bits * other_matrices
+    mean = (quantized_bits / 8 + 2 * (a.n_total - experts - other_matrices)) / a.n_total
     return Precision(name, round(mean, 2))
 
 
@@ -76,16 +76,17 @@ def _read_format(quantization: Config, text: str) -> tuple[str, float | None]:
     """Read the name of a quantization, and the bits of a weight with its share of a scale; `text` is all of it."""
     method = str(quantization.get("quant_method"))
     words = f"{method} {quantization.get('quant_algo')} {quantization.get('fmt')}".lower()
-    named = re.search("mxfp4|nvfp4|mxfp8|fp8", words)
-    if named:
-        return named[0], _BITS[named[0]]
+    match = re.search("mxfp4|nvfp4|mxfp8|fp8", words)
+    if match:
+        return match[0], _BITS[match[0]]
     integer = _INTEGER.search(text)
     if integer is None or "mixed" in words:
         return method, None
     bits = int(integer[1] or integer[2])
     group = _GROUP.search(text)
     scale_bits = 16 / int(group[1]) if group else 0.0
-    return f"int{bits} ({method})", bits + scale_bits
+    kind = "fp" if '"type": "float"' in text else "int"
+    return f"{kind}{bits} ({method})", bits + scale_bits
 
 
 def explain_prediction_modules(config: Config) -> list[str]:

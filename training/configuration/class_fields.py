@@ -61,9 +61,9 @@ def read_names(model_type: str) -> frozenset[str]:
     modules = (modeling_module(model_type), masking_utils, cache_utils)
     code = "".join(inspect.getsource(module) for module in modules)
     config_code = ""
-    for part in (config_class, *config_class.sub_configs.values()):
-        if inspect.isclass(part):
-            config_code += inspect.getsource(part).replace(part.__doc__ or "", "")
+    for component in (config_class, *config_class.sub_configs.values()):
+        if inspect.isclass(component):
+            config_code += inspect.getsource(component).replace(component.__doc__ or "", "")
     words = re.findall(r"\w+", re.sub(r"#.*", "", code))
     common = [field.name for field in fields(PreTrainedConfig)]
     return frozenset({*words, *common, *re.findall(r"""(?:self\.|["'])(\w+)""", config_code), *_READ_FOR_ALL})
