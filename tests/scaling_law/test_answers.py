@@ -96,7 +96,7 @@ def test_the_verdict_is_the_answer_in_a_sentence():
     table = ANSWERS["optimal"]()
     assert table.verdict.startswith(f"E = {table.best.experts:g}: ")
     assert "tokens: loss 2." in table.verdict
-    assert table.verdict.endswith("; E = 8 and 16 are a tie")
+    assert table.verdict.endswith("8 and 16 are a tie")
     assert "not trusted" in ANSWERS["optimal far outside"]().verdict
     assert ANSWERS["reach out of reach"]().verdict == "no model reaches loss 1.200"
 
