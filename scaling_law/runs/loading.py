@@ -42,6 +42,7 @@ from scaling_law.runs.table import OWN_COLUMNS, Runs
 from scaling_law.runs.trackers import is_tracker, with_values
 from scaling_law.runs.trunks import RATES, trunks_of
 from scaling_law.runs.units import check_no_accuracy, unit_problems
+from scaling_law.size.arrays import merge_rounded
 
 if TYPE_CHECKING:
     from hub import LoadedRows
@@ -521,7 +522,7 @@ def _unit_problems(
 
 
 def _sizes(rows: Sequence[Row]) -> dict[str, Any]:
-    return {name: _numbers(rows, name) for name in INPUTS}
+    return {name: merge_rounded(_numbers(rows, name)) for name in INPUTS}
 
 
 def _numbers(rows: Sequence[Row], name: str) -> FloatArray:

@@ -23,6 +23,7 @@ from scaling_law.runs.settings import Blend, find_blend
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN
 from scaling_law.runs.units import check_no_accuracy, unit_problems, unit_warnings
 from scaling_law.size.architecture import training_flops
+from scaling_law.size.arrays import merge_rounded
 
 if TYPE_CHECKING:
     import pandas
@@ -103,6 +104,8 @@ class Runs(Summarised):
         if run_id is None:
             run_id = [f"row-{i}" for i in range(count)]
         names = tuple(run_id)
+        for name in INPUTS:
+            inputs[name] = merge_rounded(inputs[name])
         clusters, trunk_source = _read_trunks(trunk, inputs["n_active"], inputs["experts"])
         if len(names) != count or len(clusters) != count:
             raise RunsError(f"run_id and trunk must have one entry for each of the {count} runs")

@@ -7,6 +7,7 @@ weights and data up to the branch point, so a bootstrap must resample them toget
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from hub.base.errors import given, unknown
 from hub.base.tables import column_name
@@ -67,8 +68,13 @@ def _guess_trunks(rows: Sequence[Row], present: Collection[str]) -> tuple[list[s
 
     keys = [name for name in (*SIZES, *SETTINGS) if name in present]
     for row in rows:
-        trunks.append(repr(list(map(row.get, keys))))
+        trunks.append(repr([_without_rounding(row.get(key)) for key in keys]))
     return trunks, f"runs of equal {', '.join(keys)}"
+
+
+def _without_rounding(value: Any) -> Any:
+    """Return the digits of a number that no rounding changes, and any other value as it is."""
+    return f"{value:.12g}" if isinstance(value, (int, float)) else value
 
 
 def _has_checkpoints(rows: Sequence[Row]) -> bool:

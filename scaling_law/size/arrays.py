@@ -1,4 +1,4 @@
-"""Types of arrays, which every room above uses, and the choice of one among equal numbers."""
+"""Types of arrays, which every room above uses, and what counts as equal among numbers."""
 
 from typing import Any
 
@@ -10,6 +10,16 @@ IntArray = NDArray[np.intp]
 BoolArray = NDArray[np.bool_]
 # Relative differences that rounding may make.
 _ROUNDING = 1e-9
+
+
+def merge_rounded(values: FloatArray) -> FloatArray:
+    """Return values [n] in which those that rounding may tell apart are equal: the smallest of them."""
+    order = np.argsort(values)
+    ascending = values[order]
+    is_first = ~(np.diff(ascending, prepend=-np.inf) <= _ROUNDING * np.abs(ascending))
+    merged = np.empty_like(ascending)
+    merged[order] = ascending[is_first][np.cumsum(is_first) - 1]
+    return merged
 
 
 def first_smallest(values: FloatArray) -> Any:

@@ -275,3 +275,19 @@ def test_intervals_have_their_level_over_many_sweeps():
     found, ignored = coverage(range(150), "auto"), coverage(range(150), "run")
     assert found >= 0.88
     assert ignored <= found - 0.08
+
+
+def test_counts_that_rounding_tells_apart_are_of_one_model(tmp_path):
+    """As of a spreadsheet that computes N and E: half of the rows end an ulp higher."""
+    ulp = 1 + 4e-16 * (np.arange(6) % 2)
+    n_active, experts = 1e8 * ulp, 8.0 * ulp
+    tokens = np.array([1.0, 2, 4, 8, 16, 32]) * 1e9
+    table = Runs.from_columns(n_active, tokens, experts, np.linspace(3.5, 3.0, 6))
+    names = ("n_active", "tokens", "experts", "loss")
+    rows = zip(n_active, tokens, experts, np.linspace(3.5, 3.0, 6), strict=True)
+    path = tmp_path / "runs.jsonl"
+    path.write_text("".join(json.dumps(dict(zip(names, map(float, row), strict=True))) + "\n" for row in rows))
+    for runs in (table, load_runs(path)):
+        assert {*runs.experts} == {8.0}
+        assert {*runs.n_active} == {1e8}
+        assert runs.n_trunks == 1
