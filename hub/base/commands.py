@@ -70,8 +70,8 @@ def report(error: BaseException, said: str | None = None) -> int:
     return status
 
 
-def message_of(error: BaseException, said: str | None = None) -> str:
-    """Return what went wrong, or what is `said` of it, without tokens; of a file that cannot be used, its path."""
+def message_of(error: BaseException, text: str | None = None) -> str:
+    """Return what went wrong, or the `text` on it, without tokens; of a file that cannot be used, its path."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         is_full = find_full_disk(error) is not None
         # Of a copy, the second file is the one that was written.
@@ -79,8 +79,8 @@ def message_of(error: BaseException, said: str | None = None) -> str:
         reason = error.strerror
         if is_full:
             reason = f"{describe_full_disk(error, path)}; remove what you do not need there"
-        said = f"{path}: {reason}"
-    return redact((str(error) if said is None else said) or type(error).__name__)
+        text = f"{path}: {reason}"
+    return redact((str(error) if text is None else text) or type(error).__name__)
 
 
 def fold_for_terminal(text: str) -> str:

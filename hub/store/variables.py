@@ -58,11 +58,11 @@ def _check_certificates(file: str) -> None:
 def _check_address(name: str, address: str, schemes: tuple[str, ...]) -> None:
     """Raise InputError for an address without a host, or with a port that is no number or a hidden character."""
     try:
-        parts = urlsplit(address)
-        is_address = parts.scheme in schemes and parts.hostname and parts.port != 0 and address.isprintable()
+        url = urlsplit(address)
+        is_address = url.scheme in schemes and url.hostname and url.port != 0 and address.isprintable()
     except ValueError:
         is_address = False
     if not is_address:
         # It may hold a password.
-        shown = re.sub("//[^/@]*@", "//…@", address)
-        raise InputError(f"{name}: {shown!a}; it must be an address, http://HOST:PORT or https://HOST")
+        address_text = re.sub("//[^/@]*@", "//…@", address)
+        raise InputError(f"{name}: {address_text!a}; it must be an address, http://HOST:PORT or https://HOST")

@@ -95,10 +95,10 @@ def _is_compared_by_content(name: str, arguments: TrainingArguments) -> bool:
     return name in FIELDS and was_local and is_local_path(getattr(arguments.data, name))
 
 
-def has_same_files(dataset: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def has_same_files(dataset: Mapping[str, Any], dataset_before: Mapping[str, Any]) -> bool:
     """Return whether two identities are of local files with the same names and contents."""
     revision = str(dataset["revision"])
-    return revision.startswith("sha256:") and revision == other["revision"]
+    return revision.startswith("sha256:") and revision == dataset_before["revision"]
 
 
 def _warn_of_unreached_tokens(arguments: TrainingArguments) -> None:

@@ -193,7 +193,7 @@ class Run:
         stored = pins.RunData.of(self.folder)
         cache = self.data.tokens.cache
         identity = {"dataset": cache.dataset, "tokenizer": results.tokenizer_identity(self.session)}
-        if stored.dataset and inputs.has_same_files(stored.dataset, cache.dataset):
+        if stored.dataset and inputs.has_same_files(cache.dataset, stored.dataset):
             # A folder that was renamed holds the same data.
             cache.known_as = stored.dataset["id"]
             identity["dataset"] = cache.dataset
@@ -239,9 +239,7 @@ class Run:
         model = self._folder(self.branches[-1]) / "model"
         record = RunRecord.load(model)
         text = "diverged" if record.eval_loss is None else f"held-out loss {record.eval_loss:.4f}"
-        others = len(self.branches) - 1
-        more = f"; {others} shorter in the folders beside it" if others else ""
-        logger.info("%s after %s tokens: %s%s", text, f"{record.tokens:,}", model, more)
+        logger.info("%s after %s tokens: %s", text, f"{record.tokens:,}", model)
 
     # -- the trunk, and its branches
 

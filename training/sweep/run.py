@@ -114,7 +114,7 @@ class _Running:
         folder = self.run.folder
         command = [*command, "--config", str(write_configuration(self.run)), "--run.progress", "false"]
         (folder / "state.json").unlink(missing_ok=True)
-        executor = _note_executor(self)
+        _note_executor(self)
         with open(folder / "output.log", "a", encoding="utf-8") as output:
             # In a session of its own, a stop reaches the launcher's children, and Ctrl-C only us.
             self.launcher = psutil.Popen(
@@ -124,7 +124,7 @@ class _Running:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        replace(executor, launcher=Holder.of(self.launcher)).save(folder)
+        _note_executor(self, Holder.of(self.launcher))
 
     def has_ended(self) -> bool:
         """Return whether nothing trains the run any more."""
@@ -192,12 +192,11 @@ class _Adopted(_Running):
         return 0 if self.run.complete else 1
 
 
-def _note_executor(running: _Running) -> Executor:
-    """Note this process as the one that executes a run."""
-    this = Holder.of(psutil.Process())
-    executor = Executor(this.host, this.pid, this.started, environment=running.environment)
+def _note_executor(running: _Running, launcher: Holder | None = None) -> None:
+    """Note this process as the one that executes a run, with the launcher that it has started or found."""
+    holder = Holder.of(psutil.Process())
+    executor = Executor(holder.host, holder.pid, holder.started, launcher, running.environment)
     executor.save(running.run.folder)
-    return executor
 
 
 def run_sweep(
@@ -290,7 +289,7 @@ def _adopt(run: SweepRun, retries: int, free: list[dict[str, str]], lock: FileLo
     environment = before.environment if before.environment in free else free[-1]
     free.remove(environment)
     adopted = _Adopted(run, retries, environment, lock)
-    replace(_note_executor(adopted), launcher=before.launcher).save(run.folder)
+    _note_executor(adopted, before.launcher)
     # That is of an attempt before.
     (run.folder / "state.json").unlink(missing_ok=True)
     logger.warning("run %s: waiting for %s, which trains it already", run.name, find_training(run))
