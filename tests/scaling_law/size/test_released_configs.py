@@ -3,14 +3,15 @@
 import json
 
 import pytest
+import transformers
 
+from benchmarks.every_class import section
 from scaling_law import describe, scale_out
 from scaling_law.size.config_fields import list_unread, read_precision
 from scaling_law.size.model_configs import read_model
 from tests.scaling_law.configs import MIXTRAL
-from training.configuration.class_counts import training_flops
-
-transformers = pytest.importorskip("transformers")
+from training.configuration.class_counts import read_class, training_flops
+from training.configuration.model_classes import ModelClassArguments, model_types
 
 # google/gemma-4-E2B
 GEMMA_4 = {
@@ -129,6 +130,20 @@ def test_every_other_table_is_looked_up():
     a = read_model({"model_type": "roc_bert", "num_attention_heads": 4, "is_decoder": True, **shape}).architecture
     # Embeddings of pronunciations, shapes and sentences.
     assert a.lookup_parameters == 910 * 768 + 24858 * 512 + 2 * 64
+
+
+@pytest.mark.skipif("qwen4_exp_text" not in model_types(), reason="no class of the installed transformers has n-grams")
+def test_hashes_of_n_grams_are_looked_up():
+    """Sixteen tables of 1,009, 1,013, … 1,097 rows, padded together to a multiple of 96, are 64 / 16 wide."""
+    fields = {**section("qwen4_exp_text"), "ngram_vocab_size_base": 1000}
+    plain, hashing = (_count_of(fields | changes) for changes in ({}, {"ple_layer_ids": [1]}))
+    table = 16_896 * 4
+    assert (plain.lookup_parameters, hashing.lookup_parameters) == (0, table)
+    assert hashing.n_total - hashing.n_active == plain.n_total - plain.n_active + table
+
+
+def _count_of(fields):
+    return read_class(ModelClassArguments.model_construct(**fields).config(96, 128, 0).to_dict())[0]
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), (None, 4)])
