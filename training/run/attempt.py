@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ _HOLDER = ".lock.json"
 _LOCK_SECONDS = 1
 # Times of a start may differ by that much, as clocks are set.
 _CLOCK_SECONDS = 10
+# Times that a lock is tried whose holder is not known, or has ended.
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,15 @@ def find_trainer(folder: Path) -> Holder | None:
     # Asking leaves nothing behind.
     if not (folder / _LOCK).exists():
         return None
-    try:
-        with FileLock(folder / _LOCK, timeout=0):
-            return None
-    except Timeout:
-        holder: Holder = atomic.read_json(folder / _HOLDER, UNKNOWN, Holder)
-    # Another process that asks holds the lock for a moment, too.
-    return None if holder.is_here and not holder.find() else holder
+    holder = UNKNOWN
+    # Another process that asks holds the lock for a moment, too, and a new holder is noted a moment later.
+    for _ in range(_ATTEMPTS):
+        try:
+            with FileLock(folder / _LOCK, timeout=0):
+                return None
+        except Timeout:
+            holder = atomic.read_json(folder / _HOLDER, UNKNOWN, Holder)
+        if holder.find() or not (holder.is_here or holder == UNKNOWN):
+            return holder
+        time.sleep(0.1)
+    return None if holder.is_here else holder
