@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import hub  # lazy
 from hub import RunRecord
 from hub.base.tables import Table
-from hub.base.units import parse_count
+from hub.base.units import format_ends, parse_count
 from scaling_law import FitResult, Law, Runs, fit, load_runs
 from studies.common import FloatArray, Page, Part, gather, pooled_covariance
 from training.demo.left_out import OTHER_E, OTHER_TOKENS, LeftOut, leave_out_each, left_out_table, rms
@@ -128,7 +128,8 @@ def seeds(r: Results) -> Iterator[Part]:
     for seed in r.seeds:
         i = seed.longest
         by_run, by_model = seed.left_out[DEMO]
-        law = f"{by_run.law[i]:.3f} ({by_run.low[i]:.3f} to {by_run.high[i]:.3f})"
+        low, high = format_ends(by_run.low[i], by_run.high[i])
+        law = f"{by_run.law[i]:.3f} ({low} to {high})"
         neighbours = [f"{by_run.without_law[name][i]:.3f}" for name in (OTHER_E, OTHER_TOKENS)]
         errors = [_rms(by_run.errors), _rms(by_model.errors)]
         yield seed.seed, *errors, f"{by_run.loss[i]:.3f}", law, *neighbours
