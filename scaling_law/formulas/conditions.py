@@ -53,6 +53,8 @@ EXTRAPOLATES = "Extrapolates"
 BRIEF = {"N_act": "N"}
 # Slack at the bounds of a range: a question that is rounded to a digit less is inside.
 SLACK = 1e-3
+# The ln of the largest number, which no distance from a range exceeds.
+FARTHEST = 700.0
 # A question at the guard itself is inside.
 ROUNDING = 1e-9
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -347,7 +349,8 @@ class RangeCheck(Summarised):
                 low, high = _widen(*limits[quantity], SLACK)
                 with np.errstate(divide="ignore", invalid="ignore"):
                     values = np.log(self._quantities[quantity])
-                distances[name] = np.maximum(np.maximum(np.log(low) - values, values - np.log(high)), 0.0)
+                outside = np.maximum(np.log(low) - values, values - np.log(high))
+                distances[name] = np.clip(outside, 0.0, FARTHEST)
         return distances
 
     @property

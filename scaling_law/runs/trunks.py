@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from hub.base.errors import given, unknown
+from hub.base.inputs import LARGEST
 from hub.base.tables import column_name
 from scaling_law.runs.rows import Row, RunsError, is_missing, names_of
 
@@ -74,7 +75,8 @@ def _guess_trunks(rows: Sequence[Row], present: Collection[str]) -> tuple[list[s
 
 def _without_rounding(value: Any) -> Any:
     """Return the digits of a number that no rounding changes, and any other value as it is."""
-    return f"{value:.12g}" if isinstance(value, (int, float)) else value
+    is_printable = isinstance(value, (int, float)) and abs(value) < LARGEST
+    return f"{value:.12g}" if is_printable else value
 
 
 def _has_checkpoints(rows: Sequence[Row]) -> bool:

@@ -16,7 +16,9 @@ def merge_rounded(values: FloatArray) -> FloatArray:
     """Return values [n] in which those that rounding may tell apart are equal: the smallest of them."""
     order = np.argsort(values)
     ascending = values[order]
-    is_first = ~(np.diff(ascending, prepend=-np.inf) <= _ROUNDING * np.abs(ascending))
+    # Infinite values are not equal to each other.
+    with np.errstate(invalid="ignore"):
+        is_first = ~(np.diff(ascending, prepend=-np.inf) <= _ROUNDING * np.abs(ascending))
     merged = np.empty_like(ascending)
     merged[order] = ascending[is_first][np.cumsum(is_first) - 1]
     return merged

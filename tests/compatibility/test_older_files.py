@@ -81,7 +81,9 @@ def test_a_law_with_its_draws_loads(expected):
     law = JointLaw.from_pretrained("law")
     at = expected["law"]["at"]
     assert float(law.loss(*at)) == pytest.approx(expected["law"]["loss"], rel=1e-12)
-    np.testing.assert_allclose(law.loss_draws(*at), expected["law"]["draws"], rtol=1e-12)
+    # Earlier versions had draws of the coefficients alone.
+    coefficients_alone = law.replace(conditions=None)
+    np.testing.assert_allclose(coefficients_alone.loss_draws(*at), expected["law"]["draws"], rtol=1e-12)
     assert law.conditions is not None
     assert law.conditions.n_runs
 

@@ -44,9 +44,14 @@ def text_model_class(config: Any) -> type[PreTrainedModel] | None:
 
 
 def modeling_module(model_type: str) -> ModuleType:
-    """Import the file with the classes of a type."""
+    """Import the file with the classes of a type, which may be those of another."""
+    import transformers
     from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    causal_class = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    if isinstance(causal_class, str):
+        return importlib.import_module(getattr(transformers, causal_class).__module__)
     configuration_module = CONFIG_MAPPING[model_type].__module__
     return importlib.import_module(configuration_module.replace(".configuration_", ".modeling_"))
 
