@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import FormulaT, positive
@@ -22,7 +22,7 @@ from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths,
 from scaling_law.planning.question import LimitFields, ModelFields
 from scaling_law.planning.trusted import BestModels, prefer_trusted, trusted_models, trusted_widths
 from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,8 +46,8 @@ class Curve:
     experts: float
     x: FloatArray
     loss: FloatArray
-    inside: NDArray[np.bool_]
-    trusted: NDArray[np.bool_]
+    inside: BoolArray
+    trusted: BoolArray
     interval: Interval | None
     d_model: FloatArray
     n_active: FloatArray
@@ -103,9 +103,9 @@ class BestExperts:
     memory: FloatArray
     experts: FloatArray
     loss: FloatArray
-    tied: NDArray[np.bool_]
-    inside: NDArray[np.bool_]
-    trusted: NDArray[np.bool_]
+    tied: BoolArray
+    inside: BoolArray
+    trusted: BoolArray
 
 
 def interval_of(draws: FloatArray) -> Interval | None:
@@ -117,7 +117,7 @@ def interval_of(draws: FloatArray) -> Interval | None:
     return low, high
 
 
-def near_the_runs(law: Formula, **variables: Any) -> NDArray[np.bool_]:
+def near_the_runs(law: Formula, **variables: Any) -> BoolArray:
     """Return which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
     inside = ~law.beyond_guard(**variables)
     return inside if inside.any() else ~inside
@@ -188,7 +188,7 @@ class _MemoryModels:
     d_model: FloatArray
     variables: dict[str, Any]
     loss: FloatArray
-    is_compared: NDArray[np.bool_]
+    is_compared: BoolArray
 
     def draws(self, index: Any) -> FloatArray | None:
         """Compute the losses of the models at an index of [points, E] under each draw, [n_draws, n]."""
@@ -320,7 +320,7 @@ def _take_best_so_far(models: BestModels) -> BestModels:
     return BestModels(rows(models.d_model, best, axis=0), rows(models.loss, best, axis=0), variables)
 
 
-def _next_crossing(wins: NDArray[np.bool_], position: int) -> int:
+def _next_crossing(wins: BoolArray, position: int) -> int:
     """Return the first of the wins [points] that reach to `position`, or the next win after it, or the end."""
     if wins[position]:
         lost = np.flatnonzero(~wins[:position])
@@ -329,14 +329,14 @@ def _next_crossing(wins: NDArray[np.bool_], position: int) -> int:
     return position + int(won[0]) if len(won) else len(wins) - 1
 
 
-def _running_argmin(values: FloatArray) -> NDArray[np.intp]:
+def _running_argmin(values: FloatArray) -> IntArray:
     """Return the number of the least value so far in each column, [rows, columns]."""
     rows = np.arange(len(values))[:, None]
     is_new = values < np.vstack([np.full_like(values[:1], np.inf), np.minimum.accumulate(values)[:-1]])
     return np.maximum.accumulate(np.where(is_new, rows, 0))
 
 
-def split_where_changes(numbers: NDArray[np.int64]) -> list[tuple[slice, int]]:
+def split_where_changes(numbers: IntArray) -> list[tuple[slice, int]]:
     """Split `numbers` [points] into runs of equal numbers: the slice of each, with the first point of the next."""
     edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1), len(numbers)]
     return [(slice(int(first), int(last) + 1), int(numbers[first])) for first, last in pairwise(edges)]
@@ -457,7 +457,7 @@ def best_experts(
 
 def _optima_on_grid(
     law: Formula, flops: FloatArray, memory: FloatArray, experts: FloatArray, costs: ModelFields
-) -> tuple[BestModels, NDArray[np.bool_]]:
+) -> tuple[BestModels, BoolArray]:
     """Return the best models, [memory, flops, E], NaN where none fits, and which of them are compared."""
     budgets = Budget.each(flops[:, None])
     unlimited = Limits.of(law, **costs)
@@ -512,9 +512,9 @@ def _tied_with_best(
     law: Formula,
     variables: Mapping[str, FloatArray],
     loss: FloatArray,
-    best: NDArray[np.int64],
-    is_compared: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
+    best: IntArray,
+    is_compared: BoolArray,
+) -> BoolArray:
     """Return which E tie with the best of their budget and limit, as in `OptimalTable.comparison`."""
     # Some budgets have no E with a model.
     with np.errstate(invalid="ignore"):

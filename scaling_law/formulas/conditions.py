@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, given
@@ -24,7 +24,7 @@ from hub.base.notices import Notice, condense
 from hub.base.tables import Summarised, Table, join_words
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Interval
 
 # Factors beyond the fitted range, either way, at which an answer is refused.
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6, "C": 1e6}
@@ -78,10 +78,10 @@ class FittedRange:
 
     experts: float | None
     runs: int
-    n_active: tuple[float, float]
-    tokens: tuple[float, float]
-    tokens_per_parameter: tuple[float, float]
-    training_flops: tuple[float, float]
+    n_active: Interval
+    tokens: Interval
+    tokens_per_parameter: Interval
+    training_flops: Interval
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def evidence() -> dict[str, Any]:
 
 
 @cache
-def _supports() -> dict[str, tuple[float, float]]:
+def _supports() -> dict[str, Interval]:
     supports = {}
     for row in evidence()["trusted"]:
         for name in row["variables"]:
@@ -134,7 +134,7 @@ def _supports() -> dict[str, tuple[float, float]]:
     return supports
 
 
-def support_of(name: str) -> tuple[float, float]:
+def support_of(name: str) -> Interval:
     """Return how many times below and above the fitted range of this quantity an answer is trusted (`EVIDENCE`)."""
     supports = _supports()
     return supports.get(name) or supports[SIZES if is_size(name) else DESIGNS]
@@ -145,7 +145,7 @@ def describe_support() -> str:
     return ", ".join(row["brief"].format(**row) for row in evidence()["trusted"] if row["brief"])
 
 
-def measured_support_of(name: str) -> tuple[float, float]:
+def measured_support_of(name: str) -> Interval:
     """Return how far outside the range of this quantity a run may lie that will be measured: as far as the guard."""
     return guard_of(name), guard_of(name)
 
@@ -156,7 +156,7 @@ def rate_guard_of(name: str) -> float:
     return guards.get(name, RATE_GUARD)
 
 
-def rate_support_of(name: str) -> tuple[float, float]:
+def rate_support_of(name: str) -> Interval:
     """Return how many times below and above the range of this quantity a learning rate is trusted: as far as given."""
     return rate_guard_of(name), rate_guard_of(name)
 
@@ -188,10 +188,10 @@ class Conditions(Summarised):
     warmup_tokens: float | None = None
     vocab_size: int | None = None
     where: str | None = None
-    variables: Mapping[str, tuple[float, float]] | None = None
+    variables: Mapping[str, Interval] | None = None
     omitted: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
-    prior_limits: Mapping[str, tuple[float, float]] | None = None
+    prior_limits: Mapping[str, Interval] | None = None
 
     @property
     def overall(self) -> FittedRange | None:
@@ -204,7 +204,7 @@ class Conditions(Summarised):
         values = [fitted_range.experts for fitted_range in self.ranges if fitted_range.experts is not None]
         return tuple(sorted(values))
 
-    def fitted_limits(self) -> dict[str, tuple[float, float]]:
+    def fitted_limits(self) -> dict[str, Interval]:
         """Return the known (lowest, highest) N_act, D, D/N, E and other variables of all runs."""
         limits = dict(self.variables or {})
         overall = self.overall
@@ -216,7 +216,7 @@ class Conditions(Summarised):
             limits["E"] = (self.experts[0], self.experts[-1])
         return limits
 
-    def known_limits(self) -> dict[str, tuple[float, float]]:
+    def known_limits(self) -> dict[str, Interval]:
         """Return the (lowest, highest) values of the fitted runs and of those behind the prior, if there is one."""
         return _hull(self.fitted_limits(), self.prior_limits or {})
 
@@ -287,7 +287,7 @@ class RangeCheck(Summarised):
     needs: tuple[str, ...]
     at: Mapping[str, Any]
     guard: Callable[[str], float] = guard_of
-    support: Callable[[str], tuple[float, float]] = support_of
+    support: Callable[[str], Interval] = support_of
 
     def row(self, index: Any) -> RangeCheck:
         """Return the check of the models at this index of the broadcast variables."""
@@ -303,7 +303,7 @@ class RangeCheck(Summarised):
         return [label for label in labels if label not in self._limits]
 
     @cached_property
-    def beyond(self) -> NDArray[np.bool_]:
+    def beyond(self) -> BoolArray:
         """True where a model is known to lie beyond the guard."""
         bounds = {}
         for name, (low, high) in self._known_limits.items():
@@ -312,7 +312,7 @@ class RangeCheck(Summarised):
         return ~self._within(bounds)
 
     @cached_property
-    def trusted(self) -> NDArray[np.bool_]:
+    def trusted(self) -> BoolArray:
         """False where a model lies further outside than backtests went, and everywhere if a range is unknown."""
         return self._within(self.trusted_region)
 
@@ -383,13 +383,13 @@ class RangeCheck(Summarised):
         return np.where(np.isnan(most), np.nan, fewest), most
 
     @property
-    def inside(self) -> NDArray[np.bool_]:
+    def inside(self) -> BoolArray:
         """True where a model lies within the fitted ranges, those of its E where it has some."""
         if self.unknown:
             return self._within(None)
         return self._within({name: _widen(*limits, SLACK) for name, limits in self._limits_of_each.items()})
 
-    def _within(self, bounds: Mapping[str, tuple[Any, Any]] | None) -> NDArray[np.bool_]:
+    def _within(self, bounds: Mapping[str, tuple[Any, Any]] | None) -> BoolArray:
         """Return where a model lies within all bounds; nowhere where these are None."""
         shape = np.broadcast_shapes(*map(np.shape, self._quantities.values()))
         within = np.full(shape, bounds is not None)
@@ -501,11 +501,11 @@ class RangeCheck(Summarised):
                 yield excess
 
     @cached_property
-    def _limits(self) -> dict[str, tuple[float, float]]:
+    def _limits(self) -> dict[str, Interval]:
         return self.conditions.fitted_limits() if self.conditions else {}
 
     @cached_property
-    def _known_limits(self) -> dict[str, tuple[float, float]]:
+    def _known_limits(self) -> dict[str, Interval]:
         return self.conditions.known_limits() if self.conditions else {}
 
     @cached_property
@@ -598,7 +598,7 @@ def _widen(low: Any, high: Any, slack: float) -> tuple[Any, Any]:
     return low * (1 - slack), high * (1 + slack)
 
 
-def _limits_in_words(name: str, limits: tuple[float, float]) -> tuple[str, str]:
+def _limits_in_words(name: str, limits: Interval) -> tuple[str, str]:
     low, high = limits
     form = "{:g}".format if name == "E" else format_count
     return form(low), form(high)
@@ -618,7 +618,7 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
     d = np.asarray(tokens, float)
     e = np.asarray(experts, float)
 
-    def range_of(value: float | None, mask: NDArray[np.bool_]) -> FittedRange:
+    def range_of(value: float | None, mask: BoolArray) -> FittedRange:
         return FittedRange(
             experts=value,
             runs=int(mask.sum()),
@@ -635,13 +635,11 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
     return (overall, *(range_of(value, e == value) for value in sorted(set(e.tolist()))))
 
 
-def _lowest_and_highest(column: FloatArray) -> tuple[float, float]:
+def _lowest_and_highest(column: FloatArray) -> Interval:
     return float(column.min()), float(column.max())
 
 
-def _hull(
-    first: Mapping[str, tuple[float, float]], second: Mapping[str, tuple[float, float]]
-) -> dict[str, tuple[float, float]]:
+def _hull(first: Mapping[str, Interval], second: Mapping[str, Interval]) -> dict[str, Interval]:
     """Return the hull of each span; a span that only one of the two has stays as it is."""
     hulls = {**first, **second}
     for name in first:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import LARGEST, numbers_of, shorten
@@ -23,7 +23,7 @@ from scaling_law.formulas.extrapolation import log_errors
 from scaling_law.formulas.repeated import Models, Repetition, saturate, size_called_for
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_parameters, is_size
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray
 from scaling_law.size.recipe import PAPER
 
 SMALLEST = 1.0 / LARGEST
@@ -309,7 +309,7 @@ class Formula(Summarised):
         tokens: Values = None,
         experts: Values = None,
         **variables: Values,
-    ) -> NDArray[np.bool_]:
+    ) -> BoolArray:
         """Return where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
         return self.check(n_active, tokens, experts, **variables).beyond
 
@@ -479,7 +479,7 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise InputError(f"{name}={value!r} must be an integer of at least {least}")
 
 
-def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
+def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> BoolArray:
     """Return whether the loss falls with both N and D, for each E of the coefficients (m, μ, n, ν)."""
     m, mu, n, nu = map(np.asarray, coefficients)
     falls_with_size = (mu < 0) & (m > 0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
@@ -32,7 +32,7 @@ from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimum import compute_optimal, optimal_widths
 from scaling_law.planning.question import LimitFields, Quantity
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Candidates:
             tuple(self.names[i] for i in rows) if self.names else (),
         )
 
-    def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> NDArray[np.intp]:
+    def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> IntArray:
         """Find the runs whose warm-up, `is_given` or that of the fitted runs, ends before their decay begins.
 
         ValueError if none does.
@@ -459,7 +459,7 @@ def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -
     return answers - answers.mean(axis=0), losses - losses.mean(axis=0)
 
 
-def _near_the_median(answers: FloatArray, is_finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _near_the_median(answers: FloatArray, is_finite: BoolArray) -> BoolArray:
     """Mark the draws [draws] none of whose answers [draws, k] is an outlier; long tails would dominate a covariance.
 
     No draw is near where the answers do not differ.

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads
@@ -54,7 +54,7 @@ from scaling_law.planning.optimum import (
 from scaling_law.planning.question import Quantity, QuestionFields, lists_keywords
 from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -278,7 +278,7 @@ def reach(
     )
 
 
-def _interval(draws: FloatArray | None, is_reached: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray] | None:
+def _interval(draws: FloatArray | None, is_reached: BoolArray) -> tuple[FloatArray, FloatArray] | None:
     """Return the ends of the 95 % intervals of draws [n_draws, runs] at the models that are reached, NaN elsewhere."""
     if draws is None:
         return None
@@ -387,7 +387,7 @@ def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum) -> F
 
 def _are_trusted(
     law: Formula, d_model: FloatArray, tokens: FloatArray, experts: FloatArray, limits: Limits
-) -> NDArray[np.bool_]:
+) -> BoolArray:
     """Say of which models the law is trusted; also of all where it knows no range, so that none can be."""
     variables = {**limits.variables(d_model, experts, 1.0), "tokens": tokens}
     check = law.check(**variables, unique_tokens=limits.unique_tokens)
@@ -521,7 +521,7 @@ def flop_savings(
     return np.asarray(1.0 - cheapest.flops / budget.reshape(budget.shape + (1,) * e.ndim))
 
 
-def _has_optimum(law: Formula, experts: FloatArray) -> NDArray[np.bool_]:
+def _has_optimum(law: Formula, experts: FloatArray) -> BoolArray:
     """Say which E have an optimum, as far as their coefficients tell."""
     if isinstance(law, ChinchillaForm):
         return has_optimum(law.chinchilla_coefficients(experts))

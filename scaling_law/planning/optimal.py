@@ -43,7 +43,7 @@ from scaling_law.size.architecture import (
     total_parameters,
     training_flops,
 )
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,7 +94,7 @@ def optimal(
     _refuse_several_budgets(flops)
     named_gpus, fields = _read_gpus(flops, decode_batch, question)
     budget, limits = read_question(law, flops, **fields)
-    if named_gpus is not None and named_gpus.rule is not None:
+    if named_gpus is not None:
         # These GPUs share the batches.
         budget = replace(budget, rule=named_gpus.rule)
     candidates = _read_candidates(law, experts, bool(integral))
@@ -187,8 +187,8 @@ class _Models:
     `exists` and `fits` say of each E asked for whether it has an optimum, and one that fits.
     """
 
-    exists: NDArray[np.bool_]
-    fits: NDArray[np.bool_]
+    exists: BoolArray
+    fits: BoolArray
     experts: FloatArray
     d_model: FloatArray
     loss: FloatArray
@@ -198,7 +198,7 @@ class _Models:
     integral: bool
 
     @property
-    def is_smallest(self) -> NDArray[np.bool_]:
+    def is_smallest(self) -> BoolArray:
         """Where the optimum without limits is below the smallest width, which is taken instead."""
         return np.asarray(self.limited_by == "smallest")
 
@@ -222,7 +222,7 @@ class _Models:
             check=self.check.row(i),
         )
 
-    def losses(self, where: NDArray[np.bool_]) -> dict[float, float]:
+    def losses(self, where: BoolArray) -> dict[float, float]:
         """Return E → loss of some of the models."""
         return dict(zip(self.experts[where].tolist(), self.loss[where].tolist(), strict=True))
 

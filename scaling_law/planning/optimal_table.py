@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from hub.base.notices import Notice, about
@@ -29,7 +28,7 @@ from scaling_law.planning.optimum import explain_left_out
 from scaling_law.rates.batch import PublishedBatch, cite, describe_batches, published_batches
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import HEAD_DIM, Architecture, name_size
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Interval
 from scaling_law.size.recipe import PAPER, BatchRamp
 
 # E of which a comparison says how often each wins, or which is ahead.
@@ -111,7 +110,7 @@ class OptimalRow(Listed):
     training_flops: float
     inference_flops: float
     loss: float
-    loss_interval: tuple[float, float] | None
+    loss_interval: Interval | None
     learning_rate: float | None
     limited_by: str
     warnings: tuple[str, ...]
@@ -126,7 +125,7 @@ class OptimalRow(Listed):
     decode_seconds: float | None = None
     beyond_guard: bool = False
     accuracy: Mapping[str, Mapping[str, float]] | None = None
-    learning_rate_interval: tuple[float, float] | None = None
+    learning_rate_interval: Interval | None = None
     learning_rate_law: str = ""
     learning_rate_batch: int | None = None
     learning_rate_warnings: tuple[str, ...] = ()
@@ -180,7 +179,7 @@ class Comparison:
     best: float
     runner_up: float
     difference: float
-    interval: tuple[float, float] | None
+    interval: Interval | None
     error: float | None
     tied: tuple[float, ...]
     win_shares: Mapping[float, float]
@@ -336,7 +335,7 @@ class OptimalTable(Answer):
         return text
 
     @property
-    def _fitted_experts(self) -> tuple[float, float]:
+    def _fitted_experts(self) -> Interval:
         """The lowest and the highest E of the law's runs."""
         if self.check is None or self.check.conditions is None:
             return 0.0, math.inf
@@ -593,7 +592,7 @@ def share_wins(drawn_losses: FloatArray) -> FloatArray:
     return np.asarray(np.mean(winners == np.arange(drawn_losses.shape[-1]), axis=0))
 
 
-def find_ties(differences: FloatArray, shares: FloatArray | None, error: float | None) -> NDArray[np.bool_]:
+def find_ties(differences: FloatArray, shares: FloatArray | None, error: float | None) -> BoolArray:
     """Find the best E, whose `differences` [..., E] are 0, and those that tie with it.
 
     The smallest set of E whose `shares` of wins add up to `TIE_SHARE`, or without draws those with a difference below

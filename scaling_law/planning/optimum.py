@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads
@@ -33,7 +33,7 @@ from scaling_law.size.architecture import (
     affordable_tokens,
     width_of_active,
 )
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -153,9 +153,9 @@ class WidthOptimum:
     n_active: FloatArray
     tokens: FloatArray
     loss: FloatArray
-    truncated: NDArray[np.bool_]
-    fits: NDArray[np.bool_]
-    exists: NDArray[np.bool_]
+    truncated: BoolArray
+    fits: BoolArray
+    exists: BoolArray
     free: FloatArray
 
 
@@ -194,7 +194,7 @@ def optimal_widths(
         optimum = _choose_minimum(models, free, free[None], limit, integral)
     else:
         # What few unique tokens call for may lie below the widths that are searched.
-        closed: bool | NDArray[np.bool_] = False
+        closed: bool | BoolArray = False
         if limits.unique_tokens:
             closed = np.isfinite(_called_for(law, columns, e, limits))
         optimum = find_optimum(models, budget.widths(limits), limit, integral, closed)
@@ -227,7 +227,7 @@ def find_optimum(
     widths: tuple[Any, Any],
     limit: FloatArray,
     integral: bool = False,
-    closed: bool | NDArray[np.bool_] = False,
+    closed: bool | BoolArray = False,
 ) -> WidthOptimum:
     """Find the optimum of any models between two `widths`: the best of their minima, and of those within the `limit`.
 
@@ -270,7 +270,7 @@ def _choose_minimum(
     return replace(optimum, truncated=free > limit, free=free)
 
 
-def choose_width(models: Models, widths: FloatArray, allowed: Any, exists: NDArray[np.bool_]) -> WidthOptimum:
+def choose_width(models: Models, widths: FloatArray, allowed: Any, exists: BoolArray) -> WidthOptimum:
     """Choose the best of the allowed widths [k, ...], which nothing truncates."""
     n_active, tokens, loss = models(widths)
     loss = np.where(allowed & ~np.isnan(loss), loss, np.inf)
@@ -443,7 +443,7 @@ def _group_reasons(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
     return [(f"{e:g}", reason) for e, reason in reasons.items()]
 
 
-def explain_no_optimum(law: Formula, experts: ArrayLike, exists: NDArray[np.bool_]) -> str:
+def explain_no_optimum(law: Formula, experts: ArrayLike, exists: BoolArray) -> str:
     """Say why a law has no optimum for those of the E where none `exists`."""
     without = np.unique(np.broadcast_to(np.asarray(experts, float), exists.shape)[~exists]).tolist()
     groups = _group_reasons({e: why_no_optimum(law, e) for e in without})

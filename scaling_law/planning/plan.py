@@ -40,7 +40,7 @@ from scaling_law.size.architecture import (
     name_size,
     total_parameters,
 )
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Interval
 from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
@@ -84,9 +84,9 @@ class Plan(Answer):
     learning_rate_law: str
     learning_rate_batch: int | None
     learning_rate_regret: float | None
-    learning_rate_interval: tuple[float, float] | None
+    learning_rate_interval: Interval | None
     loss: float
-    loss_interval: tuple[float, float] | None
+    loss_interval: Interval | None
     training_flops: float
     total_tokens: int
     total_flops: float
@@ -95,7 +95,7 @@ class Plan(Answer):
     gradient_bytes: float
     kv_cache_bytes: float
     gpu_hours: float
-    gpu_hours_interval: tuple[float, float] | None
+    gpu_hours_interval: Interval | None
     gpus: int
     gpu: str
     time: Budget | None = None

@@ -33,14 +33,13 @@ from scaling_law.planning.optimum import coefficients_of, optimal_widths
 from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, lists_keywords
 from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
-from scaling_law.size.arrays import FloatArray
-from scaling_law.size.widths import Widths
+from scaling_law.size.arrays import FloatArray, Interval
+from scaling_law.size.widths import Sized, Widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Model = float | Architecture
-Sized = Architecture | Widths
 # Widths are searched from the start divided by this to the start times this, at so many points.
 AROUND = 50.0
 POINTS = 33
@@ -65,15 +64,15 @@ class SpeedupRow(Listed):
     tokens: float
     flops: float
     compute: float
-    compute_interval: tuple[float, float] | None
+    compute_interval: Interval | None
     data: float
-    data_interval: tuple[float, float] | None
+    data_interval: Interval | None
     floor: float
     unreached: float
     trusted: bool
     hours: float | None = None
     time: float | None = None
-    time_interval: tuple[float, float] | None = None
+    time_interval: Interval | None = None
     warnings: tuple[str, ...] = ()
 
     def _headline(self) -> str:
@@ -100,7 +99,7 @@ class EffectiveSpeedup(Answer):
     loss: float
     law: str
     asymptote: float
-    asymptote_interval: tuple[float, float] | None
+    asymptote_interval: Interval | None
     exponent: float | None = None
     baseline_loss: float | None = None
 
@@ -409,7 +408,7 @@ def _read_spending(
     return of_law(law, {**variables, "tokens": positive("tokens", variables["tokens"])}), width
 
 
-def _interval(draws: FloatArray) -> tuple[float, float] | None:
+def _interval(draws: FloatArray) -> Interval | None:
     """Return the 95 % interval of the draws, with infinite ones, without those that have no optimum; None for none."""
     values = draws[~np.isnan(draws)]
     if not values.size:

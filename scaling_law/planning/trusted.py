@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
@@ -21,7 +21,7 @@ from scaling_law.planning.limits import Limits
 from scaling_law.planning.minimiser import minima
 from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, prefer_smaller
 from scaling_law.size.architecture import HEAD_DIM, width_of_active
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray
 
 # Share of the budget that the best trusted model spends at least, or the answer is the best model, trusted or not.
 LEAST_SHARE = 0.5
@@ -119,7 +119,7 @@ class BestModels:
     loss: FloatArray
     variables: Mapping[str, FloatArray]
 
-    def replaced(self, where: NDArray[np.bool_], other: BestModels) -> BestModels:
+    def replaced(self, where: BoolArray, other: BestModels) -> BestModels:
         """Return these models, with others in some places."""
         variables = {}
         for name, values in self.variables.items():
@@ -130,7 +130,7 @@ class BestModels:
 
 def prefer_trusted(
     law: Formula, budget: Budget, limits: Limits, models: BestModels, trusted: BestModels
-) -> tuple[BestModels, NDArray[np.bool_]]:
+) -> tuple[BestModels, BoolArray]:
     """Answer each question with its best trusted model, if this spends `LEAST_SHARE` of the budget, as `optimal` does.
 
     Returns the models that answer, and which of them are compared: trusted ones, or all of a question without one.

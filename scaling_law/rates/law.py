@@ -40,6 +40,7 @@ from scaling_law.size.architecture import (
     active_parameters,
     non_embedding_parameters,
 )
+from scaling_law.size.arrays import Interval
 from scaling_law.size.recipe import PAPER, ROWS
 
 Reading = Literal["code", "paper"]
@@ -78,13 +79,13 @@ class LearningRateLaw(Listed):
     reading: Reading = "code"
     source: str = ""
     rmse: float | None = None
-    n_range: tuple[float, float] | None = None
-    experts_range: tuple[float, float] | None = None
+    n_range: Interval | None = None
+    experts_range: Interval | None = None
     vocab_size: int = VOCAB_SIZE
     slope_d: float = 0.0
     slope_batch: float = 0.0
-    tokens_range: tuple[float, float] | None = None
-    batch_range: tuple[float, float] | None = None
+    tokens_range: Interval | None = None
+    batch_range: Interval | None = None
     regret: float | None = None
     covariance: tuple[tuple[float, ...], ...] | None = None
 
@@ -209,7 +210,7 @@ class LearningRateLaw(Listed):
         tokens: Count = None,
         batch_tokens: Count = None,
         level: float = 0.95,
-    ) -> tuple[float, float] | None:
+    ) -> Interval | None:
         """Return the bounds of the best rate with this probability; None without covariance. Errors as `at`."""
         rate = float(self.at(counted_parameters, experts, tokens, batch_tokens))
         check_level(level)
@@ -332,7 +333,7 @@ class PeakRate(NamedTuple):
     """
 
     learning_rate: float | None
-    interval: tuple[float, float] | None
+    interval: Interval | None
     law: LearningRateLaw
     batch_tokens: int | None
     warnings: tuple[str, ...]

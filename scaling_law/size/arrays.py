@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 BoolArray = NDArray[np.bool_]
+# The ends of an interval or range, the lower first.
+Interval = tuple[float, float]
 # Relative differences that rounding may make.
 _ROUNDING = 1e-9
 
