@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
-from scaling_law.planning.limits import Limits, of_law
+from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wins
 from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths, parse_experts
 from scaling_law.planning.question import LimitFields, ModelFields
@@ -292,7 +292,7 @@ def _models_by_memory(
     is_compared = np.full(loss.shape, True)
     if prefers_trusted and not law.check(**variables).unknown:
         _, tokens, trusted_loss = trusted_models(law, experts, budget, limits)(largest_width)
-        variables = of_law(law, {**limits.variables(largest_width, experts, 1.0), "tokens": tokens})
+        variables = limits.models(law, largest_width, experts, tokens)
         has_model = np.isfinite(trusted_loss) & optimum.exists
         trusted = BestModels(largest_width, np.where(has_model, trusted_loss, np.inf), variables)
         models, is_compared = prefer_trusted(law, budget, limits, models, _take_best_so_far(trusted))
@@ -315,9 +315,7 @@ def _take_best_so_far(models: BestModels) -> BestModels:
     In hours a smaller model can have the lower loss: layouts change with the size.
     """
     best = _running_argmin(models.loss)
-    rows = np.take_along_axis
-    variables = {name: rows(values, best, axis=0) for name, values in models.variables.items()}
-    return BestModels(rows(models.d_model, best, axis=0), rows(models.loss, best, axis=0), variables)
+    return models.take(lambda values: np.take_along_axis(values, best, axis=0))
 
 
 def _next_crossing(wins: BoolArray, position: int) -> int:
@@ -495,15 +493,14 @@ def _trusted_ladder(
     # These arrays are [widths, flops, E].
     widths = np.geomspace(least, np.maximum(largest, least), RUNGS)[:, None]
     _, tokens, loss = trusted_models(law, experts, budgets, limits)(widths)
-    variables = of_law(law, {**limits.variables(widths, experts, 1.0), "tokens": tokens})
+    variables = limits.models(law, widths, experts, tokens)
     loss = np.where(np.isfinite(loss), loss, np.inf)
     d_model = np.broadcast_to(widths, loss.shape)
 
     def find(limits: Limits) -> BestModels:
         allowed = np.where(widths <= limits.width_limit(experts) * (1 + ROUNDING), loss, np.inf)
         best = np.argmin(allowed, axis=0)[None]
-        of_best = {name: np.take_along_axis(values, best, 0)[0] for name, values in variables.items()}
-        return BestModels(np.take_along_axis(d_model, best, 0)[0], np.take_along_axis(allowed, best, 0)[0], of_best)
+        return BestModels(d_model, allowed, variables).take(lambda values: np.take_along_axis(values, best, 0)[0])
 
     return find
 

@@ -40,8 +40,7 @@ FORMAT = "evidence"
 VERSION = 1
 # Factors outside the range of its law up to which a learning rate is given: of N as it counts, of D and of the batch.
 RATE_GUARD = 10.0
-RATE_GUARD_OF_EXPERTS = 4.0
-RATE_GUARD_OF_FLOPS = 100.0
+RATE_GUARDS = {"E": 4.0, "flops": 100.0}
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
 UNKNOWN = "range of {} unknown: nothing checks how far an answer extrapolates there"
 # Quantities that grow in proportion to D.
@@ -140,25 +139,14 @@ def support_of(name: str) -> Interval:
     return supports.get(name) or supports[SIZES if is_size(name) else DESIGNS]
 
 
+def rate_guard_of(name: str) -> float:
+    """Return how many times beyond the range of this quantity no learning rate is given."""
+    return RATE_GUARDS.get(name, RATE_GUARD)
+
+
 def describe_support() -> str:
     """Say how far outside the fitted ranges answers are trusted: those that are at all."""
     return ", ".join(row["brief"].format(**row) for row in evidence()["trusted"] if row["brief"])
-
-
-def measured_support_of(name: str) -> Interval:
-    """Return how far outside the range of this quantity a run may lie that will be measured: as far as the guard."""
-    return guard_of(name), guard_of(name)
-
-
-def rate_guard_of(name: str) -> float:
-    """Return how many times beyond the range of this quantity no learning rate is given."""
-    guards = {"E": RATE_GUARD_OF_EXPERTS, "flops": RATE_GUARD_OF_FLOPS}
-    return guards.get(name, RATE_GUARD)
-
-
-def rate_support_of(name: str) -> Interval:
-    """Return how many times below and above the range of this quantity a learning rate is trusted: as far as given."""
-    return rate_guard_of(name), rate_guard_of(name)
 
 
 @dataclass(frozen=True, repr=False)
@@ -279,15 +267,19 @@ class RangeCheck(Summarised):
     """The distance of an answer's models from the runs of its law; each answer makes one (`law.check`) and keeps it.
 
     `at` are the models' variables, which broadcast; `needs` names those that decide the answer: it is not trusted if
-    the range of one of them is unknown. `guard` and `support` return the factors outside the range of a quantity up to
-    which it is answered, and trusted.
+    the range of one of them is unknown. `guard` returns the factor outside the range of a quantity up to which it is
+    answered; up to which it is trusted say backtests, or the guard, too, if `trusts_guard`.
     """
 
     conditions: Conditions | None
     needs: tuple[str, ...]
     at: Mapping[str, Any]
     guard: Callable[[str], float] = guard_of
-    support: Callable[[str], Interval] = support_of
+    trusts_guard: bool = False
+
+    def support(self, name: str) -> Interval:
+        """Return how many times below and above the range of this quantity an answer is trusted."""
+        return (self.guard(name), self.guard(name)) if self.trusts_guard else support_of(name)
 
     def row(self, index: Any) -> RangeCheck:
         """Return the check of the models at this index of the broadcast variables."""
@@ -385,9 +377,8 @@ class RangeCheck(Summarised):
     @property
     def inside(self) -> BoolArray:
         """True where a model lies within the fitted ranges, those of its E where it has some."""
-        if self.unknown:
-            return self._within(None)
-        return self._within({name: _widen(*limits, SLACK) for name, limits in self._limits_of_each.items()})
+        limits = {name: _widen(*ends, SLACK) for name, ends in self._limits_of_each.items()}
+        return self._within(None if self.unknown else limits)
 
     def _within(self, bounds: Mapping[str, tuple[Any, Any]] | None) -> BoolArray:
         """Return where a model lies within all bounds; nowhere where these are None."""
@@ -531,27 +522,19 @@ class RangeCheck(Summarised):
         An E between the fitted ones has the lesser of its neighbours' limits. C is 6 N D of any run.
         """
         limits: dict[str, tuple[Any, Any]] = dict(self._limits)
-        overall = self.conditions.overall if self.conditions else None
-        if self.conditions is None or overall is None:
+        conditions = self.conditions
+        if conditions is None or conditions.overall is None:
             return limits
-        limits["C"] = overall.training_flops
-        ranges = [fitted_range for fitted_range in self.conditions.ranges if fitted_range.experts is not None]
+        limits["C"] = conditions.overall.training_flops
         experts = self.at.get("experts")
-        if experts is None or not ranges:
+        if experts is None or not conditions.experts:
             return limits
-        ranges.sort(key=lambda fitted_range: fitted_range.experts or 0.0)
-        fitted_experts = np.array([fitted_range.experts for fitted_range in ranges], float)
-        values = np.asarray(experts, float)
-        below = np.searchsorted(fitted_experts, values, "right") - 1
-        above = np.searchsorted(fitted_experts, values, "left")
-        last = len(ranges) - 1
-        below = np.clip(below, 0, last)
-        above = np.clip(above, 0, last)
-        largest = {
-            "N_act": np.array([fitted_range.n_active[1] for fitted_range in ranges]),
-            "D": np.array([fitted_range.tokens[1] for fitted_range in ranges]),
-        }
-        for name, highest in largest.items():
+        last = len(conditions.experts) - 1
+        below = np.maximum(np.searchsorted(conditions.experts, experts, "right") - 1, 0)
+        above = np.minimum(np.searchsorted(conditions.experts, experts, "left"), last)
+        ranges = {fitted_range.experts: fitted_range for fitted_range in conditions.ranges}
+        for name, field_name in (("N_act", "n_active"), ("D", "tokens")):
+            highest = np.array([getattr(ranges[e], field_name)[1] for e in conditions.experts])
             low, _ = limits[name]
             limits[name] = low, np.minimum(highest[below], highest[above])
         return limits

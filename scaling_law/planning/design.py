@@ -25,7 +25,7 @@ from hub.base.tables import Table, literal
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, plain_fields
-from scaling_law.formulas.conditions import Conditions, ExtrapolationError, measured_support_of
+from scaling_law.formulas.conditions import Conditions, ExtrapolationError
 from scaling_law.formulas.law import Values, check_shapes, one_positive, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
@@ -399,7 +399,7 @@ def next_runs(
         deviation_after=deviation_after,
         flops=float(candidates.flops[runs].sum()),
         warmup_tokens=warmup_tokens,
-        check=replace(check, conditions=conditions, support=measured_support_of),
+        check=replace(check, conditions=conditions, trusts_guard=True),
         notes=notes,
     )
 

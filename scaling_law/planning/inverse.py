@@ -33,7 +33,7 @@ from scaling_law.planning.budget import (
     read_question,
     refuse_served,
 )
-from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
+from scaling_law.planning.limits import Limits, explain_ignored_design
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
@@ -238,7 +238,7 @@ def reach(
     limits = models.limits
     is_reached = np.isfinite(models.d_model)
     tokens = np.where(is_reached, models.tokens, np.nan)
-    variables = of_law(law, {**limits.variables(models.d_model, e, 1.0), "tokens": tokens})
+    variables = limits.models(law, models.d_model, e, tokens)
     check = _check_range(law, variables, is_reached, e.ndim, limits, force)
 
     n_active = variables["n_active"]

@@ -122,6 +122,10 @@ class Limits:
         tokens = affordable_tokens(flops, variables["n_active"], self.inference_tokens)
         return {**variables, "tokens": tokens}
 
+    def models(self, law: Formula, d_model: Any, experts: Any, tokens: Any) -> dict[str, Any]:
+        """Return N_act, D, E and the law's other variables, for models of these widths and tokens; broadcasts."""
+        return of_law(law, {**self.variables(d_model, experts, 1.0), "tokens": tokens})
+
     def loss(self, law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
         """Compute the loss of models on the unique tokens there are; coefficients and variables broadcast."""
         if self.unique_tokens is not None:

@@ -33,7 +33,7 @@ from scaling_law.planning.optimum import (
     why_no_optimum,
 )
 from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, RunFields, lists_keywords, pick
-from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
+from scaling_law.planning.trusted import LEAST_SHARE, BestModels, find_trusted
 from scaling_law.rates.law import LearningRateLaw, peak_rate
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -181,7 +181,7 @@ def _read_candidates(law: Formula, experts: ArrayLike | None, integral: bool) ->
 
 
 @dataclass(frozen=True)
-class _Models:
+class _Models(BestModels):
     """The best model of each E that has one, arrays [n]; `variables` are what a law may depend on.
 
     `exists` and `fits` say of each E asked for whether it has an optimum, and one that fits.
@@ -189,18 +189,9 @@ class _Models:
 
     exists: BoolArray
     fits: BoolArray
-    experts: FloatArray
-    d_model: FloatArray
-    loss: FloatArray
     limited_by: NDArray[np.str_]
-    variables: Mapping[str, FloatArray]
     check: RangeCheck
     integral: bool
-
-    @property
-    def is_smallest(self) -> BoolArray:
-        """Where the optimum without limits is below the smallest width, which is taken instead."""
-        return np.asarray(self.limited_by == "smallest")
 
     @property
     def most_tokens(self) -> FloatArray:
@@ -210,17 +201,9 @@ class _Models:
     @property
     def best_trusted(self) -> _Models:
         """The trusted model of lowest loss alone, or none."""
-        losses = np.where(self.check.trusted, self.loss, np.inf)
-        i = np.flatnonzero(np.isfinite(losses) & (np.arange(losses.size) == np.argmin(losses)))
-        return replace(
-            self,
-            experts=self.experts[i],
-            d_model=self.d_model[i],
-            loss=self.loss[i],
-            limited_by=self.limited_by[i],
-            variables={name: values[i] for name, values in self.variables.items()},
-            check=self.check.row(i),
-        )
+        i = np.flatnonzero(self.check.trusted)
+        i = i[np.argsort(self.loss[i], kind="stable")[:1]]
+        return replace(self.take(lambda values: values[i]), limited_by=self.limited_by[i])
 
     def losses(self, where: BoolArray) -> dict[float, float]:
         """Return E → loss of some of the models."""
@@ -243,7 +226,6 @@ def _find_models(law: Formula, budget: Budget, limits: Limits, candidates: Float
     return _Models(
         exists=optimum.exists,
         fits=fits,
-        experts=experts,
         d_model=d_model,
         loss=optimum.loss[fits],
         limited_by=np.where(optimum.truncated, "memory", unlimited)[fits],
@@ -259,16 +241,12 @@ def _find_trusted(law: Formula, budget: Budget, limits: Limits, models: _Models)
         return models
     optimum = find_trusted(law, budget, models.experts, limits, models.integral)
     is_replaced = ~models.check.trusted & optimum.fits
-    d_model = np.where(is_replaced, optimum.d_model, models.d_model)
-    variables = budget.models(law, d_model, models.experts, limits)
-    variables["tokens"] = np.where(is_replaced, optimum.tokens, variables["tokens"])
+    variables = limits.models(law, optimum.d_model, models.experts, optimum.tokens)
+    models = models.replaced(is_replaced, BestModels(optimum.d_model, optimum.loss, variables))
     return replace(
         models,
-        d_model=d_model,
-        loss=np.where(is_replaced, optimum.loss, models.loss),
         limited_by=np.where(is_replaced, EVIDENCE, models.limited_by),
-        variables=variables,
-        check=law.check(**variables, unique_tokens=limits.unique_tokens),
+        check=law.check(**models.variables, unique_tokens=limits.unique_tokens),
     )
 
 
@@ -314,7 +292,7 @@ def _make_rows(
 def _sizes(budget: Budget, limits: Limits, models: _Models) -> dict[str, Any]:
     """Return the columns that follow from the widths."""
     d_model = models.d_model
-    experts = models.variables["experts"]
+    experts = models.experts
     n_active = models.variables["n_active"]
     tokens = models.variables["tokens"]
     ramps = [budget.rule.run(*run) for run in zip(n_active.tolist(), tokens.tolist(), strict=True)]
@@ -368,14 +346,14 @@ def _costs(
         if decode_batch is not None:
             raise InputError(given("decode_batch", decode_batch), " needs a gpu that serves, such as gpu='h100'")
         return columns
-    widths = limits.widths(models.d_model, models.variables["experts"])
+    widths = limits.widths(models.d_model, models.experts)
     tokens = models.variables["tokens"]
     if trains:
         seconds = cluster.seconds(widths, tokens)
         columns["mfu"] = cluster.mfu(widths, tokens, seconds)
         columns["hours"] = seconds / 3600.0 if budget.cluster is None else None
         layouts = []
-        for d_model, experts, count in zip(models.d_model, models.variables["experts"], tokens, strict=True):
+        for d_model, experts, count in zip(models.d_model, models.experts, tokens, strict=True):
             layouts.append(cluster.describe_layout(limits.widths(d_model, experts), float(count)))
         columns["layout"] = layouts
     if decode_batch is not None:
@@ -433,7 +411,7 @@ def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bo
 
     InputError for hours in which every optimum is, whose step times nobody knows, unless `force`.
     """
-    experts = models.experts[models.is_smallest]
+    experts = models.experts[models.limited_by == "smallest"]
     if not experts.size:
         return ()
     n_active = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))

@@ -8,9 +8,9 @@ budget or a limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,6 +22,9 @@ from scaling_law.planning.minimiser import minima
 from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, prefer_smaller
 from scaling_law.size.architecture import HEAD_DIM, width_of_active
 from scaling_law.size.arrays import BoolArray, FloatArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Share of the budget that the best trusted model spends at least, or the answer is the best model, trusted or not.
 LEAST_SHARE = 0.5
@@ -119,13 +122,28 @@ class BestModels:
     loss: FloatArray
     variables: Mapping[str, FloatArray]
 
-    def replaced(self, where: BoolArray, other: BestModels) -> BestModels:
+    @property
+    def experts(self) -> FloatArray:
+        """The E of each model."""
+        return self.variables["experts"]
+
+    def replaced(self, where: BoolArray, other: BestModels) -> Self:
         """Return these models, with others in some places."""
-        variables = {}
-        for name, values in self.variables.items():
-            variables[name] = np.where(where, other.variables[name], values)
-        d_model = np.where(where, other.d_model, self.d_model)
-        return BestModels(d_model, np.where(where, other.loss, self.loss), variables)
+        return replace(
+            self,
+            d_model=np.where(where, other.d_model, self.d_model),
+            loss=np.where(where, other.loss, self.loss),
+            variables={name: np.where(where, other.variables[name], self.variables[name]) for name in self.variables},
+        )
+
+    def take(self, find: Callable[[FloatArray], FloatArray]) -> Self:
+        """Return some of these models, which `find` picks of each array."""
+        return replace(
+            self,
+            d_model=find(self.d_model),
+            loss=find(self.loss),
+            variables={name: find(values) for name, values in self.variables.items()},
+        )
 
 
 def prefer_trusted(

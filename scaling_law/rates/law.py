@@ -31,7 +31,7 @@ from hub.base.notices import Notice, about
 from hub.base.paths import local_path
 from hub.base.tables import Listed
 from scaling_law.formulas.answers import span
-from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of, rate_support_of
+from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of
 from scaling_law.formulas.law import Values, check_level, positive
 from scaling_law.rates.batch import usual_batch
 from scaling_law.size.architecture import (
@@ -248,8 +248,7 @@ class LearningRateLaw(Listed):
 
     def refusal(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> str:
         """Run `refusal_at` for an architecture."""
-        batch = self._batch_of(architecture, tokens, batch_tokens)
-        return self.refusal_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch)
+        return self.refusal_at(*self._inputs(architecture, tokens, batch_tokens))
 
     def counted(self, architecture: Architecture) -> float:
         """Count N of an architecture as this reading does."""
@@ -262,17 +261,13 @@ class LearningRateLaw(Listed):
 
         Without `batch_tokens` a law that has the batch takes that of `law.optimal` (`rates.batch.usual_batch`).
         """
-        size = self.counted(architecture)
-        batch = self._batch_of(architecture, tokens, batch_tokens)
-        return float(self.at(size, architecture.experts_equivalent, tokens, batch))
+        return float(self.at(*self._inputs(architecture, tokens, batch_tokens)))
 
-    def _batch_of(self, architecture: Architecture, tokens: Count, batch_tokens: Count) -> Count:
-        """Return the batch that is given, or of a law that has it the usual one."""
-        if batch_tokens is not None or tokens is None or not self.slope_batch:
-            return batch_tokens
-        tokens = float(positive("tokens", tokens))
-        batch, _ = usual_batch(architecture.n_active, tokens)
-        return batch
+    def _inputs(self, architecture: Architecture, tokens: Count, batch: Count) -> tuple[float, float, Count, Count]:
+        """Return N as counted, E, D and the batch: that which is given, or of a law that has it the usual one."""
+        if batch is None and tokens is not None and self.slope_batch:
+            batch, _ = usual_batch(architecture.n_active, float(positive("tokens", tokens)))
+        return self.counted(architecture), architecture.experts_equivalent, tokens, batch
 
     def warnings(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> list[str]:
         """Say how far a run lies outside the runs of this law; [] inside. Variables left out are not checked."""
@@ -284,9 +279,7 @@ class LearningRateLaw(Listed):
 
         `beyond`, and not trusted, where it is too far to train at this rate (`conditions.RATE_GUARD`).
         """
-        size = self.counted(architecture)
-        batch = self._batch_of(architecture, tokens, batch_tokens)
-        return self.check_at(size, architecture.experts_equivalent, tokens, batch)
+        return self.check_at(*self._inputs(architecture, tokens, batch_tokens))
 
     def check_at(
         self,
@@ -315,7 +308,7 @@ class LearningRateLaw(Listed):
             "batch": batch_tokens,
         }
         conditions = Conditions(self.source, variables=known_ranges)
-        return RangeCheck(conditions, tuple(needs), inputs, rate_guard_of, rate_support_of)
+        return RangeCheck(conditions, tuple(needs), inputs, rate_guard_of, trusts_guard=True)
 
 
 def describe_check(check: RangeCheck, refusal: str) -> list[str]:
@@ -352,14 +345,9 @@ def peak_rate(
     size = float(law.counted_parameters(d_model, vocab_size=vocab_size))
     inputs = (size, experts, tokens, batch_tokens)
     refusal = law.refusal_at(*inputs)
-    rate = None
-    interval = None
-    if not refusal:
-        rate = float(law.at(*inputs))
-        interval = law.interval_at(*inputs)
     return PeakRate(
-        learning_rate=rate,
-        interval=interval,
+        learning_rate=None if refusal else float(law.at(*inputs)),
+        interval=None if refusal else law.interval_at(*inputs),
         law=law,
         batch_tokens=round(batch_tokens) if law.slope_batch else None,
         warnings=tuple(describe_check(law.check_at(*inputs), refusal)),
