@@ -151,7 +151,7 @@ def loss_curve(
     limits = limits or Limits.of(law)
     loss = law.loss(**columns)
     if limits.unique_tokens:
-        loss = limits.loss(law, tuple(law.coefficients.values()), columns)
+        loss = limits.loss(law, law.columns, columns)
     interval = None
     if band and law.draws is not None:
         draws = limits.loss(law, law.columns_of_draws(loss.ndim), columns)
@@ -285,7 +285,7 @@ def _models_by_memory(
     largest_width = limits.width_of_memory(memory[:, None], experts)
     d_model = np.minimum(optimum.d_model, largest_width)
     variables = budget.models(law, d_model, experts, limits)
-    loss = limits.loss(law, tuple(law.coefficients.values()), variables)
+    loss = limits.loss(law, law.columns, variables)
     is_shown = near_the_runs(law, **variables) & optimum.exists
     loss = np.where(is_shown, loss, np.inf)
     models = _take_best_so_far(BestModels(d_model, loss, variables))
@@ -426,10 +426,28 @@ def best_experts(
     budgets = np.atleast_1d(positive("flops", flops))
     memory_limits = np.atleast_1d(positive("memory", memory))
     e = np.atleast_1d(parse_experts(law, experts))
-    # These arrays are [rows, columns, E].
-    models, is_compared = _optima_on_grid(law, budgets, memory_limits, e, costs)
-    variables = models.variables
-    check = law.check(**variables)
+    budgets_of_columns = Budget.each(budgets[:, None])
+    find_trusted_models = _trusted_ladder(law, budgets_of_columns, e, Limits.of(law, **costs))
+    rows = []
+    for memory_limit in memory_limits.tolist():
+        limits = Limits.of(law, memory=memory_limit, **costs)
+        trusted_models = None if find_trusted_models is None else find_trusted_models(limits)
+        rows.append(_best_of_budgets(law, budgets_of_columns, e, limits, trusted_models))
+    return BestExperts(budgets, memory_limits, *map(np.stack, zip(*rows, strict=True)))
+
+
+def _best_of_budgets(
+    law: Formula, budgets: Budget, experts: FloatArray, limits: Limits, trusted_models: BestModels | None
+) -> tuple[FloatArray, FloatArray, BoolArray, BoolArray, BoolArray]:
+    """Find the best E for each budget within the limits: E, loss, whether it ties, is inside, is trusted."""
+    optimum = optimal_widths(law, budgets, experts, limits)
+    variables = budgets.models(law, optimum.d_model, experts, limits)
+    variables = {name: np.where(optimum.fits, values, np.nan) for name, values in variables.items()}
+    models = BestModels(optimum.d_model, optimum.loss, variables)
+    is_compared = np.full(optimum.loss.shape, True)
+    if trusted_models is not None:
+        models, is_compared = prefer_trusted(law, budgets, limits, models, trusted_models)
+    check = law.check(**models.variables)
     with np.errstate(invalid="ignore"):
         is_compared = is_compared & np.isfinite(models.loss) & ~check.beyond
         is_trusted = is_compared & check.trusted
@@ -439,45 +457,15 @@ def best_experts(
     def of_best(values: Any) -> Any:
         return np.take_along_axis(values, best, -1)[..., 0]
 
-    best_loss = of_best(loss)
-    has_answer = np.isfinite(best_loss)
-    is_tied = _tied_with_best(law, variables, loss, best, is_compared)
-    return BestExperts(
-        flops=budgets,
-        memory=memory_limits,
-        experts=np.where(has_answer, of_best(np.broadcast_to(e, loss.shape)), np.nan),
-        loss=np.where(has_answer, best_loss, np.nan),
-        tied=has_answer & (is_tied.sum(axis=-1) > 1),
-        inside=has_answer & of_best(check.inside),
-        trusted=has_answer & of_best(is_trusted),
+    has_answer = np.isfinite(of_best(loss))
+    is_tied = _tied_with_best(law, models.variables, loss, best, is_compared)
+    return (
+        np.where(has_answer, experts[best[..., 0]], np.nan),
+        np.where(has_answer, of_best(loss), np.nan),
+        has_answer & (is_tied.sum(axis=-1) > 1),
+        has_answer & of_best(check.inside),
+        has_answer & of_best(is_trusted),
     )
-
-
-def _optima_on_grid(
-    law: Formula, flops: FloatArray, memory: FloatArray, experts: FloatArray, costs: ModelFields
-) -> tuple[BestModels, BoolArray]:
-    """Return the best models, [memory, flops, E], NaN where none fits, and which of them are compared."""
-    budgets = Budget.each(flops[:, None])
-    unlimited = Limits.of(law, **costs)
-    find_trusted_models = _trusted_ladder(law, budgets, experts, unlimited)
-    rows = []
-    compared = []
-    for memory_limit in memory.tolist():
-        limits = Limits.of(law, memory=memory_limit, **costs)
-        optimum = optimal_widths(law, budgets, experts, limits)
-        variables = budgets.models(law, optimum.d_model, experts, limits)
-        variables = {name: np.where(optimum.fits, values, np.nan) for name, values in variables.items()}
-        models = BestModels(optimum.d_model, optimum.loss, variables)
-        is_compared = np.full(optimum.loss.shape, True)
-        if find_trusted_models is not None:
-            trusted = find_trusted_models(limits)
-            models, is_compared = prefer_trusted(law, budgets, limits, models, trusted)
-        rows.append(models)
-        compared.append(is_compared)
-    names = rows[0].variables
-    stacked = {name: np.stack([models.variables[name] for models in rows]) for name in names}
-    d_model = np.stack([models.d_model for models in rows])
-    return BestModels(d_model, np.stack([models.loss for models in rows]), stacked), np.stack(compared)
 
 
 def _trusted_ladder(
@@ -523,7 +511,7 @@ def _tied_with_best(
         for name, values in variables.items():
             replacement = values[is_compared][0] if is_compared.any() else 1.0
             inputs[name] = np.where(is_compared, values, replacement)
-        # These losses are [draws, rows, columns, E].
+        # These losses are [draws, columns, E].
         shares = share_wins(np.where(is_compared, law.loss_draws(**inputs), np.inf))
     rmse = law.conditions.rmse if law.conditions else None
     return np.asarray(find_ties(distance, shares, rmse) & is_compared)

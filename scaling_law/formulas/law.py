@@ -98,6 +98,11 @@ class Formula(Summarised):
         return {name: getattr(self, name) for name in self.coefficient_names()}
 
     @property
+    def columns(self) -> tuple[float, ...]:
+        """The coefficients, as `evaluate` takes them."""
+        return tuple(self.coefficients.values())
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """The variables that the loss depends on, by the names of columns of runs."""
         return self.form.variables
@@ -124,7 +129,7 @@ class Formula(Summarised):
         `beyond_guard`.
         """
         inputs = self._inputs(n_active, tokens, experts, **variables)
-        return self._loss_of(tuple(self.coefficients.values()), inputs, unique_tokens)
+        return self._loss_of(self.columns, inputs, unique_tokens)
 
     def loss_draws(
         self,
@@ -506,7 +511,7 @@ class ChinchillaForm(Formula):
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         """Return (m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""
-        coefficients = tuple(self.coefficients.values())
+        coefficients = self.columns
         return self.chinchilla_of(coefficients, positive("experts", experts, 1.0))
 
     @classmethod

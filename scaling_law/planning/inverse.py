@@ -18,7 +18,7 @@ from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.notices import Notice, about
 from hub.base.tables import Table
-from hub.base.units import format_bytes, format_count, format_ends, format_flops, format_rough
+from hub.base.units import format_bytes, format_count, format_flops, format_rough, in_brackets
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
@@ -147,9 +147,7 @@ class Reached(ArrayAnswer):
         best = self.best
         if best is None:
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
-        loss = f"loss {best['loss']:.3f}"
-        if best["loss_interval"] is not None:
-            loss += " ({} to {})".format(*format_ends(*best["loss_interval"]))
+        loss = f"loss {best['loss']:.3f}{in_brackets(best['loss_interval'])}"
         text = f"{loss} takes at least {self._cost(best)}, with {_describe_model(best)}"
         if not best["trusted"]:
             return f"{text}; not trusted"
@@ -313,16 +311,16 @@ def _find_cheapest(
         raise InputError(explain_no_optimum(law, experts, exists))
     if cluster is not None:
         refuse_served(limits)
-    losses, each = np.broadcast_arrays(loss, experts)
-    models = reaching(law, tuple(law.coefficients.values()), losses, each, limits, cluster)
-    limit = limits.width_limit(each)
+    losses, experts_of_each = np.broadcast_arrays(loss, experts)
+    models = reaching(law, law.columns, losses, experts_of_each, limits, cluster)
+    limit = limits.width_limit(experts_of_each)
     optimum = find_optimum(models, WIDTHS, limit)
     # The smallest model is the cheapest one where the optimum would be smaller still.
     _, _, cost = models(np.full(losses.shape, HEAD_DIM))
     is_smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
     d_model = np.where(optimum.fits, optimum.d_model, np.where(is_smallest, HEAD_DIM, np.nan))
-    if not (force or _are_trusted(law, d_model, models(d_model)[1], each, limits).all()):
-        trusted = choose_trusted(trusted_reaching(models, law, each, limits), law, each, limits)
+    if not (force or _are_trusted(law, d_model, models(d_model)[1], experts_of_each, limits).all()):
+        trusted = choose_trusted(trusted_reaching(models, law, experts_of_each, limits), law, experts_of_each, limits)
         d_model = np.where(exists & trusted.fits, trusted.d_model, d_model)
     n_active, tokens, _ = models(d_model)
     flops = flops_of(n_active, tokens, limits)
@@ -349,11 +347,11 @@ def _find_smallest(
     budget, limits = read_question(law, flops, **question)
     if limits.memory is not None:
         raise InputError("memory is what this question solves for: leave it out")
-    losses, each = np.broadcast_arrays(loss, experts)
-    models = models_at_budget(law, tuple(law.coefficients.values()), experts, budget, limits)
+    losses, experts_of_each = np.broadcast_arrays(loss, experts)
+    models = models_at_budget(law, law.columns, experts, budget, limits)
     width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits))
     n_active, tokens, _ = models(width)
-    if not (force or _are_trusted(law, width, tokens, each, limits).all()):
+    if not (force or _are_trusted(law, width, tokens, experts_of_each, limits).all()):
         models = trusted_models(law, experts, budget, limits)
         trusted_width = _smallest_width(models, losses, find_trusted(law, budget, experts, limits, False))
         is_reached = np.isfinite(trusted_width)

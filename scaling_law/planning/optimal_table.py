@@ -17,7 +17,7 @@ import numpy as np
 from hub.base.errors import InputError
 from hub.base.notices import Notice, about
 from hub.base.tables import Listed, Table, join_words
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_experts, format_flops
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_experts, format_flops, in_brackets
 from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval
@@ -318,9 +318,7 @@ class OptimalTable(Answer):
         text = f"{name_size(best.experts, best.n_active, best.n_total)}, {format_count(best.tokens)} tokens"
         if self.budget.cluster is not None:
             text += f" in batches of {format_count(self.batch_tokens)}"
-        text += f": loss {best.loss:.3f}"
-        if best.loss_interval:
-            text += " ({} to {})".format(*format_ends(*best.loss_interval))
+        text += f": loss {best.loss:.3f}{in_brackets(best.loss_interval)}"
         if best.mfu is not None:
             text += f"; MFU {best.mfu:.0%}"
         if len(self._tied) > 1:

@@ -177,7 +177,7 @@ def optimal_widths(
     refuse_other_variables(law, limits, e)
     if budget.cluster is not None:
         budget.refuse_too_short(float(e.min()), limits)
-    columns = tuple(law.coefficients.values()) if coefficients is None else coefficients
+    columns = law.columns if coefficients is None else coefficients
     shape = np.broadcast_shapes(e.shape, np.shape(np.asarray(budget.flops)), np.shape(columns[0]))
     e = np.broadcast_to(e, shape)
 
@@ -333,7 +333,7 @@ def optimum_draws(
             loss=np.where(optimum.fits, optimum.loss, np.nan),
         )
 
-    optimum_of_law = find(tuple(law.coefficients.values()))
+    optimum_of_law = find(law.columns)
     law.check(optimum_of_law.n_active, optimum_of_law.tokens, e).refuse(force)
     return find(draws)
 
@@ -411,7 +411,7 @@ def explain_undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> li
     if limits.unique_tokens is None:
         return []
     e = np.atleast_1d(np.asarray(experts, float))
-    without = e[np.isnan(_called_for(law, tuple(law.coefficients.values()), e, limits))]
+    without = e[np.isnan(_called_for(law, law.columns, e, limits))]
     if not without.size:
         return []
     names = ", ".join(format_experts(without.tolist()))

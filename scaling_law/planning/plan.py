@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough, in_brackets
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
@@ -131,8 +131,7 @@ class Plan(Answer):
         a = self.architecture
         cost = f"{format_count(self.tokens)} tokens in {self._describe_hours()}"
         text = f"{name_size(a.experts_equivalent, a.n_active, a.n_total)}, {cost}: loss {self.loss:.3f}"
-        if self.loss_interval is not None:
-            text += " ({} to {})".format(*format_ends(*self.loss_interval))
+        text += in_brackets(self.loss_interval)
         if self.learning_rate is None:
             text += "; no learning rate"
         if not super().trusted:
@@ -330,7 +329,7 @@ def plan(
         warmup_tokens=schedule.warmup_tokens,
         decay_tokens=_decay_tokens(ramp, schedule.tokens),
         **_read_rate(row, given_rate),
-        loss=float(loss(tuple(law.coefficients.values()))),
+        loss=float(loss(law.columns)),
         loss_interval=None if drawn_loss is None else percentile_interval(drawn_loss),
         training_flops=architecture.training_flops(schedule.tokens),
         total_tokens=schedule.total_tokens,

@@ -35,7 +35,7 @@ def trusted_models(law: Formula, experts: ArrayLike, budget: Budget, limits: Lim
 
     D is what the budget buys, or less where the region ends before.
     """
-    coefficients = tuple(law.coefficients.values())
+    coefficients = law.columns
 
     def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         variables = budget.variables(d_model, experts, limits)
@@ -127,13 +127,15 @@ class BestModels:
         """The E of each model."""
         return self.variables["experts"]
 
-    def replaced(self, where: BoolArray, other: BestModels) -> Self:
+    def replaced(self, where: BoolArray, substitutes: BestModels) -> Self:
         """Return these models, with others in some places."""
         return replace(
             self,
-            d_model=np.where(where, other.d_model, self.d_model),
-            loss=np.where(where, other.loss, self.loss),
-            variables={name: np.where(where, other.variables[name], self.variables[name]) for name in self.variables},
+            d_model=np.where(where, substitutes.d_model, self.d_model),
+            loss=np.where(where, substitutes.loss, self.loss),
+            variables={
+                name: np.where(where, substitutes.variables[name], self.variables[name]) for name in self.variables
+            },
         )
 
     def take(self, find: Callable[[FloatArray], FloatArray]) -> Self:
