@@ -21,18 +21,14 @@ from hub.base.units import format_bytes, parse_bytes, parse_count
 # Bytes/s between GPUs of a node by PCIe 5, in one direction.
 PCIE_5 = 63e9
 SHEET = "its data sheet"
-_FP16 = f"{SHEET} (its peak is of fp16: it has no bf16)"
-
-# Precisions of matrix units besides bf16: FP8 from Ada, Hopper and CDNA 3 on, FP4 from Blackwell and CDNA 4 on.
-NO_FP8 = {"A100", "A800", "A10", "A6000", "3090", "v5p"}
-FP4 = {"GB300", "GB200", "B300", "B200", "5090", "MI355X", "MI350X"}
 
 
 class Gpu(NamedTuple):
     """One GPU: dense bf16 matrix FLOP/s, bytes/s and bytes of its memory, bytes/s to the other GPUs of its `node`.
 
     `machine`: GPUs of one operating system, if a node spans several (None: the node). `basis`: the source of step
-    times, in words.
+    times, in words. `precisions` of matrix units: FP8 from Ada, Hopper and CDNA 3 on, FP4 from Blackwell and CDNA 4
+    on; that of the peak alone is known of a device that a user describes.
     """
 
     name: str
@@ -44,26 +40,13 @@ class Gpu(NamedTuple):
     node: int = 8
     machine: int | None = None
     basis: str = SHEET
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        if self.basis == _FP16:
-            return ("fp16",)
-        precisions = ["bf16"]
-        # Only the precision of the peak is known of a device that a user describes.
-        if "=" not in self.name:
-            words = {*self.name.split()}
-            if not words & NO_FP8:
-                precisions.append("fp8")
-            if words & FP4:
-                precisions.append("fp4")
-        return tuple(precisions)
+    precisions: tuple[str, ...] = ("bf16",)
 
 
 def _read_sheets() -> dict[str, Gpu]:
     """Read the data sheets, by words in a driver's name of the GPU; the first that fits is taken."""
     rows = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))
-    return {row.pop("words"): Gpu(**row) for row in rows}
+    return {row.pop("words"): Gpu(precisions=tuple(row.pop("precisions")), **row) for row in rows}
 
 
 GPUS = _read_sheets()

@@ -101,19 +101,12 @@ class Reached(ArrayAnswer):
         """
         check = cast(RangeCheck, self.check)
         shape = (self.loss.size, -1)
-        costs = np.broadcast_to(getattr(self, self.least), self.n_active.shape).reshape(shape)
-        costs = np.where(np.isfinite(self.n_active).reshape(costs.shape), costs, np.inf)
-        masks = []
-        for mask in (check.trusted, ~check.beyond, np.array(True)):
-            masks.append(np.broadcast_to(mask, self.n_active.shape).reshape(shape))
-        places = []
-        for i, row in enumerate(costs):
-            for mask in masks:
-                compared = np.where(mask[i], row, np.inf)
-                if np.isfinite(compared).any():
-                    places.append(i * len(row) + int(np.argmin(compared)))
-                    break
-        return tuple(places)
+        costs = np.where(np.isfinite(self.n_active), getattr(self, self.least), np.inf)
+        # Rows that cost nothing finite come last.
+        rank = np.select([~np.isfinite(costs), check.trusted, ~check.beyond], [3, 0, 1], 2)
+        order = np.lexsort((costs.reshape(shape), rank.reshape(shape)))
+        places = order[:, 0] + np.arange(len(order)) * order.shape[1]
+        return tuple(places[np.isfinite(costs.ravel()[places])].tolist())
 
     @property
     def best(self) -> dict[str, Any] | None:

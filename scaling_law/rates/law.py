@@ -246,6 +246,18 @@ class LearningRateLaw(Listed):
             f"`scaling-law learning-rate RUNS` fits them, or {INSTEAD}"
         )
 
+    def peak(self, counted_parameters: float, experts: float, tokens: Count, batch_tokens: Count) -> PeakRate:
+        """Return the rate here, or why there is none. Errors as `at`."""
+        inputs = (counted_parameters, experts, tokens, batch_tokens)
+        refusal = self.refusal_at(*inputs)
+        return PeakRate(
+            learning_rate=None if refusal else float(self.at(*inputs)),
+            interval=None if refusal else self.interval_at(*inputs),
+            law=self,
+            batch_tokens=round(batch_tokens) if self.slope_batch and batch_tokens is not None else None,
+            warnings=tuple(describe_check(self.check_at(*inputs), refusal)),
+        )
+
     def refusal(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> str:
         """Run `refusal_at` for an architecture."""
         return self.refusal_at(*self._inputs(architecture, tokens, batch_tokens))
@@ -343,15 +355,7 @@ def peak_rate(
     """Return the rate of a model of usual shape by this law; None stands for `DEFAULT_LAW`."""
     law = law or LearningRateLaw.published(DEFAULT_LAW)
     size = float(law.counted_parameters(d_model, vocab_size=vocab_size))
-    inputs = (size, experts, tokens, batch_tokens)
-    refusal = law.refusal_at(*inputs)
-    return PeakRate(
-        learning_rate=None if refusal else float(law.at(*inputs)),
-        interval=None if refusal else law.interval_at(*inputs),
-        law=law,
-        batch_tokens=round(batch_tokens) if law.slope_batch else None,
-        warnings=tuple(describe_check(law.check_at(*inputs), refusal)),
-    )
+    return law.peak(size, experts, tokens, batch_tokens)
 
 
 def source_of_rate(law: str, batches: Iterable[float | None]) -> str:
