@@ -22,7 +22,7 @@ from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths,
 from scaling_law.planning.question import LimitFields, ModelFields
 from scaling_law.planning.trusted import BestModels, prefer_trusted, trusted_models, trusted_widths
 from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -134,7 +134,7 @@ def thin_draws(law: FormulaT, n_draws: int) -> FormulaT:
 def loss_curve(
     law: Formula,
     x: ArrayLike,
-    variables: Mapping[str, Any],
+    variables: Variables,
     experts: float,
     mark: int | None = None,
     band: bool = True,

@@ -24,7 +24,7 @@ from hub.base.notices import Notice, condense
 from hub.base.tables import Summarised, Table, join_words
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
-from scaling_law.size.arrays import BoolArray, FloatArray, Interval
+from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Variables
 
 # Factors beyond the fitted range, either way, at which an answer is refused.
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6, "C": 1e6}
@@ -273,7 +273,7 @@ class RangeCheck(Summarised):
 
     conditions: Conditions | None
     needs: tuple[str, ...]
-    at: Mapping[str, Any]
+    at: Variables
     guard: Callable[[str], float] = guard_of
     trusts_guard: bool = False
 

@@ -23,7 +23,7 @@ from scaling_law.formulas.extrapolation import log_errors
 from scaling_law.formulas.repeated import Models, Repetition, saturate, size_called_for
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_parameters, is_size
-from scaling_law.size.arrays import BoolArray, FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Variables
 from scaling_law.size.recipe import PAPER
 
 SMALLEST = 1.0 / LARGEST
@@ -152,7 +152,7 @@ class Formula(Summarised):
         losses = np.asarray(self._loss_of(self.columns_of_draws(dimensions), inputs, unique_tokens))
         return self.add_extrapolation(losses, inputs, dimensions)
 
-    def add_extrapolation(self, losses: FloatArray, variables: Mapping[str, Any], dimensions: int) -> FloatArray:
+    def add_extrapolation(self, losses: FloatArray, variables: Variables, dimensions: int) -> FloatArray:
         """Add the error of extrapolation to losses under draws, [n_draws, ...], of models of so many dimensions.
 
         `variables` are those of `check`.
@@ -179,7 +179,7 @@ class Formula(Summarised):
     def effective(
         self,
         coefficients: Any,
-        variables: Mapping[str, Any],
+        variables: Variables,
         unique_tokens: Any,
         models: Models | None = None,
     ) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class Formula(Summarised):
     def size_called_for(
         self,
         coefficients: Any,
-        variables: Mapping[str, Any],
+        variables: Variables,
         tokens: FloatArray,
         models: Models | None = None,
     ) -> FloatArray:
@@ -498,7 +498,7 @@ class ChinchillaForm(Formula):
     def size_called_for(
         self,
         coefficients: Any,
-        variables: Mapping[str, Any],
+        variables: Variables,
         tokens: FloatArray,
         models: Models | None = None,
     ) -> FloatArray:

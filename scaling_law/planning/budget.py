@@ -41,7 +41,7 @@ from scaling_law.size.architecture import (
     training_flops,
     width_of_active,
 )
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Variables
 from scaling_law.size.recipe import BatchRamp
 from scaling_law.size.widths import Sized, Widths
 
@@ -373,7 +373,7 @@ class Budget:
         """Return N_act, D, E and the law's other variables, for models that spend the budget; broadcasts."""
         return of_law(law, self.variables(d_model, experts, limits))
 
-    def share_spent(self, d_model: Any, variables: Mapping[str, Any], limits: Limits) -> FloatArray:
+    def share_spent(self, d_model: Any, variables: Variables, limits: Limits) -> FloatArray:
         """Return the share of the budget that models of these widths and variables spend; broadcasts."""
         n_active = variables["n_active"]
         tokens = variables["tokens"]

@@ -32,7 +32,7 @@ from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimum import compute_optimal, optimal_widths
 from scaling_law.planning.question import LimitFields, Quantity
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Variables
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Candidates:
         return cls._of_columns(columns)
 
     @classmethod
-    def _of_columns(cls, columns: Mapping[str, Any]) -> Candidates:
+    def _of_columns(cls, columns: Variables) -> Candidates:
         """Check the columns that are numbers; the others, which no law reads, are left out."""
         for name in ("n_active", "tokens"):
             if name not in columns:

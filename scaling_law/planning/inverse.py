@@ -54,7 +54,7 @@ from scaling_law.planning.optimum import (
 from scaling_law.planning.question import Quantity, QuestionFields, lists_keywords
 from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
-from scaling_law.size.arrays import BoolArray, FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -386,7 +386,7 @@ def _are_trusted(
 
 
 def _check_range(
-    law: Formula, variables: Mapping[str, Any], is_reached: Any, axes_of_experts: int, limits: Limits, force: bool
+    law: Formula, variables: Variables, is_reached: Any, axes_of_experts: int, limits: Limits, force: bool
 ) -> RangeCheck:
     """Check the models that there are. ExtrapolationError where all for one loss are beyond the guard."""
     repeated: dict[str, Any] = {"unique_tokens": limits.unique_tokens}
@@ -413,14 +413,14 @@ def _explain(law: Formula, experts: FloatArray, limits: Limits, check: RangeChec
     return notes
 
 
-def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
+def floor(law: Formula, coefficients: Any, variables: Variables) -> FloatArray:
     """Compute the loss of models with endless tokens under each row of coefficients, [1 + n_draws, ...]."""
     with np.errstate(all="ignore"):
         return np.asarray(law.evaluate(coefficients, {**variables, "tokens": np.array(ENDLESS)}), float)
 
 
 def tokens_needed(
-    law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
+    law: Formula, coefficients: Any, loss: FloatArray, variables: Variables, limits: Limits
 ) -> FloatArray:
     """Find the training tokens with which models reach `loss`; infinite where none suffice. All broadcast."""
     if limits.unique_tokens is not None:
@@ -451,7 +451,7 @@ def tokens_needed(
 
 
 def _repeated_tokens_needed(
-    law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
+    law: Formula, coefficients: Any, loss: FloatArray, variables: Variables, limits: Limits
 ) -> FloatArray:
     """Answer `tokens_needed` where tokens repeat, by the logarithm of what they are worth: it has an end."""
     unique = limits.unique_tokens or np.inf

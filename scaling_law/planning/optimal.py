@@ -43,7 +43,7 @@ from scaling_law.size.architecture import (
     total_parameters,
     training_flops,
 )
-from scaling_law.size.arrays import BoolArray, FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -381,7 +381,7 @@ def _explain_hours(
     return tuple(notes)
 
 
-def _worth(law: Formula, variables: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+def _worth(law: Formula, variables: Variables, limits: Limits) -> dict[str, Any]:
     """Say how far the law extrapolates for a model."""
     check = law.check(**variables, unique_tokens=limits.unique_tokens)
     return {

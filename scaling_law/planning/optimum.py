@@ -33,7 +33,7 @@ from scaling_law.size.architecture import (
     affordable_tokens,
     width_of_active,
 )
-from scaling_law.size.arrays import BoolArray, FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -364,7 +364,7 @@ def _draws(law: ChinchillaForm) -> FloatArray:
 def drawn_losses(
     law: Formula,
     budget: Budget,
-    at: Mapping[str, Any],
+    at: Variables,
     d_model: FloatArray,
     limits: Limits,
     most_tokens: ArrayLike = np.inf,
@@ -374,17 +374,17 @@ def drawn_losses(
     The draws of the two are independent: whichever has fewer is repeated. Those of a law have the error of
     extrapolation. Faster steps train on `most_tokens` at most.
     """
-    if budget.cluster is None or budget.cluster.throughput.draws is None:
-        if law.draws is None:
-            return None
-        return law.add_extrapolation(limits.loss(law, law.columns_of_draws(1), at), at, 1)
-    tokens = budget.cluster.tokens(limits.widths(d_model, at["experts"]), budget.seconds, drawn=True)
-    coefficients = coefficients_of(law)
-    if law.draws is not None:
-        coefficients = coefficients[:, 1:]
-    draw = np.arange(max(len(tokens), coefficients.shape[1]))
-    variables = {**at, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
-    losses = limits.loss(law, coefficients[:, draw % coefficients.shape[1]], variables)
+    has_drawn_steps = budget.cluster is not None and budget.cluster.throughput.draws is not None
+    if law.draws is None and not has_drawn_steps:
+        return None
+    coefficients = coefficients_of(law) if law.draws is None else law.columns_of_draws(1)
+    variables = at
+    if budget.cluster is not None and has_drawn_steps:
+        tokens = budget.cluster.tokens(limits.widths(d_model, at["experts"]), budget.seconds, drawn=True)
+        draw = np.arange(max(len(tokens), coefficients.shape[1]))
+        variables = {**at, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
+        coefficients = coefficients[:, draw % coefficients.shape[1]]
+    losses = limits.loss(law, coefficients, variables)
     return losses if law.draws is None else law.add_extrapolation(losses, variables, 1)
 
 

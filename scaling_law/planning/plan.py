@@ -6,7 +6,7 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ from scaling_law.size.architecture import (
     name_size,
     total_parameters,
 )
-from scaling_law.size.arrays import FloatArray, Interval
+from scaling_law.size.arrays import FloatArray, Interval, Variables
 from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
@@ -349,9 +349,7 @@ def plan(
     )
 
 
-def _draw_losses(
-    law: Formula, table: OptimalTable, row: OptimalRow, variables: Mapping[str, Any]
-) -> FloatArray | None:
+def _draw_losses(law: Formula, table: OptimalTable, row: OptimalRow, variables: Variables) -> FloatArray | None:
     """Draw the losses [n_draws] of the planned model, as `optimal` does; None without draws.
 
     Within hours they are of the tokens that the drawn step times allow.

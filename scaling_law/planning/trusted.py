@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,7 +21,7 @@ from scaling_law.planning.limits import Limits
 from scaling_law.planning.minimiser import minima
 from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, prefer_smaller
 from scaling_law.size.architecture import HEAD_DIM, width_of_active
-from scaling_law.size.arrays import BoolArray, FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,7 +60,7 @@ def trusted_reaching(reaching: Models, law: Formula, experts: ArrayLike, limits:
     return models
 
 
-def tokens_trusted(law: Formula, variables: Mapping[str, Any], limits: Limits) -> tuple[FloatArray, FloatArray]:
+def tokens_trusted(law: Formula, variables: Variables, limits: Limits) -> tuple[FloatArray, FloatArray]:
     """Return the fewest and the most D with which models are trusted, NaN where none is; `variables` may have more."""
     tokens = np.where(np.isfinite(variables["tokens"]) & (variables["tokens"] > 0), variables["tokens"], np.nan)
     check = law.check(**{**variables, "tokens": tokens}, unique_tokens=limits.unique_tokens)

@@ -1,5 +1,6 @@
 """Types of arrays, which every room above uses, and the choice of one among equal numbers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ IntArray = NDArray[np.intp]
 BoolArray = NDArray[np.bool_]
 # The ends of an interval or range, the lower first.
 Interval = tuple[float, float]
+# Values of the variables of a law by name; they broadcast.
+Variables = Mapping[str, Any]
 # Relative differences that rounding may make.
 _ROUNDING = 1e-9
 
