@@ -22,12 +22,11 @@ from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths,
 from scaling_law.planning.question import LimitFields, ModelFields
 from scaling_law.planning.trusted import BestModels, prefer_trusted, trusted_models, trusted_widths
 from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Variables
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval, Intervals, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Interval = tuple[FloatArray, FloatArray]
 # Widths among which a map looks for the best trusted model of each E.
 RUNGS = 1000
 # The quantiles that bound 95 %.
@@ -48,7 +47,7 @@ class Curve:
     loss: FloatArray
     inside: BoolArray
     trusted: BoolArray
-    interval: Interval | None
+    interval: Intervals | None
     d_model: FloatArray
     n_active: FloatArray
     n_total: FloatArray
@@ -70,7 +69,7 @@ class Boundary:
 
     smaller: float
     larger: float
-    interval: tuple[float, float]
+    interval: Interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +85,7 @@ class MemoryCurves:
     curves: tuple[Curve, ...]
     regions: tuple[Region, ...]
     loss: FloatArray
-    interval: Interval | None
+    interval: Intervals | None
     boundaries: tuple[Boundary, ...]
 
 
@@ -108,7 +107,7 @@ class BestExperts:
     trusted: BoolArray
 
 
-def interval_of(draws: FloatArray) -> Interval | None:
+def interval_of(draws: FloatArray) -> Intervals | None:
     """Return 95 % intervals of `draws` [draws, points], from draws without NaN; None for fewer than two of them."""
     finite = draws[np.isfinite(draws).all(axis=1)]
     if len(finite) < 2:
@@ -213,7 +212,7 @@ class _MemoryModels:
             limits=self.limits,
         )
 
-    def boundary(self, first: int, second: int, start: int) -> tuple[float, float]:
+    def boundary(self, first: int, second: int, start: int) -> Interval:
         """Return the 95 % interval of the limit from which the E in column `second` beats the E in column `first`.
 
         Each draw judges the same models, so that errors which both E share cancel. Of several such limits of a

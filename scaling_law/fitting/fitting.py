@@ -51,7 +51,7 @@ from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import rows_of_curves, with_few_checkpoints
 from scaling_law.size.architecture import DESIGN_VARIABLES
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -452,7 +452,7 @@ def fit(
     weights: str | ArrayLike | None = None,
     l2: float = 0.0,
     fixed: Mapping[str, float | str] | None = None,
-    bounds: Mapping[str, tuple[float, float]] | None = None,
+    bounds: Mapping[str, Interval] | None = None,
     starts: Literal["scaled", "paper"] | Sequence[Law] = "scaled",
     release: int | None = None,
     outliers: Literal["keep", "set_aside"] = "keep",

@@ -21,7 +21,7 @@ from hub.base.tables import ResultTable, Summarised, Table, column_name
 from hub.base.units import format_count
 from scaling_law.formulas.law import check_count
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval
 
 if TYPE_CHECKING:
     import pandas
@@ -168,7 +168,7 @@ class HeldOut(Summarised):
         return float(np.abs(self.errors).max()) if len(self.errors) else float("nan")
 
     @cached_property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> Interval:
         """The 95 % interval of the RMSE over resampled held-out runs."""
         count = len(self.errors)
         resamples = np.random.default_rng(SEED).integers(count, size=(RESAMPLES, count))

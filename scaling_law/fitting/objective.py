@@ -24,10 +24,10 @@ import numpy as np
 from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
 from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval
 
 Mask = BoolArray
-Limits = Mapping[str, tuple[float, float]]
+Limits = Mapping[str, Interval]
 # Logarithms of variables [n], and of transforms [S, n].
 Logs = Mapping[str, FloatArray]
 Slopes = list[FloatArray]

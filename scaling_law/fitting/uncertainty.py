@@ -17,7 +17,7 @@ from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.law import check_count, percentile_interval
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import BoolArray, FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Interval
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +44,7 @@ class Bootstrap(ResultTable):
         return self.law.draws
 
     @reads
-    def interval(self, coefficient: str, level: float = 0.95) -> tuple[float, float]:
+    def interval(self, coefficient: str, level: float = 0.95) -> Interval:
         """Return the percentile interval of a coefficient.
 
         ValueError for an unknown one, or a `level` not between 0 and 1.

@@ -24,7 +24,7 @@ from hub.base.notices import Notice, condense
 from hub.base.tables import Summarised, Table, join_words
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
-from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Variables
+from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Intervals, Variables
 
 # Factors beyond the fitted range, either way, at which an answer is refused.
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6, "C": 1e6}
@@ -309,7 +309,7 @@ class RangeCheck(Summarised):
         return self._within(self.trusted_region)
 
     @cached_property
-    def trusted_region(self) -> dict[str, tuple[Any, Any]] | None:
+    def trusted_region(self) -> dict[str, Intervals] | None:
         """The (lowest, highest) N_act, D, D/N, C, E and other variables that are trusted; None if a range is unknown.
 
         The most N_act and D depend on E: they have the shape of the models' E.
@@ -349,13 +349,13 @@ class RangeCheck(Summarised):
             return 0.0
         return np.log2(self._quantities["E"] / self._limits["E"][0])
 
-    def supported(self, name: str) -> tuple[Any, Any]:
+    def supported(self, name: str) -> Intervals:
         """Return the least and the largest trusted value of a quantity, for each model; 0 and infinite without one."""
         low, high = (self.trusted_region or {}).get(name, (0.0, np.inf))
         # Models at the ends are trusted, however their quantities round.
         return low * (1 + ROUNDING), high * (1 - ROUNDING)
 
-    def trusted_tokens(self) -> tuple[FloatArray, FloatArray]:
+    def trusted_tokens(self) -> Intervals:
         """Return the fewest and the most D with which each model is trusted, NaN where it is with none.
 
         `at` has the most D that are considered, from which D/N, C and epochs follow in proportion.
@@ -380,7 +380,7 @@ class RangeCheck(Summarised):
         limits = {name: _widen(*ends, SLACK) for name, ends in self._limits_of_each.items()}
         return self._within(None if self.unknown else limits)
 
-    def _within(self, bounds: Mapping[str, tuple[Any, Any]] | None) -> BoolArray:
+    def _within(self, bounds: Mapping[str, Intervals] | None) -> BoolArray:
         """Return where a model lies within all bounds; nowhere where these are None."""
         shape = np.broadcast_shapes(*map(np.shape, self._quantities.values()))
         within = np.full(shape, bounds is not None)
@@ -500,9 +500,9 @@ class RangeCheck(Summarised):
         return self.conditions.known_limits() if self.conditions else {}
 
     @cached_property
-    def _limits_of_each(self) -> dict[str, tuple[Any, Any]]:
+    def _limits_of_each(self) -> dict[str, Intervals]:
         """Fitted limits for each model: N_act and D have those of the runs of the same E, where there are any."""
-        limits: dict[str, tuple[Any, Any]] = dict(self._limits)
+        limits: dict[str, Intervals] = dict(self._limits)
         experts = np.asarray(self.at.get("experts"), float)
         for fitted_range in self.conditions.ranges if self.conditions else ():
             is_same = experts == fitted_range.experts
@@ -516,12 +516,12 @@ class RangeCheck(Summarised):
         return limits
 
     @cached_property
-    def _supported_limits(self) -> dict[str, tuple[Any, Any]]:
+    def _supported_limits(self) -> dict[str, Intervals]:
         """Fitted limits from which `support` counts: of all runs, except that the most N_act and D are of the same E.
 
         An E between the fitted ones has the lesser of its neighbours' limits. C is 6 N D of any run.
         """
-        limits: dict[str, tuple[Any, Any]] = dict(self._limits)
+        limits: dict[str, Intervals] = dict(self._limits)
         conditions = self.conditions
         if conditions is None or conditions.overall is None:
             return limits
@@ -552,7 +552,7 @@ class RangeCheck(Summarised):
                 quantities["C"] = np.asarray(training_flops(quantities["N_act"], quantities["D"]))
         return quantities
 
-    def _excesses(self, limits: Mapping[str, tuple[Any, Any]], slack: float = 0.0) -> Iterator[Excess]:
+    def _excesses(self, limits: Mapping[str, Intervals], slack: float = 0.0) -> Iterator[Excess]:
         """Yield for each quantity and side of its `limits` the value that leaves them by the largest factor."""
         for name, (low, high) in limits.items():
             if name not in self._quantities:
@@ -577,7 +577,7 @@ class RangeCheck(Summarised):
                     )
 
 
-def _widen(low: Any, high: Any, slack: float) -> tuple[Any, Any]:
+def _widen(low: Any, high: Any, slack: float) -> Intervals:
     return low * (1 - slack), high * (1 + slack)
 
 

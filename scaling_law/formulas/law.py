@@ -23,7 +23,7 @@ from scaling_law.formulas.extrapolation import log_errors
 from scaling_law.formulas.repeated import Models, Repetition, saturate, size_called_for
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_parameters, is_size
-from scaling_law.size.arrays import BoolArray, FloatArray, Variables
+from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
 from scaling_law.size.recipe import PAPER
 
 SMALLEST = 1.0 / LARGEST
@@ -462,7 +462,7 @@ def within(value: float) -> str:
     return f"from {SMALLEST:g} to {LARGEST:g}"
 
 
-def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:
+def percentile_interval(draws: FloatArray, level: float = 0.95) -> Intervals:
     """Return the (low, high) between which `level` of the draws lie, over the first axis."""
     check_level(level)
     bounds = [0.5 - level / 2, 0.5 + level / 2]

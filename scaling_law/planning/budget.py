@@ -41,7 +41,7 @@ from scaling_law.size.architecture import (
     training_flops,
     width_of_active,
 )
-from scaling_law.size.arrays import FloatArray, Variables
+from scaling_law.size.arrays import FloatArray, Intervals, Variables
 from scaling_law.size.recipe import BatchRamp
 from scaling_law.size.widths import Sized, Widths
 
@@ -383,7 +383,7 @@ class Budget:
         flops = training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens)
         return np.asarray(flops / self.flops)
 
-    def widths(self, limits: Limits) -> tuple[Any, Any]:
+    def widths(self, limits: Limits) -> Intervals:
         """Return the d_model between which its models are searched: up to where FLOPs leave one training token."""
         if self.cluster is not None:
             return WIDTHS

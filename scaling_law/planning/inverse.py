@@ -54,7 +54,7 @@ from scaling_law.planning.optimum import (
 from scaling_law.planning.question import Quantity, QuestionFields, lists_keywords
 from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
-from scaling_law.size.arrays import BoolArray, FloatArray, Variables
+from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,8 +90,8 @@ class Reached(ArrayAnswer):
     least: Literal["flops", "hours", "memory_bytes"]
     hours: FloatArray | None = None
     money: FloatArray | None = None
-    loss_interval: tuple[FloatArray, FloatArray] | None = None
-    hours_interval: tuple[FloatArray, FloatArray] | None = None
+    loss_interval: Intervals | None = None
+    hours_interval: Intervals | None = None
 
     @cached_property
     def bests(self) -> tuple[int, ...]:
@@ -269,7 +269,7 @@ def reach(
     )
 
 
-def _interval(draws: FloatArray | None, is_reached: BoolArray) -> tuple[FloatArray, FloatArray] | None:
+def _interval(draws: FloatArray | None, is_reached: BoolArray) -> Intervals | None:
     """Return the ends of the 95 % intervals of draws [n_draws, runs] at the models that are reached, NaN elsewhere."""
     if draws is None:
         return None

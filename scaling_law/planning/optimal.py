@@ -15,7 +15,7 @@ from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.notices import Notice
 from hub.base.tables import rows_of
-from hub.base.units import format_bytes, format_count, format_experts, format_flops
+from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.conditions import RangeCheck
@@ -28,6 +28,7 @@ from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTabl
 from scaling_law.planning.optimum import (
     drawn_losses,
     explain_undiscounted,
+    list_experts,
     optimal_widths,
     parse_experts,
     why_no_optimum,
@@ -377,7 +378,7 @@ def _explain_hours(
     impossible = models.experts[np.isinf(hours)]
     if impossible.size:
         need = f"training takes more memory than {named_gpus.hardware} have: see max_parameters"
-        notes.append(f"E = {_listed(impossible)}: {need}")
+        notes.append(f"E = {list_experts(impossible)}: {need}")
     return tuple(notes)
 
 
@@ -422,7 +423,7 @@ def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bo
             f"hours={budget.hours:g} are too few: every compute optimum on {budget.cluster} is smaller than "
             f"{smallest}, whose step times are unknown; give more hours, fewer gpus or a smaller vocab_size"
         )
-    subject = f"E = {_listed(experts)}"
+    subject = f"E = {list_experts(experts)}"
     reason = f"the compute optimum is smaller than {smallest}, which is taken instead; the vocabulary decides its size"
     return (Notice(f"{subject}: {reason}", f"{subject} at the smallest width"),)
 
@@ -453,14 +454,14 @@ def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable
     is_largest = fits & ~next_size_fits
     notes = [*table.notes, *cluster.warnings(table.limits.widths(best.d_model, best.experts), best.tokens)]
     if not fits.all():
-        subject = f"E = {_listed(experts[~fits])}"
+        subject = f"E = {list_experts(experts[~fits])}"
         need = f"training takes more memory than {cluster.hardware} have"
         advice = "a limit on total parameters leaves such models out"
         notes.append(Notice(f"{subject}: {need}; {advice}", f"{subject} cannot be trained in this memory"))
     if is_largest.any():
         limit = f"the largest model that the memory of {cluster.hardware} can train"
         # The column "limited by" says so.
-        notes.append(Notice(f"E = {_listed(experts[is_largest])}: {limit}"))
+        notes.append(Notice(f"E = {list_experts(experts[is_largest])}: {limit}"))
     rows = []
     for row, is_limited in zip(table, is_largest, strict=True):
         rows.append(replace(row, limited_by="memory") if is_limited and row.limited_by != EVIDENCE else row)
@@ -483,7 +484,3 @@ def _explain_nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -
         f"nothing fits: the smallest model (d_model {HEAD_DIM}, E = {lowest:g}) has {parameters} parameters and needs "
         f"at least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"
     )
-
-
-def _listed(experts: FloatArray) -> str:
-    return ", ".join(format_experts(experts))

@@ -6,7 +6,7 @@ Intervals and comparisons take the losses of the same models under every draw, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +24,7 @@ from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.limits import Limits
-from scaling_law.planning.optimum import explain_left_out
+from scaling_law.planning.optimum import explain_left_out, list_experts
 from scaling_law.rates.batch import PublishedBatch, cite, describe_batches, published_batches
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import HEAD_DIM, Architecture, name_size
@@ -393,19 +393,19 @@ class OptimalTable(Answer):
         if len(self._tied) > 1:
             # The verdict names ties.
             warnings.append(Notice(str(self.comparison)))
-        beyond_guard = _listed(row.experts for row in self.rows if row.beyond_guard)
+        beyond_guard = list_experts(row.experts for row in self.rows if row.beyond_guard)
         if beyond_guard:
             consequence = "compared anyway, do not act on it" if self.forced else "not compared"
             subject = f"E = {beyond_guard} {consequence}"
             warnings.append(Notice(f"{subject}: too far outside the fitted range", subject))
         if self._passed_over:
-            experts = _listed(row.experts for row in self._passed_over)
+            experts = list_experts(row.experts for row in self._passed_over)
             # Rows say that they are not trusted.
             sentence = f"E = {experts} not compared: further outside the runs than backtests support"
             warnings.append(Notice(sentence))
         warnings += explain_left_out(self.experts_without_optimum)
         if self.experts_that_do_not_fit:
-            subject = f"E = {_listed(self.experts_that_do_not_fit)} do not fit"
+            subject = f"E = {list_experts(self.experts_that_do_not_fit)} do not fit"
             warnings.append(Notice(f"{subject} at any size", subject))
         return tuple(warnings)
 
@@ -415,7 +415,7 @@ class OptimalTable(Answer):
         best = self.best
         name = f"best row (E = {best.experts:g})"
         warnings = [about(name, warning) for warning in best.learning_rate_warnings]
-        without_rate = _listed(row.experts for row in self.rows if row.learning_rate is None)
+        without_rate = list_experts(row.experts for row in self.rows if row.learning_rate is None)
         if without_rate and best.learning_rate is not None:
             # Their cells are empty.
             sentence = f"E = {without_rate} have no peak LR: too far outside the runs of its law"
@@ -605,7 +605,3 @@ def find_ties(differences: FloatArray, shares: FloatArray | None, error: float |
     ties = np.zeros(shares.shape, bool)
     np.put_along_axis(ties, order, is_needed & (ordered > 0), -1)
     return np.asarray(ties | is_best)
-
-
-def _listed(experts: Iterable[float]) -> str:
-    return ", ".join(format_experts(experts))

@@ -9,7 +9,7 @@ Ludziejewski et al. 2025 (arXiv 2502.05172), Section "Compute and Memory Optimal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,7 +33,7 @@ from scaling_law.size.architecture import (
     affordable_tokens,
     width_of_active,
 )
-from scaling_law.size.arrays import BoolArray, FloatArray, Variables
+from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -224,7 +224,7 @@ def prefer_smaller(loss: FloatArray, d_model: FloatArray, limits: Limits) -> Flo
 
 def find_optimum(
     models: Models,
-    widths: tuple[Any, Any],
+    widths: Intervals,
     limit: FloatArray,
     integral: bool = False,
     closed: bool | BoolArray = False,
@@ -406,6 +406,11 @@ def why_no_optimum(law: Formula, experts: float) -> str:
     return f"the loss does not fall with {' or with '.join(rising) or 'N_act and D'}"
 
 
+def list_experts(experts: Iterable[float]) -> str:
+    """Write the E, with commas between them."""
+    return ", ".join(format_experts(experts))
+
+
 def explain_undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> list[str]:
     """Name the E for which `unique_tokens` discount tokens alone, as the law has no compute optimum there."""
     if limits.unique_tokens is None:
@@ -414,7 +419,7 @@ def explain_undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> li
     without = e[np.isnan(_called_for(law, law.columns, e, limits))]
     if not without.size:
         return []
-    names = ", ".join(format_experts(without.tolist()))
+    names = list_experts(without.tolist())
     return [f"E = {names}: without a compute optimum, repeated tokens are discounted but excess parameters are not"]
 
 
@@ -439,7 +444,7 @@ def _group_reasons(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
     """Pair each E with its reason; many E, or E of one reason, go together with the reason of the first."""
     if len(reasons) > MAX_REASONS or len({*reasons.values()}) == 1 < len(reasons):
         first = next(iter(reasons))
-        return [(", ".join(format_experts(reasons)), f"{reasons[first]} at E = {first:g}, likewise at the others")]
+        return [(list_experts(reasons), f"{reasons[first]} at E = {first:g}, likewise at the others")]
     return [(f"{e:g}", reason) for e, reason in reasons.items()]
 
 

@@ -21,7 +21,7 @@ from scaling_law.planning.limits import Limits
 from scaling_law.planning.minimiser import minima
 from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, prefer_smaller
 from scaling_law.size.architecture import HEAD_DIM, width_of_active
-from scaling_law.size.arrays import BoolArray, FloatArray, Variables
+from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,14 +60,14 @@ def trusted_reaching(reaching: Models, law: Formula, experts: ArrayLike, limits:
     return models
 
 
-def tokens_trusted(law: Formula, variables: Variables, limits: Limits) -> tuple[FloatArray, FloatArray]:
+def tokens_trusted(law: Formula, variables: Variables, limits: Limits) -> Intervals:
     """Return the fewest and the most D with which models are trusted, NaN where none is; `variables` may have more."""
     tokens = np.where(np.isfinite(variables["tokens"]) & (variables["tokens"] > 0), variables["tokens"], np.nan)
     check = law.check(**{**variables, "tokens": tokens}, unique_tokens=limits.unique_tokens)
     return check.trusted_tokens()
 
 
-def trusted_widths(law: Formula, experts: FloatArray, limits: Limits) -> tuple[FloatArray, FloatArray]:
+def trusted_widths(law: Formula, experts: FloatArray, limits: Limits) -> Intervals:
     """Return the d_model between which all models lie that are trusted at these E and within the limits."""
     check = law.check(1.0, 1.0, experts)
     low, high = check.supported("N_act")

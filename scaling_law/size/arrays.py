@@ -11,6 +11,8 @@ IntArray = NDArray[np.intp]
 BoolArray = NDArray[np.bool_]
 # The ends of an interval or range, the lower first.
 Interval = tuple[float, float]
+# Those of several, as two arrays.
+Intervals = tuple[Any, Any]
 # Values of the variables of a law by name; they broadcast.
 Variables = Mapping[str, Any]
 # Relative differences that rounding may make.
