@@ -5,7 +5,7 @@ The optima are those of `planning.optimum`, for laws of any form; models follow 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +22,7 @@ from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths,
 from scaling_law.planning.question import LimitFields, ModelFields
 from scaling_law.planning.trusted import BestModels, prefer_trusted, trusted_models, trusted_widths
 from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval, Intervals, Variables
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray, Interval, Intervals, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -494,7 +494,7 @@ def _trusted_ladder(
 
 def _tied_with_best(
     law: Formula,
-    variables: Mapping[str, FloatArray],
+    variables: Columns,
     loss: FloatArray,
     best: IntArray,
     is_compared: BoolArray,

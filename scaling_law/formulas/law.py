@@ -7,7 +7,7 @@ users hold are of `scaling_law.law`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -23,7 +23,7 @@ from scaling_law.formulas.extrapolation import log_errors
 from scaling_law.formulas.repeated import Models, Repetition, saturate, size_called_for
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_parameters, is_size
-from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, Intervals, Variables
 from scaling_law.size.recipe import PAPER
 
 SMALLEST = 1.0 / LARGEST
@@ -167,7 +167,7 @@ class Formula(Summarised):
         ones = [1] * dimensions
         return np.asarray(self.draws.T.reshape(len(self.coefficients), -1, *ones))
 
-    def _loss_of(self, coefficients: Any, inputs: Mapping[str, FloatArray], unique_tokens: Values) -> Any:
+    def _loss_of(self, coefficients: Any, inputs: Columns, unique_tokens: Values) -> Any:
         if unique_tokens is None:
             return self.evaluate(coefficients, inputs)
         if "tokens" not in inputs:
@@ -229,7 +229,7 @@ class Formula(Summarised):
         )
 
     @classmethod
-    def evaluate(cls, coefficients: Any, inputs: Mapping[str, FloatArray]) -> Any:
+    def evaluate(cls, coefficients: Any, inputs: Columns) -> Any:
         """Compute the loss without checks; coefficients in the order of `coefficient_names()` and inputs broadcast."""
         values = dict(zip(cls.coefficient_names(), coefficients, strict=True))
         return cls.form.evaluate(values, inputs)
@@ -423,7 +423,7 @@ def _choose_parser(name: str) -> Callable[[str, str], float]:
     return parse_parameters if name.startswith(("n_active", "n_total")) else parse_count
 
 
-def check_shapes(arrays: Mapping[str, FloatArray]) -> None:
+def check_shapes(arrays: Columns) -> None:
     """Raise InputError, naming the arrays, unless they broadcast."""
     try:
         np.broadcast_shapes(*(values.shape for values in arrays.values()))

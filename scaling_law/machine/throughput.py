@@ -358,8 +358,8 @@ class Throughput(Listed):
             "micro_batch_tokens": micro_batch_tokens,
             "sequence_length": sequence_length,
             "devices": devices,
+            "shards": shards,
         }
-        step["shards"] = shards
         for name, value in step.items():
             if value is None:
                 continue

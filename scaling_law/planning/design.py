@@ -32,7 +32,7 @@ from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimum import compute_optimal, optimal_widths
 from scaling_law.planning.question import LimitFields, Quantity
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Variables
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray, Variables
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Candidates:
 
     architectures: tuple[Architecture, ...]
     tokens: FloatArray
-    columns: Mapping[str, FloatArray] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -404,7 +404,7 @@ def next_runs(
     )
 
 
-def _noise_of(law: Formula, columns: Mapping[str, FloatArray]) -> FloatArray:
+def _noise_of(law: Formula, columns: Columns) -> FloatArray:
     """Return the law's RMSE over the mean predicted loss: the standard deviation of ln L of each run [n]."""
     if law.conditions is None or not law.conditions.rmse:
         reason = " must be given, the standard deviation of ln L: this law has no recorded RMSE"
@@ -435,7 +435,7 @@ def _check_answer(law: Formula, answer: Target, force: bool) -> tuple[str, ...]:
     return ()
 
 
-def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+def _ensemble(law: Formula, answer: Target, columns: Columns) -> tuple[FloatArray, FloatArray]:
     """Return centred answers [draws, k] and log losses [draws, candidates], over the draws that have an answer."""
     assert law.draws is not None
     # Without ranges nothing is refused: a wild draw is dropped below.

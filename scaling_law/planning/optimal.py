@@ -117,7 +117,8 @@ def optimal(
     draws = drawn_losses(law, budget, models.variables, models.d_model, limits, models.most_tokens)
     costs = partial(_costs, budget, named_gpus, question.get("gpus") is not None, limits, decode_batch)
     make_rows = partial(_make_rows, law, budget, limits, rates, tasks)
-    rows = make_rows(models, draws, costs(models))
+    costs_of_models = costs(models)
+    rows = make_rows(models, draws, costs_of_models)
     edge = None
     if shares.size and not spends_enough:
         (edge,) = make_rows(best_trusted, None, costs(best_trusted))
@@ -143,7 +144,7 @@ def optimal(
             *describe_accuracies(tasks, [row.loss for row in rows]),
             *explain_undiscounted(law, models.experts, limits),
             *explain_ignored_design(law, limits),
-            *_explain_hours(named_gpus, limits, models, costs(models)),
+            *_explain_hours(named_gpus, limits, models, costs_of_models),
         ),
     )
     table = replace(table, largest=_explain_largest(table, candidates, law, experts is None))

@@ -8,7 +8,7 @@ budget or a limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from scaling_law.planning.limits import Limits
 from scaling_law.planning.minimiser import minima
 from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, prefer_smaller
 from scaling_law.size.architecture import HEAD_DIM, width_of_active
-from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, Intervals, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -120,7 +120,7 @@ class BestModels:
 
     d_model: FloatArray
     loss: FloatArray
-    variables: Mapping[str, FloatArray]
+    variables: Columns
 
     @property
     def experts(self) -> FloatArray:

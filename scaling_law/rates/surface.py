@@ -33,7 +33,7 @@ from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
 from scaling_law.runs.tuning import SAME, loss_between, models_of
 from scaling_law.size.architecture import non_embedding_parameters
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 Extra = Literal["tokens", "batch"]
 Mask = BoolArray
@@ -254,7 +254,7 @@ class LearningRateFit(Summarised):
     coefficients: Mapping[str, float]
     regrets: FloatArray
     curvature: FloatArray
-    draws: Mapping[str, FloatArray]
+    draws: Columns
     rmse: float
     runs: int
     models: Sequence[Mapping[str, float]] = ()
@@ -428,7 +428,7 @@ def _leave_out_models(
     return regrets
 
 
-def _covariance(draws: Mapping[str, FloatArray]) -> list[list[float]] | None:
+def _covariance(draws: Columns) -> list[list[float]] | None:
     """Return the covariance of the law's coefficients, which is 0 for those that it lacks; None without draws."""
     if not draws:
         return None

@@ -23,7 +23,7 @@ from scaling_law.runs.settings import Blend, find_blend
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN
 from scaling_law.runs.units import check_no_accuracy, unit_problems, unit_warnings
 from scaling_law.size.architecture import training_flops
-from scaling_law.size.arrays import BoolArray, IntArray
+from scaling_law.size.arrays import BoolArray, Columns, IntArray
 
 if TYPE_CHECKING:
     import pandas
@@ -60,7 +60,7 @@ class Runs(Summarised):
     where: str | None = None
     read_as: str | None = None
     thinned: str = ""
-    columns: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
+    columns: Columns = field(default_factory=dict, repr=False)
     recipe: Recipe = field(default_factory=dict, repr=False)
     texts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict, repr=False)
 

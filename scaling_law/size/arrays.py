@@ -15,6 +15,8 @@ Interval = tuple[float, float]
 Intervals = tuple[Any, Any]
 # Values of the variables of a law by name; they broadcast.
 Variables = Mapping[str, Any]
+# Arrays of models or runs by name.
+Columns = Mapping[str, FloatArray]
 # Relative differences that rounding may make.
 _ROUNDING = 1e-9
 
