@@ -190,6 +190,11 @@ def format_ends(low: float, high: float) -> tuple[str, str]:
     return f"{low:.{decimals}f}", f"{high:.{decimals}f}"
 
 
+def in_brackets(interval: tuple[float, float] | None) -> str:
+    """Write an interval of losses behind a loss, " (2.04 to 2.07)"; nothing where there is none."""
+    return "" if interval is None else " ({} to {})".format(*format_ends(*interval))
+
+
 def format_rough(value: float) -> str:
     """Write an end of an interval of hours or factors with the two digits that draws determine: 4.8, 340, 11,000."""
     rounded = float(f"{value:.2g}")

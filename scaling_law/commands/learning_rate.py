@@ -16,7 +16,7 @@ from scaling_law.commands.options import RATES, Mode, command, exit_untrusted, n
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.formulas.law import positive
 from scaling_law.rates.batch import GIVEN, cite, usual_batch
-from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw, describe_check
+from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw
 from scaling_law.rates.surface import LearningRateFit, fit_learning_rate
 from scaling_law.size.architecture import (
     Architecture,
@@ -128,12 +128,9 @@ def _ask(law: LearningRateLaw, d_model: float, experts: int, question: dict[str,
     n_active = float(active_parameters(width, n_blocks, vocabulary))
     batch, batch_source = _batch_of(law, n_active, tokens, question["batch_tokens"])
     counted = float(law.counted_parameters(width, n_blocks, vocabulary))
-    check = law.check_at(counted, experts, tokens, batch)
-    refusal = law.refusal_at(counted, experts, tokens, batch)
-    rate = float(law.at(counted, experts, tokens, batch))
-    interval = law.interval_at(counted, experts, tokens, batch)
+    peak = law.peak(counted, experts, tokens, batch)
     return {
-        "learning_rate": None if refusal else rate,
+        "learning_rate": peak.learning_rate,
         "reading": law.reading,
         "source": law.source,
         "formula": law.formula,
@@ -141,13 +138,13 @@ def _ask(law: LearningRateLaw, d_model: float, experts: int, question: dict[str,
         "batch_tokens": batch,
         "batch_source": batch_source,
         "regret": law.regret,
-        "learning_rate_interval": None if refusal else interval,
+        "learning_rate_interval": peak.interval,
         "d_model": width,
         "experts": experts,
         "n_active": round(n_active),
         "n_total": round(float(total_parameters(width, experts, n_blocks, vocabulary))),
-        "trusted": bool(check.trusted) and not refusal,
-        "warnings": describe_check(check, refusal),
+        "trusted": bool(law.check_at(counted, experts, tokens, batch).trusted) and peak.learning_rate is not None,
+        "warnings": peak.warnings,
     }
 
 

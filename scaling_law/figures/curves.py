@@ -5,29 +5,28 @@ The optima are those of `planning.optimum`, for laws of any form; models follow 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
-from scaling_law.planning.limits import Limits, of_law
+from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wins
 from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths, parse_experts
 from scaling_law.planning.question import LimitFields, ModelFields
 from scaling_law.planning.trusted import BestModels, prefer_trusted, trusted_models, trusted_widths
 from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray, Interval, Intervals, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Interval = tuple[FloatArray, FloatArray]
 # Widths among which a map looks for the best trusted model of each E.
 RUNGS = 1000
 # The quantiles that bound 95 %.
@@ -46,9 +45,9 @@ class Curve:
     experts: float
     x: FloatArray
     loss: FloatArray
-    inside: NDArray[np.bool_]
-    trusted: NDArray[np.bool_]
-    interval: Interval | None
+    inside: BoolArray
+    trusted: BoolArray
+    interval: Intervals | None
     d_model: FloatArray
     n_active: FloatArray
     n_total: FloatArray
@@ -70,7 +69,7 @@ class Boundary:
 
     smaller: float
     larger: float
-    interval: tuple[float, float]
+    interval: Interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +85,7 @@ class MemoryCurves:
     curves: tuple[Curve, ...]
     regions: tuple[Region, ...]
     loss: FloatArray
-    interval: Interval | None
+    interval: Intervals | None
     boundaries: tuple[Boundary, ...]
 
 
@@ -103,12 +102,12 @@ class BestExperts:
     memory: FloatArray
     experts: FloatArray
     loss: FloatArray
-    tied: NDArray[np.bool_]
-    inside: NDArray[np.bool_]
-    trusted: NDArray[np.bool_]
+    tied: BoolArray
+    inside: BoolArray
+    trusted: BoolArray
 
 
-def interval_of(draws: FloatArray) -> Interval | None:
+def interval_of(draws: FloatArray) -> Intervals | None:
     """Return 95 % intervals of `draws` [draws, points], from draws without NaN; None for fewer than two of them."""
     finite = draws[np.isfinite(draws).all(axis=1)]
     if len(finite) < 2:
@@ -117,7 +116,7 @@ def interval_of(draws: FloatArray) -> Interval | None:
     return low, high
 
 
-def near_the_runs(law: Formula, **variables: Any) -> NDArray[np.bool_]:
+def near_the_runs(law: Formula, **variables: Any) -> BoolArray:
     """Return which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
     inside = ~law.beyond_guard(**variables)
     return inside if inside.any() else ~inside
@@ -134,7 +133,7 @@ def thin_draws(law: FormulaT, n_draws: int) -> FormulaT:
 def loss_curve(
     law: Formula,
     x: ArrayLike,
-    variables: Mapping[str, Any],
+    variables: Variables,
     experts: float,
     mark: int | None = None,
     band: bool = True,
@@ -151,7 +150,7 @@ def loss_curve(
     limits = limits or Limits.of(law)
     loss = law.loss(**columns)
     if limits.unique_tokens:
-        loss = limits.loss(law, tuple(law.coefficients.values()), columns)
+        loss = limits.loss(law, law.columns, columns)
     interval = None
     if band and law.draws is not None:
         draws = limits.loss(law, law.columns_of_draws(loss.ndim), columns)
@@ -188,7 +187,7 @@ class _MemoryModels:
     d_model: FloatArray
     variables: dict[str, Any]
     loss: FloatArray
-    is_compared: NDArray[np.bool_]
+    is_compared: BoolArray
 
     def draws(self, index: Any) -> FloatArray | None:
         """Compute the losses of the models at an index of [points, E] under each draw, [n_draws, n]."""
@@ -213,7 +212,7 @@ class _MemoryModels:
             limits=self.limits,
         )
 
-    def boundary(self, first: int, second: int, start: int) -> tuple[float, float]:
+    def boundary(self, first: int, second: int, start: int) -> Interval:
         """Return the 95 % interval of the limit from which the E in column `second` beats the E in column `first`.
 
         Each draw judges the same models, so that errors which both E share cancel. Of several such limits of a
@@ -285,14 +284,14 @@ def _models_by_memory(
     largest_width = limits.width_of_memory(memory[:, None], experts)
     d_model = np.minimum(optimum.d_model, largest_width)
     variables = budget.models(law, d_model, experts, limits)
-    loss = limits.loss(law, tuple(law.coefficients.values()), variables)
+    loss = limits.loss(law, law.columns, variables)
     is_shown = near_the_runs(law, **variables) & optimum.exists
     loss = np.where(is_shown, loss, np.inf)
     models = _take_best_so_far(BestModels(d_model, loss, variables))
     is_compared = np.full(loss.shape, True)
     if prefers_trusted and not law.check(**variables).unknown:
         _, tokens, trusted_loss = trusted_models(law, experts, budget, limits)(largest_width)
-        variables = of_law(law, {**limits.variables(largest_width, experts, 1.0), "tokens": tokens})
+        variables = limits.models(law, largest_width, experts, tokens)
         has_model = np.isfinite(trusted_loss) & optimum.exists
         trusted = BestModels(largest_width, np.where(has_model, trusted_loss, np.inf), variables)
         models, is_compared = prefer_trusted(law, budget, limits, models, _take_best_so_far(trusted))
@@ -315,12 +314,10 @@ def _take_best_so_far(models: BestModels) -> BestModels:
     In hours a smaller model can have the lower loss: layouts change with the size.
     """
     best = _running_argmin(models.loss)
-    rows = np.take_along_axis
-    variables = {name: rows(values, best, axis=0) for name, values in models.variables.items()}
-    return BestModels(rows(models.d_model, best, axis=0), rows(models.loss, best, axis=0), variables)
+    return models.take(lambda values: np.take_along_axis(values, best, axis=0))
 
 
-def _next_crossing(wins: NDArray[np.bool_], position: int) -> int:
+def _next_crossing(wins: BoolArray, position: int) -> int:
     """Return the first of the wins [points] that reach to `position`, or the next win after it, or the end."""
     if wins[position]:
         lost = np.flatnonzero(~wins[:position])
@@ -329,14 +326,14 @@ def _next_crossing(wins: NDArray[np.bool_], position: int) -> int:
     return position + int(won[0]) if len(won) else len(wins) - 1
 
 
-def _running_argmin(values: FloatArray) -> NDArray[np.intp]:
+def _running_argmin(values: FloatArray) -> IntArray:
     """Return the number of the least value so far in each column, [rows, columns]."""
     rows = np.arange(len(values))[:, None]
     is_new = values < np.vstack([np.full_like(values[:1], np.inf), np.minimum.accumulate(values)[:-1]])
     return np.maximum.accumulate(np.where(is_new, rows, 0))
 
 
-def split_where_changes(numbers: NDArray[np.int64]) -> list[tuple[slice, int]]:
+def split_where_changes(numbers: IntArray) -> list[tuple[slice, int]]:
     """Split `numbers` [points] into runs of equal numbers: the slice of each, with the first point of the next."""
     edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1), len(numbers)]
     return [(slice(int(first), int(last) + 1), int(numbers[first])) for first, last in pairwise(edges)]
@@ -428,10 +425,28 @@ def best_experts(
     budgets = np.atleast_1d(positive("flops", flops))
     memory_limits = np.atleast_1d(positive("memory", memory))
     e = np.atleast_1d(parse_experts(law, experts))
-    # These arrays are [rows, columns, E].
-    models, is_compared = _optima_on_grid(law, budgets, memory_limits, e, costs)
-    variables = models.variables
-    check = law.check(**variables)
+    budgets_of_columns = Budget.each(budgets[:, None])
+    find_trusted_models = _trusted_ladder(law, budgets_of_columns, e, Limits.of(law, **costs))
+    rows = []
+    for memory_limit in memory_limits.tolist():
+        limits = Limits.of(law, memory=memory_limit, **costs)
+        trusted_models = None if find_trusted_models is None else find_trusted_models(limits)
+        rows.append(_best_of_budgets(law, budgets_of_columns, e, limits, trusted_models))
+    return BestExperts(budgets, memory_limits, *map(np.stack, zip(*rows, strict=True)))
+
+
+def _best_of_budgets(
+    law: Formula, budgets: Budget, experts: FloatArray, limits: Limits, trusted_models: BestModels | None
+) -> tuple[FloatArray, FloatArray, BoolArray, BoolArray, BoolArray]:
+    """Find the best E for each budget within the limits: E, loss, whether it ties, is inside, is trusted."""
+    optimum = optimal_widths(law, budgets, experts, limits)
+    variables = budgets.models(law, optimum.d_model, experts, limits)
+    variables = {name: np.where(optimum.fits, values, np.nan) for name, values in variables.items()}
+    models = BestModels(optimum.d_model, optimum.loss, variables)
+    is_compared = np.full(optimum.loss.shape, True)
+    if trusted_models is not None:
+        models, is_compared = prefer_trusted(law, budgets, limits, models, trusted_models)
+    check = law.check(**models.variables)
     with np.errstate(invalid="ignore"):
         is_compared = is_compared & np.isfinite(models.loss) & ~check.beyond
         is_trusted = is_compared & check.trusted
@@ -441,45 +456,15 @@ def best_experts(
     def of_best(values: Any) -> Any:
         return np.take_along_axis(values, best, -1)[..., 0]
 
-    best_loss = of_best(loss)
-    has_answer = np.isfinite(best_loss)
-    is_tied = _tied_with_best(law, variables, loss, best, is_compared)
-    return BestExperts(
-        flops=budgets,
-        memory=memory_limits,
-        experts=np.where(has_answer, of_best(np.broadcast_to(e, loss.shape)), np.nan),
-        loss=np.where(has_answer, best_loss, np.nan),
-        tied=has_answer & (is_tied.sum(axis=-1) > 1),
-        inside=has_answer & of_best(check.inside),
-        trusted=has_answer & of_best(is_trusted),
+    has_answer = np.isfinite(of_best(loss))
+    is_tied = _tied_with_best(law, models.variables, loss, best, is_compared)
+    return (
+        np.where(has_answer, experts[best[..., 0]], np.nan),
+        np.where(has_answer, of_best(loss), np.nan),
+        has_answer & (is_tied.sum(axis=-1) > 1),
+        has_answer & of_best(check.inside),
+        has_answer & of_best(is_trusted),
     )
-
-
-def _optima_on_grid(
-    law: Formula, flops: FloatArray, memory: FloatArray, experts: FloatArray, costs: ModelFields
-) -> tuple[BestModels, NDArray[np.bool_]]:
-    """Return the best models, [memory, flops, E], NaN where none fits, and which of them are compared."""
-    budgets = Budget.each(flops[:, None])
-    unlimited = Limits.of(law, **costs)
-    find_trusted_models = _trusted_ladder(law, budgets, experts, unlimited)
-    rows = []
-    compared = []
-    for memory_limit in memory.tolist():
-        limits = Limits.of(law, memory=memory_limit, **costs)
-        optimum = optimal_widths(law, budgets, experts, limits)
-        variables = budgets.models(law, optimum.d_model, experts, limits)
-        variables = {name: np.where(optimum.fits, values, np.nan) for name, values in variables.items()}
-        models = BestModels(optimum.d_model, optimum.loss, variables)
-        is_compared = np.full(optimum.loss.shape, True)
-        if find_trusted_models is not None:
-            trusted = find_trusted_models(limits)
-            models, is_compared = prefer_trusted(law, budgets, limits, models, trusted)
-        rows.append(models)
-        compared.append(is_compared)
-    names = rows[0].variables
-    stacked = {name: np.stack([models.variables[name] for models in rows]) for name in names}
-    d_model = np.stack([models.d_model for models in rows])
-    return BestModels(d_model, np.stack([models.loss for models in rows]), stacked), np.stack(compared)
 
 
 def _trusted_ladder(
@@ -495,26 +480,25 @@ def _trusted_ladder(
     # These arrays are [widths, flops, E].
     widths = np.geomspace(least, np.maximum(largest, least), RUNGS)[:, None]
     _, tokens, loss = trusted_models(law, experts, budgets, limits)(widths)
-    variables = of_law(law, {**limits.variables(widths, experts, 1.0), "tokens": tokens})
+    variables = limits.models(law, widths, experts, tokens)
     loss = np.where(np.isfinite(loss), loss, np.inf)
     d_model = np.broadcast_to(widths, loss.shape)
 
     def find(limits: Limits) -> BestModels:
         allowed = np.where(widths <= limits.width_limit(experts) * (1 + ROUNDING), loss, np.inf)
         best = np.argmin(allowed, axis=0)[None]
-        of_best = {name: np.take_along_axis(values, best, 0)[0] for name, values in variables.items()}
-        return BestModels(np.take_along_axis(d_model, best, 0)[0], np.take_along_axis(allowed, best, 0)[0], of_best)
+        return BestModels(d_model, allowed, variables).take(lambda values: np.take_along_axis(values, best, 0)[0])
 
     return find
 
 
 def _tied_with_best(
     law: Formula,
-    variables: Mapping[str, FloatArray],
+    variables: Columns,
     loss: FloatArray,
-    best: NDArray[np.int64],
-    is_compared: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
+    best: IntArray,
+    is_compared: BoolArray,
+) -> BoolArray:
     """Return which E tie with the best of their budget and limit, as in `OptimalTable.comparison`."""
     # Some budgets have no E with a model.
     with np.errstate(invalid="ignore"):
@@ -526,7 +510,7 @@ def _tied_with_best(
         for name, values in variables.items():
             replacement = values[is_compared][0] if is_compared.any() else 1.0
             inputs[name] = np.where(is_compared, values, replacement)
-        # These losses are [draws, rows, columns, E].
+        # These losses are [draws, columns, E].
         shares = share_wins(np.where(is_compared, law.loss_draws(**inputs), np.inf))
     rmse = law.conditions.rmse if law.conditions else None
     return np.asarray(find_ties(distance, shares, rmse) & is_compared)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import BestExperts, Curve, FloatArray, MemoryCurves
 from scaling_law.figures.drawing import colour_of, label_of, log_ticks
+from scaling_law.size.arrays import BoolArray, Interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -87,7 +87,7 @@ def loss_by_memory(
     by_memory: MemoryCurves,
     page: Page = LIGHT,
     limit: float | None = None,
-    answer: tuple[float, float] | None = None,
+    answer: Interval | None = None,
 ) -> Figure:
     """Draw the loss against the memory limit in bytes, shaded where each E has the lowest.
 
@@ -142,7 +142,7 @@ def loss_by_memory(
     return _figure(_in_layers(traces), page, x_axis, _loss_axis(page, losses), shapes, annotations)
 
 
-def _span_with(span: tuple[float, float], limit: float | None) -> tuple[float, float]:
+def _span_with(span: Interval, limit: float | None) -> Interval:
     """Extend the `span` of an axis to a limit near it."""
     low, high = span
     if limit is None or not low / FURTHEST_LIMIT < limit < high * FURTHEST_LIMIT:
@@ -153,9 +153,9 @@ def _span_with(span: tuple[float, float], limit: float | None) -> tuple[float, f
 def loss_by_tokens(
     curves: Sequence[Curve],
     page: Page = LIGHT,
-    losses: tuple[float, float] | None = None,
+    losses: Interval | None = None,
     best: float | None = None,
-    dots: Mapping[float, tuple[float, float]] | None = None,
+    dots: Mapping[float, Interval] | None = None,
 ) -> Figure:
     """Draw the loss against training tokens with intervals and marks; `losses` bound the axis.
 
@@ -190,7 +190,7 @@ def _in_layers(traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(traces, key=lambda trace: ("fill" not in trace, trace["mode"] == "markers"))
 
 
-def _limit(limit: float, losses: tuple[float, float], page: Page) -> dict[str, Any]:
+def _limit(limit: float, losses: Interval, page: Page) -> dict[str, Any]:
     """Draw the memory limit that is asked, from the bottom of the figure to its top."""
     return {
         "type": "scatter",
@@ -331,7 +331,7 @@ def _points(models: Sequence[ModelPoint], page: Page) -> dict[str, Any]:
     }
 
 
-def _dot_of(curve: Curve, dots: Mapping[float, tuple[float, float]] | None = None) -> tuple[float, float] | None:
+def _dot_of(curve: Curve, dots: Mapping[float, Interval] | None = None) -> Interval | None:
     """Return where the dot of a curve lies: that of its E, or its mark."""
     if dots is not None:
         return dots.get(curve.experts)
@@ -345,7 +345,7 @@ def _lines(
     page: Page,
     fades: bool,
     remarks: Sequence[str] = (),
-    dot: tuple[float, float] | None = None,
+    dot: Interval | None = None,
 ) -> list[dict[str, Any]]:
     """Draw a curve: solid within the fitted range, dashed outside, with its interval and its dot.
 
@@ -387,7 +387,7 @@ def _lines(
     return traces
 
 
-def _with_next(is_drawn: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _with_next(is_drawn: BoolArray) -> BoolArray:
     """Add the point after each of these points [points], at which the next line begins."""
     return is_drawn | np.append(False, is_drawn[:-1])
 
@@ -432,7 +432,7 @@ def _shape(kind: str, low: float, high: float, **look: Any) -> dict[str, Any]:
     }
 
 
-def _bar(bar: tuple[float, float], span: tuple[float, float], height: float, page: Page) -> dict[str, Any]:
+def _bar(bar: Interval, span: Interval, height: float, page: Page) -> dict[str, Any]:
     """Draw an interval along x at this share of the height of the figure, with a stroke at each end within `span`."""
     low, high = bar
     strokes = [f"M {x},{height - 0.01} L {x},{height + 0.01}" for x in bar if span[0] < x < span[1]]
@@ -447,8 +447,8 @@ def _bar(bar: tuple[float, float], span: tuple[float, float], height: float, pag
 
 def _bar_label(
     text: str,
-    bar: tuple[float, float],
-    span: tuple[float, float],
+    bar: Interval,
+    span: Interval,
     height: float,
     page: Page,
 ) -> dict[str, Any]:
@@ -474,7 +474,7 @@ def _bar_label(
     return {**label, "x": low, "xanchor": "right", "xshift": -4}
 
 
-def _axis(title: str, page: Page, bounds: tuple[float, float] | None = None) -> dict[str, Any]:
+def _axis(title: str, page: Page, bounds: Interval | None = None) -> dict[str, Any]:
     axis: dict[str, Any] = {
         "title": {"text": title},
         "gridcolor": page.grid,
@@ -488,7 +488,7 @@ def _axis(title: str, page: Page, bounds: tuple[float, float] | None = None) -> 
     return axis
 
 
-def _loss_axis(page: Page, bounds: tuple[float, float] | None) -> dict[str, Any]:
+def _loss_axis(page: Page, bounds: Interval | None) -> dict[str, Any]:
     return {**_axis(drawing.LOSS, page, bounds), "tickformatstops": LOSS_TICKS}
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.tables import join_words
 from scaling_law.fitting.objective import Objective
@@ -19,9 +18,9 @@ from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import DESIGN_VARIABLES, is_size
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray
 
-Mask = NDArray[np.bool_]
+Mask = BoolArray
 
 # The standard error up to which a coefficient counts as determined, in the units of `examine`.
 RESOLUTION = {SLOPE: 0.05, BY_DESIGN: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7, OUTER: 0.3, TRANSFORM: 0.7}

@@ -20,15 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
 from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval
 
-Mask = NDArray[np.bool_]
-Limits = Mapping[str, tuple[float, float]]
+Mask = BoolArray
+Limits = Mapping[str, Interval]
 # Logarithms of variables [n], and of transforms [S, n].
 Logs = Mapping[str, FloatArray]
 Slopes = list[FloatArray]
@@ -158,7 +157,7 @@ class Objective:
         """The distance in words whose logarithm is fitted for each parameter of a transform."""
         return {p.name: f"{p.name} − {self.follows.get(p.name, f'{p.floor:g}')}" for p in self.form.parameters}
 
-    def of_rows(self, rows: NDArray[np.intp]) -> Objective:
+    def of_rows(self, rows: IntArray) -> Objective:
         """Sum over these runs alone; θ keeps its meaning."""
         objective = copy.copy(self)
         objective.target = self.target[rows]
@@ -265,7 +264,7 @@ class Objective:
         weight: FloatArray | None = None,
         *,
         hold_transform: bool = False,
-        rows: NDArray[np.int64] | None = None,
+        rows: IntArray | None = None,
     ) -> Evaluation:
         """Compute Q, gradient and Gauss-Newton matrix at θ [S, p].
 

@@ -20,7 +20,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling_law.formulas.terms import (
     BY_DESIGN,
@@ -35,7 +34,7 @@ from scaling_law.formulas.terms import (
     total,
 )
 from scaling_law.size.architecture import is_size
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, IntArray
 
 # The reference is a model of 1B parameters on 20B tokens.
 LOG_SIZE = float(np.log(1e9))
@@ -209,7 +208,7 @@ class Penalty:
     variance: FloatArray
     coordinates: Coordinates
 
-    def select(self, rows: NDArray[np.int64] | slice) -> Penalty:
+    def select(self, rows: IntArray | slice) -> Penalty:
         """Return the priors of these rows of θ."""
         if len(self.mean) == 1:
             return self

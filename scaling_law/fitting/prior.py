@@ -36,7 +36,7 @@ from scaling_law.law import LAWS, ChinchillaLaw, JointLaw, Law
 from scaling_law.law.shelf import SHELF, choose_law
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import is_size
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Interval
 
 CHINCHILLA = Coordinates.of(ChinchillaLaw.form)
 POPULATION = Path(__file__).with_name("population.json")
@@ -82,7 +82,7 @@ class Member:
     noise: float
     pull: tuple[float, ...]
     precision: tuple[tuple[float, ...], ...]
-    units: tuple[float, float] = (0.0, 0.0)
+    units: Interval = (0.0, 0.0)
     terms: tuple[str, ...] = ()
 
 

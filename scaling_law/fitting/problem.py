@@ -13,7 +13,6 @@ from itertools import chain, product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import numbers_of
@@ -36,9 +35,9 @@ from scaling_law.formulas.terms import (
 from scaling_law.law import LAWS, Law
 from scaling_law.runs.table import Runs, RunsError
 from scaling_law.runs.thinning import spread_evenly
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
-Mask = NDArray[np.bool_]
+Mask = BoolArray
 # The (low, high) of coefficients; an open end is infinite.
 Intervals = dict[str, tuple[float, float]]
 
@@ -150,7 +149,7 @@ class Problem:
             lower[transform] = theta[0, transform]
             upper[transform] = theta[0, transform]
 
-        def evaluate(points: FloatArray, rows: NDArray[np.int64]) -> Evaluation:
+        def evaluate(points: FloatArray, rows: IntArray) -> Evaluation:
             weights = None if weight is None else weight[rows]
             return self.objective.evaluate(points, weights, hold_transform=hold_transform, rows=rows)
 

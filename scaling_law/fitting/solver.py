@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.fitting.objective import Evaluation
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
-Mask = NDArray[np.bool_]
+Mask = BoolArray
 
 # Relative changes of a sum over runs that mean nothing.
 ROUNDING = 1e-12
@@ -52,7 +52,7 @@ class Solutions:
 
 
 def minimise(
-    evaluate: Callable[[FloatArray, NDArray[np.int64]], Evaluation],
+    evaluate: Callable[[FloatArray, IntArray], Evaluation],
     theta: FloatArray,
     lower: FloatArray,
     upper: FloatArray,
@@ -132,7 +132,7 @@ class _State:
     curvature: FloatArray
     damping: FloatArray
     growth: FloatArray
-    calm_steps: NDArray[np.int64]
+    calm_steps: IntArray
 
     def step(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
         """Solve (H + damping·diag H) step = −gradient over the parameters that may move, inside the box."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import norm
 
 from hub.base.errors import InputError, given, unknown
@@ -42,7 +42,7 @@ from scaling_law.runs.loading import load_runs
 from scaling_law.runs.recipes import check_mix, names_mixed
 from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import rows_of_curves, sample_of, with_few_checkpoints
-from scaling_law.size.arrays import FloatArray, first_largest
+from scaling_law.size.arrays import Columns, FloatArray, IntArray, first_largest
 
 MODEL = ("n_active", "tokens", "experts")
 # Standard deviations of ln loss and ln D between the prior's corpora and tokenizers and another.
@@ -266,7 +266,7 @@ def forecast(
     )
 
 
-def _make_rows(columns: Mapping[str, FloatArray]) -> list[dict[str, Any]]:
+def _make_rows(columns: Columns) -> list[dict[str, Any]]:
     """Return a row of numbers for each point, of columns [n]."""
     rows: list[dict[str, Any]] = []
     for values in zip(*columns.values(), strict=True):
@@ -336,7 +336,7 @@ def _predict_stack(
 class _Group:
     """The steps of one E, by their `indices`, with the `evidence` for them by count of N, and why laws are silent."""
 
-    indices: NDArray[np.intp]
+    indices: IntArray
     evidence: Mapping[str, Evidence]
     silent: Mapping[str, str]
     has_matching: bool
@@ -345,7 +345,7 @@ class _Group:
 def _gather_group(
     runs: Runs,
     steps: Runs,
-    indices: NDArray[np.intp],
+    indices: IntArray,
     prior: Prior | None,
     kinds: Collection[str] | None,
     seed: int,
@@ -451,7 +451,7 @@ def _points(at: Any, runs: Runs) -> Runs:
     return table_of(dict(zip(arrays, columns, strict=True)))
 
 
-def _with_unique(model: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+def _with_unique(model: Columns) -> dict[str, FloatArray]:
     """Return the model with its unique tokens: as given, by its epochs, or all of them."""
     if UNIQUE in model and "epochs" in model:
         raise InputError("unique_tokens, epochs: give one of them for a model, the other follows")
@@ -461,7 +461,7 @@ def _with_unique(model: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
     return columns
 
 
-def table_of(columns: Mapping[str, FloatArray]) -> Runs:
+def table_of(columns: Columns) -> Runs:
     """Make runs without losses of these columns."""
     count = len(columns["tokens"])
     n_active, tokens, experts = (columns[name] for name in MODEL)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.errors import InputError, unknown
 from scaling_law.fitting.fitting import errors_of, fit
@@ -16,7 +15,7 @@ from scaling_law.forecasting.asymptote import Asymptote, robust_deviation
 from scaling_law.law import LAWS, Law
 from scaling_law.law.kinds import JointLaw
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray
 from scaling_law.size.draws import draw_normal
 
 CHINCHILLA = "chinchilla"
@@ -135,7 +134,7 @@ def _forecasters_of_one_e(prior: Prior | None, seed: int) -> dict[str, Forecaste
     return laws
 
 
-def match_experts(runs: Runs, experts: float) -> NDArray[np.bool_]:
+def match_experts(runs: Runs, experts: float) -> BoolArray:
     """Mark the runs that have this E, or one so close that laws need not tell them apart."""
     return np.asarray(np.abs(np.log(runs.experts / experts)) < SAME_EXPERTS)
 

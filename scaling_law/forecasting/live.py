@@ -32,7 +32,7 @@ from hub.base.inputs import reads, shorten
 from scaling_law.forecasting.coefficients import Evidence, Family, Prior, alone, believe, measure, mix, normalize, pool
 from scaling_law.forecasting.schedules import RateSchedule
 from scaling_law.formulas.law import Formula
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Interval
 
 # No forecast is made before this share of the tokens and this many log lines.
 FIRST_SHARE = 0.1
@@ -172,7 +172,7 @@ class LiveEstimate(NamedTuple):
     other_corpus: float = 0.0
     lines: int = USUAL_LINES
 
-    def interval(self, level: float = 0.9) -> tuple[float, float]:
+    def interval(self, level: float = 0.9) -> Interval:
         """Return the losses between which the final loss lies with probability `level`."""
         half_width = self._quantile(level) * self.spread
         return float(self.loss * np.exp(-half_width)), float(self.loss * np.exp(half_width))
@@ -411,7 +411,7 @@ class LiveForecast:
         """The family that was asked for last: all lines of a run ask for the same."""
         return {}
 
-    def _law_terms(self, curve: TrainingCurve) -> tuple[float, float]:
+    def _law_terms(self, curve: TrainingCurve) -> Interval:
         """Return ln of the law's loss at the run's end, and by how much it falls there per unit of ln D."""
         tokens = curve.horizon * np.array([1.0, 1 / LAW_STEP])
         if self.law is None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from hub.base.errors import InputError, given
@@ -35,7 +34,7 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import check_level, numbers
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import FloatArray, first_smallest
+from scaling_law.size.arrays import FloatArray, IntArray, first_smallest
 
 Cost = Literal["flops", "hours", "inference"]
 Decision = Literal["promote", "drop", "undecided"]
@@ -190,7 +189,7 @@ class _Side(NamedTuple):
     """
 
     means: FloatArray
-    n_runs: NDArray[np.int64]
+    n_runs: IntArray
     scatter: FloatArray
 
 
@@ -213,7 +212,7 @@ def _summarise_side(
 def _match(
     baseline: FloatArray,
     variant: FloatArray,
-) -> NDArray[np.int64]:
+) -> IntArray:
     """Pair the models of two sides by N and D, [pairs, 2]; where none match, the best of equal budgets."""
     apart = baseline[:, None, :LOSS] - variant[:, :LOSS]
     matches = _nearest(apart / (SAME_SIZE, SAME_TOKENS))
@@ -226,7 +225,7 @@ def _match(
     return np.column_stack([frontiers[0][matches[:, 0]], frontiers[1][matches[:, 1]]])
 
 
-def _nearest(apart: FloatArray) -> NDArray[np.int64]:
+def _nearest(apart: FloatArray) -> IntArray:
     """Pair rows and columns that are each other's nearest and in all respects less than 1 apart, [pairs, 2]."""
     apart = np.abs(apart)
     distance = np.where((apart < 1.0).all(axis=-1), apart.sum(axis=-1), np.inf)
@@ -237,7 +236,7 @@ def _nearest(apart: FloatArray) -> NDArray[np.int64]:
     return np.column_stack([rows, nearest])[is_mutual]
 
 
-def _frontier(models: FloatArray) -> NDArray[np.int64]:
+def _frontier(models: FloatArray) -> IntArray:
     """Return the places of the best models of each budget."""
     budgets = models[:, :LOSS].sum(axis=1)
     is_same = np.abs(budgets[:, None] - budgets) < SAME_BUDGET
@@ -253,7 +252,7 @@ class _Pair(NamedTuple):
     """
 
     sizes: FloatArray
-    counts: NDArray[np.int64]
+    counts: IntArray
     cost_ratio: FloatArray
     slopes: FloatArray
     slope_deviation: float

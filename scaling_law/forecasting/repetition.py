@@ -33,7 +33,7 @@ def count_worth(law: Law, runs: Runs) -> Runs:
     unique = runs.columns.get(UNIQUE, runs.tokens)
     sizes = {name: values for name, values in runs.columns.items() if is_parameters(name)}
     variables = {"n_active": runs.n_active, **sizes, "tokens": runs.tokens, "experts": np.ones(len(runs))}
-    effective = law.effective(tuple(law.coefficients.values()), variables, unique)
+    effective = law.effective(law.columns, variables, unique)
     columns = dict(runs.columns)
     for name in sizes:
         columns[name] = effective[name]

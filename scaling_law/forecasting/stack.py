@@ -42,7 +42,7 @@ from scaling_law.fitting.holdout import (
 from scaling_law.forecasting.asymptote import Asymptote, spread_at_one_constant, spread_of
 from scaling_law.forecasting.forecasters import BASE, CHINCHILLA, INTERACTION, Forecaster, Prediction
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import FloatArray, first_largest
+from scaling_law.size.arrays import Columns, FloatArray, first_largest
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 FORMAT = "forecast_defaults"
@@ -102,7 +102,7 @@ class Stacked:
 
     log_loss: FloatArray
     spread: FloatArray
-    laws: Mapping[str, FloatArray]
+    laws: Columns
     components: FloatArray
     share_of_constant: FloatArray
 

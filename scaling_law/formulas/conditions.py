@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, given
@@ -24,7 +24,7 @@ from hub.base.notices import Notice, condense
 from hub.base.tables import Summarised, Table, join_words
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Intervals, Variables
 
 # Factors beyond the fitted range, either way, at which an answer is refused.
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "flops": 1e6, "C": 1e6}
@@ -40,8 +40,7 @@ FORMAT = "evidence"
 VERSION = 1
 # Factors outside the range of its law up to which a learning rate is given: of N as it counts, of D and of the batch.
 RATE_GUARD = 10.0
-RATE_GUARD_OF_EXPERTS = 4.0
-RATE_GUARD_OF_FLOPS = 100.0
+RATE_GUARDS = {"E": 4.0, "flops": 100.0}
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
 UNKNOWN = "range of {} unknown: nothing checks how far an answer extrapolates there"
 # Quantities that grow in proportion to D.
@@ -80,10 +79,10 @@ class FittedRange:
 
     experts: float | None
     runs: int
-    n_active: tuple[float, float]
-    tokens: tuple[float, float]
-    tokens_per_parameter: tuple[float, float]
-    training_flops: tuple[float, float]
+    n_active: Interval
+    tokens: Interval
+    tokens_per_parameter: Interval
+    training_flops: Interval
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def evidence() -> dict[str, Any]:
 
 
 @cache
-def _supports() -> dict[str, tuple[float, float]]:
+def _supports() -> dict[str, Interval]:
     supports = {}
     for row in evidence()["trusted"]:
         for name in row["variables"]:
@@ -136,31 +135,20 @@ def _supports() -> dict[str, tuple[float, float]]:
     return supports
 
 
-def support_of(name: str) -> tuple[float, float]:
+def support_of(name: str) -> Interval:
     """Return how many times below and above the fitted range of this quantity an answer is trusted (`EVIDENCE`)."""
     supports = _supports()
     return supports.get(name) or supports[SIZES if is_size(name) else DESIGNS]
 
 
+def rate_guard_of(name: str) -> float:
+    """Return how many times beyond the range of this quantity no learning rate is given."""
+    return RATE_GUARDS.get(name, RATE_GUARD)
+
+
 def describe_support() -> str:
     """Say how far outside the fitted ranges answers are trusted: those that are at all."""
     return ", ".join(row["brief"].format(**row) for row in evidence()["trusted"] if row["brief"])
-
-
-def measured_support_of(name: str) -> tuple[float, float]:
-    """Return how far outside the range of this quantity a run may lie that will be measured: as far as the guard."""
-    return guard_of(name), guard_of(name)
-
-
-def rate_guard_of(name: str) -> float:
-    """Return how many times beyond the range of this quantity no learning rate is given."""
-    guards = {"E": RATE_GUARD_OF_EXPERTS, "flops": RATE_GUARD_OF_FLOPS}
-    return guards.get(name, RATE_GUARD)
-
-
-def rate_support_of(name: str) -> tuple[float, float]:
-    """Return how many times below and above the range of this quantity a learning rate is trusted: as far as given."""
-    return rate_guard_of(name), rate_guard_of(name)
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,10 +178,10 @@ class Conditions(Summarised):
     warmup_tokens: float | None = None
     vocab_size: int | None = None
     where: str | None = None
-    variables: Mapping[str, tuple[float, float]] | None = None
+    variables: Mapping[str, Interval] | None = None
     omitted: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
-    prior_limits: Mapping[str, tuple[float, float]] | None = None
+    prior_limits: Mapping[str, Interval] | None = None
 
     @property
     def overall(self) -> FittedRange | None:
@@ -206,7 +194,7 @@ class Conditions(Summarised):
         values = [fitted_range.experts for fitted_range in self.ranges if fitted_range.experts is not None]
         return tuple(sorted(values))
 
-    def fitted_limits(self) -> dict[str, tuple[float, float]]:
+    def fitted_limits(self) -> dict[str, Interval]:
         """Return the known (lowest, highest) N_act, D, D/N, E and other variables of all runs."""
         limits = dict(self.variables or {})
         overall = self.overall
@@ -218,7 +206,7 @@ class Conditions(Summarised):
             limits["E"] = (self.experts[0], self.experts[-1])
         return limits
 
-    def known_limits(self) -> dict[str, tuple[float, float]]:
+    def known_limits(self) -> dict[str, Interval]:
         """Return the (lowest, highest) values of the fitted runs and of those behind the prior, if there is one."""
         return _hull(self.fitted_limits(), self.prior_limits or {})
 
@@ -281,15 +269,19 @@ class RangeCheck(Summarised):
     """The distance of an answer's models from the runs of its law; each answer makes one (`law.check`) and keeps it.
 
     `at` are the models' variables, which broadcast; `needs` names those that decide the answer: it is not trusted if
-    the range of one of them is unknown. `guard` and `support` return the factors outside the range of a quantity up to
-    which it is answered, and trusted.
+    the range of one of them is unknown. `guard` returns the factor outside the range of a quantity up to which it is
+    answered; up to which it is trusted say backtests, or the guard, too, if `trusts_guard`.
     """
 
     conditions: Conditions | None
     needs: tuple[str, ...]
-    at: Mapping[str, Any]
+    at: Variables
     guard: Callable[[str], float] = guard_of
-    support: Callable[[str], tuple[float, float]] = support_of
+    trusts_guard: bool = False
+
+    def support(self, name: str) -> Interval:
+        """Return how many times below and above the range of this quantity an answer is trusted."""
+        return (self.guard(name), self.guard(name)) if self.trusts_guard else support_of(name)
 
     def row(self, index: Any) -> RangeCheck:
         """Return the check of the models at this index of the broadcast variables."""
@@ -305,7 +297,7 @@ class RangeCheck(Summarised):
         return [label for label in labels if label not in self._limits]
 
     @cached_property
-    def beyond(self) -> NDArray[np.bool_]:
+    def beyond(self) -> BoolArray:
         """True where a model is known to lie beyond the guard."""
         bounds = {}
         for name, (low, high) in self._known_limits.items():
@@ -314,12 +306,12 @@ class RangeCheck(Summarised):
         return ~self._within(bounds)
 
     @cached_property
-    def trusted(self) -> NDArray[np.bool_]:
+    def trusted(self) -> BoolArray:
         """False where a model lies further outside than backtests went, and everywhere if a range is unknown."""
         return self._within(self.trusted_region)
 
     @cached_property
-    def trusted_region(self) -> dict[str, tuple[Any, Any]] | None:
+    def trusted_region(self) -> dict[str, Intervals] | None:
         """The (lowest, highest) N_act, D, D/N, C, E and other variables that are trusted; None if a range is unknown.
 
         The most N_act and D depend on E: they have the shape of the models' E.
@@ -360,13 +352,13 @@ class RangeCheck(Summarised):
             return 0.0
         return np.log2(self._quantities["E"] / self._limits["E"][0])
 
-    def supported(self, name: str) -> tuple[Any, Any]:
+    def supported(self, name: str) -> Intervals:
         """Return the least and the largest trusted value of a quantity, for each model; 0 and infinite without one."""
         low, high = (self.trusted_region or {}).get(name, (0.0, np.inf))
         # Models at the ends are trusted, however their quantities round.
         return low * (1 + ROUNDING), high * (1 - ROUNDING)
 
-    def trusted_tokens(self) -> tuple[FloatArray, FloatArray]:
+    def trusted_tokens(self) -> Intervals:
         """Return the fewest and the most D with which each model is trusted, NaN where it is with none.
 
         `at` has the most D that are considered, from which D/N, C and epochs follow in proportion.
@@ -386,13 +378,12 @@ class RangeCheck(Summarised):
         return np.where(np.isnan(most), np.nan, fewest), most
 
     @property
-    def inside(self) -> NDArray[np.bool_]:
+    def inside(self) -> BoolArray:
         """True where a model lies within the fitted ranges, those of its E where it has some."""
-        if self.unknown:
-            return self._within(None)
-        return self._within({name: _widen(*limits, SLACK) for name, limits in self._limits_of_each.items()})
+        limits = {name: _widen(*ends, SLACK) for name, ends in self._limits_of_each.items()}
+        return self._within(None if self.unknown else limits)
 
-    def _within(self, bounds: Mapping[str, tuple[Any, Any]] | None) -> NDArray[np.bool_]:
+    def _within(self, bounds: Mapping[str, Intervals] | None) -> BoolArray:
         """Return where a model lies within all bounds; nowhere where these are None."""
         shape = np.broadcast_shapes(*map(np.shape, self._quantities.values()))
         within = np.full(shape, bounds is not None)
@@ -504,17 +495,17 @@ class RangeCheck(Summarised):
                 yield excess
 
     @cached_property
-    def _limits(self) -> dict[str, tuple[float, float]]:
+    def _limits(self) -> dict[str, Interval]:
         return self.conditions.fitted_limits() if self.conditions else {}
 
     @cached_property
-    def _known_limits(self) -> dict[str, tuple[float, float]]:
+    def _known_limits(self) -> dict[str, Interval]:
         return self.conditions.known_limits() if self.conditions else {}
 
     @cached_property
-    def _limits_of_each(self) -> dict[str, tuple[Any, Any]]:
+    def _limits_of_each(self) -> dict[str, Intervals]:
         """Fitted limits for each model: N_act and D have those of the runs of the same E, where there are any."""
-        limits: dict[str, tuple[Any, Any]] = dict(self._limits)
+        limits: dict[str, Intervals] = dict(self._limits)
         experts = np.asarray(self.at.get("experts"), float)
         for fitted_range in self.conditions.ranges if self.conditions else ():
             is_same = experts == fitted_range.experts
@@ -528,33 +519,25 @@ class RangeCheck(Summarised):
         return limits
 
     @cached_property
-    def _supported_limits(self) -> dict[str, tuple[Any, Any]]:
+    def _supported_limits(self) -> dict[str, Intervals]:
         """Fitted limits from which `support` counts: of all runs, except that the most N_act and D are of the same E.
 
         An E between the fitted ones has the lesser of its neighbours' limits. C is 6 N D of any run.
         """
-        limits: dict[str, tuple[Any, Any]] = dict(self._limits)
-        overall = self.conditions.overall if self.conditions else None
-        if self.conditions is None or overall is None:
+        limits: dict[str, Intervals] = dict(self._limits)
+        conditions = self.conditions
+        if conditions is None or conditions.overall is None:
             return limits
-        limits["C"] = overall.training_flops
-        ranges = [fitted_range for fitted_range in self.conditions.ranges if fitted_range.experts is not None]
+        limits["C"] = conditions.overall.training_flops
         experts = self.at.get("experts")
-        if experts is None or not ranges:
+        if experts is None or not conditions.experts:
             return limits
-        ranges.sort(key=lambda fitted_range: fitted_range.experts or 0.0)
-        fitted_experts = np.array([fitted_range.experts for fitted_range in ranges], float)
-        values = np.asarray(experts, float)
-        below = np.searchsorted(fitted_experts, values, "right") - 1
-        above = np.searchsorted(fitted_experts, values, "left")
-        last = len(ranges) - 1
-        below = np.clip(below, 0, last)
-        above = np.clip(above, 0, last)
-        largest = {
-            "N_act": np.array([fitted_range.n_active[1] for fitted_range in ranges]),
-            "D": np.array([fitted_range.tokens[1] for fitted_range in ranges]),
-        }
-        for name, highest in largest.items():
+        last = len(conditions.experts) - 1
+        below = np.maximum(np.searchsorted(conditions.experts, experts, "right") - 1, 0)
+        above = np.minimum(np.searchsorted(conditions.experts, experts, "left"), last)
+        ranges = {fitted_range.experts: fitted_range for fitted_range in conditions.ranges}
+        for name, field_name in (("N_act", "n_active"), ("D", "tokens")):
+            highest = np.array([getattr(ranges[e], field_name)[1] for e in conditions.experts])
             low, _ = limits[name]
             limits[name] = low, np.minimum(highest[below], highest[above])
         return limits
@@ -572,7 +555,7 @@ class RangeCheck(Summarised):
                 quantities["C"] = np.asarray(training_flops(quantities["N_act"], quantities["D"]))
         return quantities
 
-    def _excesses(self, limits: Mapping[str, tuple[Any, Any]], slack: float = 0.0) -> Iterator[Excess]:
+    def _excesses(self, limits: Mapping[str, Intervals], slack: float = 0.0) -> Iterator[Excess]:
         """Yield for each quantity and side of its `limits` the value that leaves them by the largest factor."""
         for name, (low, high) in limits.items():
             if name not in self._quantities:
@@ -597,11 +580,11 @@ class RangeCheck(Summarised):
                     )
 
 
-def _widen(low: Any, high: Any, slack: float) -> tuple[Any, Any]:
+def _widen(low: Any, high: Any, slack: float) -> Intervals:
     return low * (1 - slack), high * (1 + slack)
 
 
-def _limits_in_words(name: str, limits: tuple[float, float]) -> tuple[str, str]:
+def _limits_in_words(name: str, limits: Interval) -> tuple[str, str]:
     low, high = limits
     form = "{:g}".format if name == "E" else format_count
     return form(low), form(high)
@@ -621,7 +604,7 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
     d = np.asarray(tokens, float)
     e = np.asarray(experts, float)
 
-    def range_of(value: float | None, mask: NDArray[np.bool_]) -> FittedRange:
+    def range_of(value: float | None, mask: BoolArray) -> FittedRange:
         return FittedRange(
             experts=value,
             runs=int(mask.sum()),
@@ -638,13 +621,11 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
     return (overall, *(range_of(value, e == value) for value in sorted(set(e.tolist()))))
 
 
-def _lowest_and_highest(column: FloatArray) -> tuple[float, float]:
+def _lowest_and_highest(column: FloatArray) -> Interval:
     return float(column.min()), float(column.max())
 
 
-def _hull(
-    first: Mapping[str, tuple[float, float]], second: Mapping[str, tuple[float, float]]
-) -> dict[str, tuple[float, float]]:
+def _hull(first: Mapping[str, Interval], second: Mapping[str, Interval]) -> dict[str, Interval]:
     """Return the hull of each span; a span that only one of the two has stays as it is."""
     hulls = {**first, **second}
     for name in first:

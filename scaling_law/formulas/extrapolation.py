@@ -50,6 +50,6 @@ def log_errors(check: RangeCheck, count: int, dimensions: int) -> Any:
         # The ranges of the same E are no wider than those of all runs.
         if np.any(own_distances.get(name, 0.0)):
             shared = shared_distances[name] * shared_score
-            own = own_distances[name] * per_doubling * own_score
-            errors = errors + deviation * (shared + own)
+            own_error = own_distances[name] * per_doubling * own_score
+            errors = errors + deviation * (shared + own_error)
     return errors

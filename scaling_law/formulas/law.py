@@ -7,12 +7,12 @@ users hold are of `scaling_law.law`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import LARGEST, numbers_of, shorten
@@ -23,7 +23,7 @@ from scaling_law.formulas.extrapolation import log_errors
 from scaling_law.formulas.repeated import Models, Repetition, saturate, size_called_for
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_parameters, is_size
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, Intervals, Variables
 from scaling_law.size.recipe import PAPER
 
 SMALLEST = 1.0 / LARGEST
@@ -98,6 +98,11 @@ class Formula(Summarised):
         return {name: getattr(self, name) for name in self.coefficient_names()}
 
     @property
+    def columns(self) -> tuple[float, ...]:
+        """The coefficients, as `evaluate` takes them."""
+        return tuple(self.coefficients.values())
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """The variables that the loss depends on, by the names of columns of runs."""
         return self.form.variables
@@ -124,7 +129,7 @@ class Formula(Summarised):
         `beyond_guard`.
         """
         inputs = self._inputs(n_active, tokens, experts, **variables)
-        return self._loss_of(tuple(self.coefficients.values()), inputs, unique_tokens)
+        return self._loss_of(self.columns, inputs, unique_tokens)
 
     def loss_draws(
         self,
@@ -147,7 +152,7 @@ class Formula(Summarised):
         losses = np.asarray(self._loss_of(self.columns_of_draws(dimensions), inputs, unique_tokens))
         return self.add_extrapolation(losses, inputs, dimensions)
 
-    def add_extrapolation(self, losses: FloatArray, variables: Mapping[str, Any], dimensions: int) -> FloatArray:
+    def add_extrapolation(self, losses: FloatArray, variables: Variables, dimensions: int) -> FloatArray:
         """Add the error of extrapolation to losses under draws, [n_draws, ...], of models of so many dimensions.
 
         `variables` are those of `check`.
@@ -162,7 +167,7 @@ class Formula(Summarised):
         ones = [1] * dimensions
         return np.asarray(self.draws.T.reshape(len(self.coefficients), -1, *ones))
 
-    def _loss_of(self, coefficients: Any, inputs: Mapping[str, FloatArray], unique_tokens: Values) -> Any:
+    def _loss_of(self, coefficients: Any, inputs: Columns, unique_tokens: Values) -> Any:
         if unique_tokens is None:
             return self.evaluate(coefficients, inputs)
         if "tokens" not in inputs:
@@ -174,7 +179,7 @@ class Formula(Summarised):
     def effective(
         self,
         coefficients: Any,
-        variables: Mapping[str, Any],
+        variables: Variables,
         unique_tokens: Any,
         models: Models | None = None,
     ) -> dict[str, Any]:
@@ -202,7 +207,7 @@ class Formula(Summarised):
     def size_called_for(
         self,
         coefficients: Any,
-        variables: Mapping[str, Any],
+        variables: Variables,
         tokens: FloatArray,
         models: Models | None = None,
     ) -> FloatArray:
@@ -224,7 +229,7 @@ class Formula(Summarised):
         )
 
     @classmethod
-    def evaluate(cls, coefficients: Any, inputs: Mapping[str, FloatArray]) -> Any:
+    def evaluate(cls, coefficients: Any, inputs: Columns) -> Any:
         """Compute the loss without checks; coefficients in the order of `coefficient_names()` and inputs broadcast."""
         values = dict(zip(cls.coefficient_names(), coefficients, strict=True))
         return cls.form.evaluate(values, inputs)
@@ -309,7 +314,7 @@ class Formula(Summarised):
         tokens: Values = None,
         experts: Values = None,
         **variables: Values,
-    ) -> NDArray[np.bool_]:
+    ) -> BoolArray:
         """Return where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
         return self.check(n_active, tokens, experts, **variables).beyond
 
@@ -418,7 +423,7 @@ def _choose_parser(name: str) -> Callable[[str, str], float]:
     return parse_parameters if name.startswith(("n_active", "n_total")) else parse_count
 
 
-def check_shapes(arrays: Mapping[str, FloatArray]) -> None:
+def check_shapes(arrays: Columns) -> None:
     """Raise InputError, naming the arrays, unless they broadcast."""
     try:
         np.broadcast_shapes(*(values.shape for values in arrays.values()))
@@ -457,7 +462,7 @@ def within(value: float) -> str:
     return f"from {SMALLEST:g} to {LARGEST:g}"
 
 
-def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:
+def percentile_interval(draws: FloatArray, level: float = 0.95) -> Intervals:
     """Return the (low, high) between which `level` of the draws lie, over the first axis."""
     check_level(level)
     bounds = [0.5 - level / 2, 0.5 + level / 2]
@@ -479,7 +484,7 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise InputError(f"{name}={value!r} must be an integer of at least {least}")
 
 
-def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
+def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> BoolArray:
     """Return whether the loss falls with both N and D, for each E of the coefficients (m, μ, n, ν)."""
     m, mu, n, nu = map(np.asarray, coefficients)
     falls_with_size = (mu < 0) & (m > 0)
@@ -493,7 +498,7 @@ class ChinchillaForm(Formula):
     def size_called_for(
         self,
         coefficients: Any,
-        variables: Mapping[str, Any],
+        variables: Variables,
         tokens: FloatArray,
         models: Models | None = None,
     ) -> FloatArray:
@@ -506,7 +511,7 @@ class ChinchillaForm(Formula):
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         """Return (m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""
-        coefficients = tuple(self.coefficients.values())
+        coefficients = self.columns
         return self.chinchilla_of(coefficients, positive("experts", experts, 1.0))
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Variables
 
 LITERATURE = Path(__file__).with_name("literature.json")
 
@@ -24,7 +24,7 @@ def read_literature() -> list[dict[str, Any]]:
     return rows
 
 
-def power_law(coefficients: Mapping[str, float], variables: Mapping[str, Any]) -> FloatArray:
+def power_law(coefficients: Mapping[str, float], variables: Variables) -> FloatArray:
     """Evaluate floor + scale · Π (variable / unit)^exponent, whose exponents stand under the variables' names."""
     unit = coefficients.get("unit", 1.0)
     value: Any = coefficients["scale"]

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from scaling_law.size.architecture import is_size
+from scaling_law.size.arrays import Variables
 
 # The variables and transforms whose logarithms a feature multiplies.
 Factors = tuple[str, ...]
@@ -214,7 +215,7 @@ class Form:
         names = chain.from_iterable(inputs.get(factor, (factor,)) for factor in self._factors)
         return tuple(dict.fromkeys((*names, *self.reads)))
 
-    def logs(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def logs(self, values: Mapping[str, Any], inputs: Variables) -> dict[str, Any]:
         """Compute ln of every variable and transform that a term names, at `inputs` and the coefficients `values`."""
         transforms = {transform.name: transform for transform in self.transforms}
         logs: dict[str, Any] = {}
@@ -228,7 +229,7 @@ class Form:
                 logs[name] = transform.log(*variables, *parameters)
         return logs
 
-    def evaluate(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+    def evaluate(self, values: Mapping[str, Any], inputs: Variables) -> Any:
         """Compute the loss; coefficients and inputs broadcast, and nothing is checked."""
         logs = self.logs(values, inputs)
         loss: Any = 0.0

@@ -6,7 +6,6 @@ A variable's name says how it is counted: `n_total_non_embedding` is all paramet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
@@ -19,10 +18,11 @@ from hub.base.errors import InputError
 from hub.base.units import format_experts
 from scaling_law.formulas import published
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import ChinchillaForm, FloatArray, Values, numbers, positive
+from scaling_law.formulas.law import ChinchillaForm, Values, numbers, positive
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.law import Law, register
 from scaling_law.planning.optimum import optimum_draws
+from scaling_law.size.arrays import Columns
 
 # Terms in N and in D with experts, which several laws share.
 _SIZE = Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"})
@@ -410,7 +410,7 @@ class FiveFactorLaw(Law):
     epsilon: float
 
     @classmethod
-    def evaluate(cls, coefficients: Any, inputs: Mapping[str, FloatArray]) -> Any:
+    def evaluate(cls, coefficients: Any, inputs: Columns) -> Any:
         """Compute the loss for coefficients in the order of the fields; nothing is checked."""
         e, f, m, n, k, h, a, alpha, b, beta, c, epsilon = coefficients
         total, active, tokens, g, s = (inputs[name] for name in cls.form.reads)

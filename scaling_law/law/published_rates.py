@@ -5,7 +5,7 @@ from __future__ import annotations
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
-from scaling_law.formulas.conditions import RangeCheck, rate_guard_of, rate_support_of
+from scaling_law.formulas.conditions import RangeCheck, rate_guard_of
 from scaling_law.formulas.law import positive
 from scaling_law.formulas.literature import power_law
 from scaling_law.law.shelf import SHELF, entry
@@ -28,7 +28,7 @@ def published_rates(name: str, *, force: bool = False, **variables: ArrayLike) -
         inputs = ", ".join(variables) or "nothing"
         raise InputError(f"{name} depends on {', '.join(law.variables)}, not on {inputs}")
     values = {variable: positive(variable, value) for variable, value in variables.items()}
-    check = RangeCheck(law.conditions, law.variables, values, rate_guard_of, rate_support_of)
+    check = RangeCheck(law.conditions, law.variables, values, rate_guard_of, trusts_guard=True)
     check.refuse(force)
     return {
         "learning_rate": power_law(law.coefficients["learning_rate"], values),

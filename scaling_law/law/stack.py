@@ -13,7 +13,7 @@ from hub.base.tables import Table
 from scaling_law.formulas import Form
 from scaling_law.law.base import Law, register
 from scaling_law.law.kinds import JointLaw
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import Columns
 
 
 @register
@@ -65,7 +65,7 @@ class StackLaw(Law):
             values += law.coefficients.values()
         return dict(zip(self.coefficient_names(), values, strict=True))
 
-    def evaluate(self, coefficients: Any, inputs: Mapping[str, FloatArray]) -> Any:  # type: ignore[override]
+    def evaluate(self, coefficients: Any, inputs: Columns) -> Any:  # type: ignore[override]
         """Compute the loss for weights and coefficients in the order of `coefficient_names()`; they broadcast."""
         gain = self._gain(inputs)
         log_loss: Any = 0.0
@@ -79,7 +79,7 @@ class StackLaw(Law):
             log_loss = log_loss + weight * np.log(loss)
         return np.exp(log_loss)
 
-    def _gain(self, inputs: Mapping[str, FloatArray]) -> Any:
+    def _gain(self, inputs: Columns) -> Any:
         """Return the factor by which the published law's loss differs from its loss at the E of the stack."""
         published = JointLaw.published()
         coefficients = tuple(published.coefficients.values())

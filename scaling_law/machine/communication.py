@@ -22,8 +22,8 @@ import numpy as np
 
 from scaling_law.machine.gpus import Gpu
 from scaling_law.machine.memory import HALF, WEIGHT_BYTES, Sharding, check_counts, stage_of
-from scaling_law.size.architecture import GRADIENT_BYTES, Architecture
-from scaling_law.size.widths import Widths
+from scaling_law.size.architecture import GRADIENT_BYTES
+from scaling_law.size.widths import Sized
 
 # Bytes/s of each GPU between nodes, theoretical: 3200 Gb/s for a node of 8, the top speed of stas00/ml-engineering.
 NETWORK_CARD = 50e9
@@ -69,7 +69,7 @@ class Sent(NamedTuple):
 
 
 def communication(
-    model: Architecture | Widths,
+    model: Sized,
     sharding: Sharding,
     degrees: Degrees,
     passes: Any,
@@ -102,7 +102,7 @@ def communication(
 
 
 def _batch_traffic(
-    model: Architecture | Widths,
+    model: Sized,
     sharding: Sharding,
     degrees: Degrees,
     passes: Any,
@@ -157,7 +157,7 @@ def _batch_traffic(
     }
 
 
-def tensor_bytes(model: Architecture | Widths, tokens: Any, tp: Any) -> Any:
+def tensor_bytes(model: Sized, tokens: Any, tp: Any) -> Any:
     """Count the bytes that one GPU receives in the all-reduces of blocks whose matrices are divided among `tp`."""
     return 4 * 2 * (1 - 1 / np.asarray(tp)) * HALF * tokens * tp * model.blocks * model.d_model
 
@@ -167,7 +167,7 @@ def bubble(pp: Any, passes: Any) -> Any:
     return (np.asarray(pp) - 1) / passes
 
 
-def all_to_all_bytes(architecture: Architecture | Widths, tokens: Any, ep: Any) -> Any:
+def all_to_all_bytes(architecture: Sized, tokens: Any, ep: Any) -> Any:
     """Count the bytes in bf16 that a GPU receives with experts divided among `ep`: both ways, forward and backward."""
     a = architecture
     rows = tokens * a.routed_blocks * a.experts_per_token * (np.asarray(a.experts) > 1)

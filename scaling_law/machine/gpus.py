@@ -1,7 +1,7 @@
 """Data sheets of common accelerators: peak, memory, and the links between them; or any device, by what a user gives.
 
-Vendors' pages were read in transcriptions that name them: `_STAS` is stas00/ml-engineering @ 744d01e,
-compute/accelerator/README.md (peaks without sparsity), `_SPECS` winston-zhang-orz/gpu-specs (a copy of
+`gpus.json` has a row for each. Vendors' pages were read in transcriptions that name them: stas00/ml-engineering @
+744d01e, compute/accelerator/README.md (peaks without sparsity), and winston-zhang-orz/gpu-specs (a copy of
 gmasse/gpu-specs) @ 4b0c72d, specs.md. Links within a node are those of stas00/ml-engineering @ 0030e63,
 network/README.md ("All-to-all bandwidth"), theoretical and in one direction. Where neither has a device, its source is
 the vendor's own page.
@@ -9,42 +9,26 @@ the vendor's own page.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from hub.base.errors import InputError, unknown
 from hub.base.units import format_bytes, parse_bytes, parse_count
 
-_STAS = "in stas00/ml-engineering, accelerator tables, 744d01e"
-_SPECS = "winston-zhang-orz/gpu-specs, specs.md, 4b0c72d"
-_WHITEPAPER = "whitepaper: bf16 with fp32 accumulation, without sparsity"
-_RACK = "NVIDIA GB%s NVL72: 360 PFLOP/s with sparsity and 576 TB/s for 72 GPUs"
-
-# Bytes/s of links within a node, in one direction.
-NVLINK_5 = 900e9
-NVLINK_4 = 450e9
-NVLINK_3 = 300e9
-NVLINK_2 = 150e9
-XGMI = 448e9
+# Bytes/s between GPUs of a node by PCIe 5, in one direction.
 PCIE_5 = 63e9
-PCIE_4 = 31e9
-PCIE_3 = 16e9
-
 SHEET = "its data sheet"
-_FP16 = f"{SHEET} (its peak is of fp16: it has no bf16)"
-_ELSEWHERE = f"{SHEET} (train.py does not run on it)"
-
-# Precisions of matrix units besides bf16: FP8 from Ada, Hopper and CDNA 3 on, FP4 from Blackwell and CDNA 4 on.
-NO_FP8 = {"A100", "A800", "A10", "A6000", "3090", "v5p"}
-FP4 = {"GB300", "GB200", "B300", "B200", "5090", "MI355X", "MI350X"}
 
 
 class Gpu(NamedTuple):
     """One GPU: dense bf16 matrix FLOP/s, bytes/s and bytes of its memory, bytes/s to the other GPUs of its `node`.
 
     `machine`: GPUs of one operating system, if a node spans several (None: the node). `basis`: the source of step
-    times, in words.
+    times, in words. `precisions` of matrix units: FP8 from Ada, Hopper and CDNA 3 on, FP4 from Blackwell and CDNA 4
+    on; that of the peak alone is known of a device that a user describes.
     """
 
     name: str
@@ -56,102 +40,16 @@ class Gpu(NamedTuple):
     node: int = 8
     machine: int | None = None
     basis: str = SHEET
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        if self.basis == _FP16:
-            return ("fp16",)
-        precisions = ["bf16"]
-        # Only the precision of the peak is known of a device that a user describes.
-        if "=" not in self.name:
-            words = {*self.name.split()}
-            if not words & NO_FP8:
-                precisions.append("fp8")
-            if words & FP4:
-                precisions.append("fp4")
-        return tuple(precisions)
+    precisions: tuple[str, ...] = ("bf16",)
 
 
-# By words in a driver's name of the GPU; the first that fits is taken.
-GPUS: dict[str, Gpu] = {
-    "GB300": Gpu("NVIDIA GB300", 2.5e15, 8.0e12, 279e9, _RACK % 300, NVLINK_5, 72, 4),
-    "GB200": Gpu("NVIDIA GB200", 2.5e15, 8.0e12, 186e9, _RACK % 200, NVLINK_5, 72, 4),
-    "B300": Gpu("NVIDIA B300", 2.25e15, 8.0e12, 288e9, f"NVIDIA DGX B300 datasheet, {_STAS}", NVLINK_5),
-    "B200": Gpu("NVIDIA B200", 2.25e15, 8.0e12, 180e9, f"NVIDIA DGX B200 datasheet, {_STAS}", NVLINK_5),
-    "H200": Gpu("NVIDIA H200 SXM", 989e12, 4.8e12, 141e9, f"nvidia.com/en-us/data-center/h200, {_STAS}", NVLINK_4),
-    "GH200": Gpu("NVIDIA GH200", 989e12, 4.0e12, 96e9, f"96 GB HBM3, {_STAS}", NVLINK_4, 4),
-    "H20": Gpu("NVIDIA H20", 148e12, 4.0e12, 96e9, "NVIDIA H20 datasheet, 96 GB HBM3", NVLINK_4),
-    "H800": Gpu("NVIDIA H800 SXM", 989e12, 3.35e12, 80e9, "an H100 with NVLink of 400 GB/s in both directions", 200e9),
-    "H100 PCIe": Gpu("NVIDIA H100 PCIe", 756e12, 2.0e12, 80e9, f"nvidia.com/en-us/data-center/h100, {_STAS}", PCIE_5),
-    "H100": Gpu("NVIDIA H100 SXM", 989e12, 3.35e12, 80e9, f"nvidia.com/en-us/data-center/h100, {_STAS}", NVLINK_4),
-    "A100 PCIe": Gpu(
-        "NVIDIA A100 PCIe 80GB",
-        peak_flops=312e12,
-        bandwidth=1.935e12,
-        memory_bytes=80e9,
-        source=f"nvidia.com/en-us/data-center/a100, {_STAS}",
-        link=PCIE_4,
-    ),
-    "A100 40GB": Gpu("NVIDIA A100 SXM 40GB", 312e12, 1.555e12, 40e9, "NVIDIA A100 40GB datasheet", NVLINK_3),
-    "A100": Gpu(
-        "NVIDIA A100 SXM 80GB",
-        peak_flops=312e12,
-        bandwidth=2.039e12,
-        memory_bytes=80e9,
-        source=f"nvidia.com/en-us/data-center/a100, {_STAS}",
-        link=NVLINK_3,
-    ),
-    "A800": Gpu(
-        "NVIDIA A800 SXM 80GB",
-        peak_flops=312e12,
-        bandwidth=2.039e12,
-        memory_bytes=80e9,
-        source="an A100 with NVLink of 400 GB/s in both directions",
-        link=200e9,
-    ),
-    "V100 PCIe": Gpu("NVIDIA V100 PCIe 32GB", 112e12, 0.9e12, 32e9, "NVIDIA V100 datasheet", PCIE_3, basis=_FP16),
-    "V100 16GB": Gpu("NVIDIA V100 SXM 16GB", 125e12, 0.9e12, 16e9, "NVIDIA V100 datasheet", NVLINK_2, basis=_FP16),
-    "V100": Gpu("NVIDIA V100 SXM 32GB", 125e12, 0.9e12, 32e9, "NVIDIA V100 datasheet", NVLINK_2, basis=_FP16),
-    "L40S": Gpu("NVIDIA L40S", 362e12, 0.864e12, 48e9, f"nvidia.com/en-us/data-center/l40s, {_STAS}", PCIE_4),
-    "A10": Gpu("NVIDIA A10", 125e12, 0.6e12, 24e9, _SPECS, PCIE_4),
-    "L4": Gpu("NVIDIA L4", 121e12, 0.3e12, 24e9, _SPECS, PCIE_4),
-    "RTX 4090": Gpu(
-        "NVIDIA GeForce RTX 4090",
-        peak_flops=165.2e12,
-        bandwidth=1.008e12,
-        memory_bytes=24e9,
-        source=f"{_SPECS}; peak: nanochat/common.py, 92d63d4",
-        link=PCIE_4,
-    ),
-    "RTX 5090": Gpu("NVIDIA GeForce RTX 5090", 209.5e12, 1.792e12, 32e9, f"RTX Blackwell {_WHITEPAPER}", PCIE_5),
-    "RTX 3090": Gpu("NVIDIA GeForce RTX 3090", 71e12, 0.936e12, 24e9, f"Ampere GA102 {_WHITEPAPER}", PCIE_4),
-    "RTX A6000": Gpu("NVIDIA RTX A6000", 154.8e12, 0.768e12, 48e9, f"Ampere GA102 {_WHITEPAPER}", PCIE_4),
-    "MI355X": Gpu("AMD Instinct MI355X", 2.5e15, 8.0e12, 288e9, f"amd.com; link of the MI325X, {_STAS}", XGMI),
-    "MI350X": Gpu("AMD Instinct MI350X", 2.3e15, 8.0e12, 288e9, "amd.com, Instinct MI350X; link of the MI325X", XGMI),
-    "MI325X": Gpu("AMD Instinct MI325X", 1.3e15, 6.0e12, 256e9, f"amd.com, Instinct MI325X, {_STAS}", XGMI),
-    "MI300X": Gpu("AMD Instinct MI300X", 1.3e15, 5.3e12, 192e9, f"amd.com, Instinct MI300X, {_STAS}", XGMI),
-    "TPU v5p": Gpu(
-        "Google TPU v5p",
-        peak_flops=459e12,
-        bandwidth=2.765e12,
-        memory_bytes=95e9,
-        source="docs.cloud.google.com/tpu/docs/v5p-training: 95 GB of HBM2e",
-        link=600e9,
-        node=8960,
-        machine=4,
-        basis=_ELSEWHERE,
-    ),
-    "Trainium2": Gpu(
-        "AWS Trainium2",
-        peak_flops=667e12,
-        bandwidth=2.9e12,
-        memory_bytes=96 * 1024**3,
-        source="awsdocs-neuron, Trainium2 architecture; NeuronLink of 1.28 TB/s",
-        link=640e9,
-        node=16,
-        basis=_ELSEWHERE,
-    ),
-}
+def _read_sheets() -> dict[str, Gpu]:
+    """Read the data sheets, by words in a driver's name of the GPU; the first that fits is taken."""
+    rows = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))
+    return {row.pop("words"): Gpu(precisions=tuple(row.pop("precisions")), **row) for row in rows}
+
+
+GPUS = _read_sheets()
 # Fields of any other device, as "peak=148T,memory=96GB", and the function that reads each.
 DESCRIBED: dict[str, Callable[[str, str], float]] = {
     "peak": parse_count,

@@ -20,7 +20,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from hub.base.units import format_bytes, format_count
@@ -30,9 +29,9 @@ from scaling_law.machine.gpus import find_gpu
 from scaling_law.machine.memory import Sharding, TrainingMemory, training_memory
 from scaling_law.machine.throughput import Model, Throughput
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.arrays import FloatArray, first_smallest
+from scaling_law.size.arrays import FloatArray, IntArray, first_smallest
 from scaling_law.size.recipe import PAPER, BatchRamp
-from scaling_law.size.widths import Widths
+from scaling_law.size.widths import Sized
 
 # The batch of GPUs for which none is named: the paper's last.
 PAPER_BATCH = BatchRamp.constant(PAPER.batch_ramp[-1].sequences, PAPER.sequence_length)
@@ -253,7 +252,7 @@ class Layouts:
         """Count the micro-batches of each GPU in a batch."""
         return batch // (option.micro_batch_sequences * option.dp * option.fsdp)
 
-    def memory(self, model: Architecture | Widths, option: Option) -> TrainingMemory:
+    def memory(self, model: Sized, option: Option) -> TrainingMemory:
         """Compute the memory of each GPU in the largest batch."""
         devices = option.cp * option.fsdp
         if option.sharding in ("ddp", "zero1"):
@@ -272,7 +271,7 @@ class Layouts:
             **{name: getattr(option, name) for name in WITHIN},
         )
 
-    def communication(self, model: Architecture | Widths, option: Option, batch: int) -> dict[str, Any]:
+    def communication(self, model: Sized, option: Option, batch: int) -> dict[str, Any]:
         """Estimate the least seconds of each operation in a step of `batch` sequences.
 
         Empty if step times were measured, because they already include it.
@@ -310,7 +309,7 @@ class Layouts:
         tokens = option.micro_batch_sequences * self.ramp.sequence_length
         return GpuShare(tokens / (within * option.cp), within * option.cp * shards, option.sharding == "fsdp2")
 
-    def steps(self, model: Architecture | Widths) -> Steps:
+    def steps(self, model: Sized) -> Steps:
         """Find the fastest steps of these models in the largest batch, of options that fit."""
         candidates = self._candidates()
         largest = max(self.batches)
@@ -337,7 +336,7 @@ class Layouts:
         least = costs.memory_bytes.min(0).reshape(shape)
         return Steps(option, tuple(gpu_shares), np.stack(slowdowns), np.stack(exchanges), is_possible, least)
 
-    def _costs(self, model: Architecture | Widths, candidates: _Candidates, batch: int) -> _Costs:
+    def _costs(self, model: Sized, candidates: _Candidates, batch: int) -> _Costs:
         """Compute the costs of each option in a batch, a group at a time."""
         shape = np.shape(model.n_total)
         costs = _Costs(*(np.empty((len(candidates.options), *shape)) for _ in _Costs._fields))
@@ -355,7 +354,7 @@ class Layouts:
                 values[group.rows].reshape(*group.shape, *shape)[...] = values_of_group
         return costs
 
-    def fits(self, model: Architecture | Widths) -> Any:
+    def fits(self, model: Sized) -> Any:
         """Find which models can be trained, as far as memory is known. ValueError for batches that are not shared."""
         if self.throughput.memory_bytes is None:
             return np.full(np.shape(model.n_total), True)
@@ -428,7 +427,7 @@ class _Candidates(NamedTuple):
 
     options: list[Option]
     groups: list[_Group]
-    rows: NDArray[np.int64]
+    rows: IntArray
 
     def in_batch(self, batch: int) -> _Candidates:
         """Return the options in a smaller batch, with the largest micro-batches that divide theirs and its shares."""
@@ -453,14 +452,14 @@ def _choose(values: FloatArray, option: Any) -> FloatArray:
     return np.take_along_axis(values, option[None], axis=0)[0]
 
 
-def _slowdown(model: Architecture | Widths, option: Option) -> Any:
+def _slowdown(model: Sized, option: Option) -> Any:
     """Compute the factor on the compute of recomputing, and of stages of unequal length."""
     pp = np.asarray(option.pp)
     longest_over_mean = np.where(pp > 1, np.ceil(model.blocks / pp) * pp / model.blocks, 1.0)
     return np.where(option.gradient_checkpointing, RECOMPUTED, 1.0) * longest_over_mean
 
 
-def _is_divisible(model: Architecture | Widths, option: Option) -> Any:
+def _is_divisible(model: Sized, option: Option) -> Any:
     """Find the models whose experts, heads and blocks divide so; fractional widths always do."""
     heads = np.asarray(model.heads)
     divides_heads = (heads % option.tp == 0) | (heads != np.round(heads))
@@ -529,7 +528,7 @@ def _group_options(options: list[Option]) -> _Candidates:
     return _Candidates(options, groups, rows)
 
 
-def _arrange(options: list[Option]) -> tuple[Option, NDArray[np.int64]]:
+def _arrange(options: list[Option]) -> tuple[Option, IntArray]:
     """Make one option of arrays along the axes of a group, and return the place of each option in their product."""
     sizes = sorted({option.micro_batch_sequences for option in options})
     ways = list(dict.fromkeys(map(_way, options)))

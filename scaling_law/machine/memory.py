@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from hub.base.errors import InputError
-from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, Architecture
+from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES
 from scaling_law.size.missing import refuse_none
-from scaling_law.size.widths import Widths
+from scaling_law.size.widths import Sized
 
 Sharding = Literal["none", "ddp", "fsdp2", "zero1"]
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
@@ -94,7 +94,7 @@ class TrainingMemory:
 
 
 def training_memory(
-    architecture: Architecture | Widths,
+    architecture: Sized,
     micro_batch_sequences: Any,
     sequence_length: int,
     *,
@@ -198,7 +198,7 @@ def check_counts(**counts: Any) -> None:
 # ------------------------------------------------------------------ parameters of a device
 
 
-def stage_of(a: Architecture | Widths, tp: Any, pp: Any, ep: Any) -> tuple[Any, Any, Any]:
+def stage_of(a: Sized, tp: Any, pp: Any, ep: Any) -> tuple[Any, Any, Any]:
     """Count the blocks of the longest stage of a pipeline, and one device's parameters at its ends and between them.
 
     If there are several stages, one has the embedding or the head. Routers are not counted.
@@ -237,7 +237,7 @@ class _Share(NamedTuple):
 
 
 def _share_of_device(
-    a: Architecture | Widths,
+    a: Sized,
     tp: Any,
     pp: Any,
     ep: Any,
@@ -338,7 +338,7 @@ def _moments_of_shards(
 # ------------------------------------------------------------------ activations and workspace
 
 
-def _block_activations(a: Architecture | Widths, half: bool, rows: Any) -> Any:
+def _block_activations(a: Sized, half: bool, rows: Any) -> Any:
     """Count the bytes by token that a block's backward pass needs. Autocast copies the input of every projection."""
     d = a.d_model
     compute = HALF if half else SINGLE
@@ -359,7 +359,7 @@ def _block_activations(a: Architecture | Widths, half: bool, rows: Any) -> Any:
     return np.where(a.experts > 1, routed, dense)
 
 
-def _head_workspace(a: Architecture | Widths, tokens: Any, half: bool, on_cpu: bool) -> Any:
+def _head_workspace(a: Sized, tokens: Any, half: bool, on_cpu: bool) -> Any:
     """Count the bytes of the chunked cross-entropy: hidden states, gradients of these and the head, and logits."""
     d = a.d_model
     vocabulary = a.vocab_size
@@ -388,7 +388,7 @@ def chunk_rows(tokens: Any, vocabulary: float, half: bool, on_cpu: bool) -> Any:
     return np.minimum(2.0 ** np.floor(np.log2(most)), 2.0 ** np.ceil(np.log2(fewest)))
 
 
-def _block_workspace(a: Architecture | Widths, tokens: Any, half: bool, rows: Any) -> Any:
+def _block_workspace(a: Sized, tokens: Any, half: bool, rows: Any) -> Any:
     """Count the bytes of the last block's backward pass: gradients of its output and the head, inner activations."""
     compute = HALF if half else SINGLE
     inner = np.where(a.experts > 1, rows, 1.0) * 2 * a.active_width * compute

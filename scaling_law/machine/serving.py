@@ -20,7 +20,7 @@ from hub.base.errors import InputError
 from scaling_law.machine.gpus import Gpu, named_gpu
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.missing import refuse_none
-from scaling_law.size.widths import Widths
+from scaling_law.size.widths import Sized
 
 
 def share_read(density: ArrayLike, batch: float) -> Any:
@@ -49,7 +49,7 @@ def decode_seconds(
 
 
 def seconds_of_token(
-    a: Architecture | Widths,
+    a: Sized,
     gpu: Gpu,
     batch: float,
     cache_bytes: Any = 0.0,

@@ -28,7 +28,7 @@ from scaling_law.size.architecture import Architecture, Span
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.missing import refuse_none
 from scaling_law.size.recipe import PAPER
-from scaling_law.size.widths import Widths
+from scaling_law.size.widths import Sized, Widths
 
 FORMAT = "throughput"
 VERSION = 1
@@ -80,7 +80,7 @@ class ModelWork:
     bounded: tuple[tuple[Span, Any], ...] = ()
 
     @classmethod
-    def of(cls, model: Architecture | Widths | Sequence[Architecture]) -> ModelWork:
+    def of(cls, model: Sized | Sequence[Architecture]) -> ModelWork:
         """Describe one architecture (numbers), or several (arrays)."""
         refuse_none("model", model)
         if isinstance(model, Sequence) and not isinstance(model, str):
@@ -152,7 +152,7 @@ def _products(a: Architecture) -> list[tuple[Span, float]]:
     return [(span, 1.0 * span.blocks * (span.multiplied or 0)) for span in a.all_spans]
 
 
-Model = Architecture | Widths | Sequence[Architecture] | ModelWork
+Model = Sized | Sequence[Architecture] | ModelWork
 
 
 class Measurement(NamedTuple):
@@ -358,8 +358,8 @@ class Throughput(Listed):
             "micro_batch_tokens": micro_batch_tokens,
             "sequence_length": sequence_length,
             "devices": devices,
+            "shards": shards,
         }
-        step["shards"] = shards
         for name, value in step.items():
             if value is None:
                 continue

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads, whole
 from hub.record.run_record import RunRecord
 from scaling_law.machine.throughput import Measurement, ModelWork, Throughput
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, IntArray
 from scaling_law.size.recipe import BatchRamp, RampStage
 
 FITTED = ("steps", "blocks", "flops", "activations", "routing", "weights", "update")
@@ -74,7 +73,7 @@ def fit_throughput(
     )
 
 
-def _group_by_architecture(measurements: Sequence[Measurement]) -> tuple[list[Architecture], NDArray[np.int64]]:
+def _group_by_architecture(measurements: Sequence[Measurement]) -> tuple[list[Architecture], IntArray]:
     """Return the architectures, and the index of that of each measurement [n]."""
     models = list(dict.fromkeys(measurement.architecture for measurement in measurements))
     return models, np.array([models.index(measurement.architecture) for measurement in measurements])
@@ -161,7 +160,7 @@ def _fit_rates(relative: FloatArray) -> FloatArray:
     return np.asarray(rates / scale)
 
 
-def _leave_one_out_errors(relative: FloatArray, groups: NDArray[np.int64]) -> FloatArray:
+def _leave_one_out_errors(relative: FloatArray, groups: IntArray) -> FloatArray:
     """Return ln(predicted / measured) of every step [n] by the fit to the other architectures."""
     log_ratios = np.empty(len(relative))
     for group in np.unique(groups):

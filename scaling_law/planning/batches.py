@@ -80,12 +80,16 @@ class BatchRule:
         is_open = length is None or batch is None
         return rule if is_open else cls(sharers, needs_sequence, ramp=shortest)
 
+    @property
+    def is_given(self) -> bool:
+        """Whether the question says the batch."""
+        return self.ramp is not None or self.batch is not None
+
     def lengths(self, n_active: Any) -> Any:
         """Return the tokens of a sequence of each model."""
-        if self.ramp is not None:
-            return np.full(np.shape(n_active), self.ramp.sequence_length)
-        if self.length is not None:
-            return np.full(np.shape(n_active), self.length)
+        length = self.length if self.ramp is None else self.ramp.sequence_length
+        if length is not None:
+            return np.full(np.shape(n_active), length)
         lengths = usual_length(n_active)
         if isinstance(self.batch, float) and self.needs_sequence:
             # A batch too small for longer sequences on every GPU has the paper's.
@@ -97,7 +101,7 @@ class BatchRule:
 
         All are 0 where the question says the batch.
         """
-        if self.ramp is not None or self.batch is not None:
+        if self.is_given:
             return np.zeros(np.broadcast_shapes(np.shape(n_active), np.shape(tokens)))
         counts = np.clip(np.nan_to_num(tokens), 1.0, MOST_TOKENS)
         batch_tokens = usual_tokens(n_active, counts)
@@ -125,22 +129,18 @@ class BatchRule:
 
     def source(self, n_active: float, tokens: float) -> str:
         """Return where the batch of a run comes from."""
-        if self.ramp is not None or self.batch is not None:
-            return GIVEN
-        return source_of_batch(n_active, tokens)
+        return GIVEN if self.is_given else source_of_batch(n_active, tokens)
 
     def notes(self, n_active: float, tokens: float) -> tuple[str, ...]:
         """Say that a batch is larger than usual because every GPU has a sequence of it."""
-        if self.ramp is not None or self.batch is not None:
+        if self.is_given:
             return ()
         (stage,) = self.run(n_active, tokens).stages
         sequences = float(usual_tokens(n_active, tokens)) / int(self.lengths(n_active))
         if stage.sequences < 2 * sequences:
             return ()
-        text = (
-            f"batches of {stage.sequences:,} sequences, which {self.gpus} GPUs can share, instead of {sequences:,.0f}"
-        )
-        return (Notice(text, f"batches of {stage.sequences:,} sequences"),)
+        batches = f"batches of {stage.sequences:,} sequences"
+        return (Notice(f"{batches}, which {self.gpus} GPUs can share, instead of {sequences:,.0f}", batches),)
 
 
 def _read_batch(batch: Quantity | Sequence[RampStage] | None) -> float | tuple[RampStage, ...] | None:

@@ -19,7 +19,7 @@ from hub.base.units import format_count
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.planning.optimum import parse_experts, parse_positive
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Interval
 
 # Tokens that are searched.
 TOKENS_RANGE = (1e3, 1e15)
@@ -60,7 +60,7 @@ def break_even(
     n_active: ArrayLike,
     experts: ArrayLike | None = None,
     *,
-    between: tuple[float, float] = TOKENS_RANGE,
+    between: Interval = TOKENS_RANGE,
     force: bool = False,
 ) -> BreakEven:
     """Find the token count at which an MoE overtakes the dense model of equal N_act, for each E.
@@ -97,17 +97,13 @@ def break_even(
     return BreakEven(n, e, tokens, low, high, check=check)
 
 
-def drawn_break_even(
-    law: Formula, n_active: ArrayLike, experts: ArrayLike, between: tuple[float, float]
-) -> FloatArray:
+def drawn_break_even(law: Formula, n_active: ArrayLike, experts: ArrayLike, between: Interval) -> FloatArray:
     """Find the tokens of `break_even` for each of the law's draws, [n_draws, ...]; N_act and E broadcast."""
     n, e = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(experts, float))
     return _find_crossings(law.loss_draws, n, e, between)
 
 
-def _find_crossings(
-    loss: Callable[..., FloatArray], n: FloatArray, e: FloatArray, between: tuple[float, float]
-) -> FloatArray:
+def _find_crossings(loss: Callable[..., FloatArray], n: FloatArray, e: FloatArray, between: Interval) -> FloatArray:
     """Find the tokens from which models of `n` and `e` have the lower `loss`, searched `between`."""
     tokens = np.geomspace(*between, POINTS)
     gaps = loss(n[..., None], tokens, e[..., None]) - loss(n[..., None], tokens, 1.0)

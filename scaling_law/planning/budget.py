@@ -37,14 +37,13 @@ from scaling_law.planning.question import (
 )
 from scaling_law.size.architecture import (
     HEAD_DIM,
-    Architecture,
     inference_flops,
     training_flops,
     width_of_active,
 )
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Intervals, Variables
 from scaling_law.size.recipe import BatchRamp
-from scaling_law.size.widths import Widths
+from scaling_law.size.widths import Sized, Widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -62,9 +61,11 @@ class Cluster(Layouts):
     """
 
     price: float | None = None
-    rule: BatchRule | None = field(default=None, repr=False)
+    rule: BatchRule = field(default=cast(BatchRule, None), repr=False)
 
     def __post_init__(self) -> None:
+        if self.rule is None:
+            object.__setattr__(self, "rule", BatchRule(ramp=self.ramp))
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
             raise InputError(f"gpus={self.gpus!r} must be a whole number of at least 1")
         if self.price is not None:
@@ -89,11 +90,11 @@ class Cluster(Layouts):
 
     def with_ramp(self, ramp: BatchRamp) -> Cluster:
         """Return the GPUs that train all models in these batches."""
-        return replace(self, ramp=ramp, rule=None)
+        return replace(self, ramp=ramp, rule=BatchRule(ramp=ramp))
 
-    def of_run(self, model: Architecture | Widths, tokens: float) -> Cluster:
+    def of_run(self, model: Sized, tokens: float) -> Cluster:
         """Return the GPUs that train all models in the batches of this run."""
-        return self if self.rule is None else self.with_ramp(self.rule.run(float(model.n_active), float(tokens)))
+        return self.with_ramp(self.rule.run(float(model.n_active), float(tokens)))
 
     @property
     def hardware(self) -> str:
@@ -107,13 +108,12 @@ class Cluster(Layouts):
             attributes.append(self.engine)
         return f"{self.hardware} ({', '.join(attributes)})"
 
-    def warnings(self, model: Architecture | Widths, tokens: float) -> tuple[str, ...]:
+    def warnings(self, model: Sized, tokens: float) -> tuple[str, ...]:
         """Say what step times and batches are worth for a run."""
         run = self.of_run(model, tokens)
         largest_batch = max(run.batches) * run.ramp.sequence_length
         warnings = self.throughput.warnings(model, self.gpus, largest_batch / self.gpus)
-        if self.rule is not None:
-            warnings += self.rule.notes(float(model.n_active), float(tokens))
+        warnings += self.rule.notes(float(model.n_active), float(tokens))
         if len(run.batches) > 1:
             constant = run.with_ramp(BatchRamp.constant(max(run.batches), run.ramp.sequence_length))
             slower = float(run.seconds(model, tokens) / constant.seconds(model, tokens)) - 1.0
@@ -121,30 +121,29 @@ class Cluster(Layouts):
             warnings += (Notice(text, f"the ramp takes {slower:.1%} longer"),)
         return warnings
 
-    def tokens(self, model: Architecture | Widths, seconds: float, drawn: bool = False) -> FloatArray:
+    def tokens(self, model: Sized, seconds: float, drawn: bool = False) -> FloatArray:
         """Return the most tokens that models see in the time, 0 where they do not fit.
 
         Under each draw of the step times, [n_draws, ...], where `drawn`.
         """
-        if self.rule is None:
+        if self.rule.ramp is not None:
             return self._tokens_of_ramp(model, seconds, drawn)
         tokens = self._most_tokens(model, seconds)
         if not drawn:
             return tokens
-        return self._of_each_run(model, tokens, lambda run, models, _: run.tokens(models, seconds, drawn=True))
+        return self._of_each_run(model, tokens, lambda run, models, _: run._tokens_of_ramp(models, seconds, True))
 
-    def seconds(self, model: Architecture | Widths, tokens: Any, drawn: bool = False) -> FloatArray:
+    def seconds(self, model: Sized, tokens: Any, drawn: bool = False) -> FloatArray:
         """Return the seconds that models take, infinite where they do not fit; `drawn` as of `tokens`."""
-        tokens = np.asarray(tokens, float)
-        if self.rule is None:
-            return self._seconds_of_ramp(model, tokens, drawn)
-        return self._of_each_run(model, tokens, lambda run, models, counts: run.seconds(models, counts, drawn))
+        return self._of_each_run(
+            model, tokens, lambda run, models, counts: run._seconds_of_ramp(models, counts, drawn)
+        )
 
-    def fits_run(self, model: Architecture | Widths, tokens: Any) -> Any:
+    def fits_run(self, model: Sized, tokens: Any) -> Any:
         """Find which models can be trained on these tokens, as of `fits`."""
-        return self._of_each_run(model, tokens, lambda run, models, _: np.asarray(run.fits(models))).astype(bool)
+        return self._of_each_run(model, tokens, lambda run, models, _: run.fits(models)) > 0
 
-    def describe_layout(self, model: Architecture | Widths, tokens: float) -> str:
+    def describe_layout(self, model: Sized, tokens: float) -> str:
         """Describe how GPUs share one run; nothing where step times were measured."""
         if not self.throughput.is_assumed:
             return ""
@@ -157,7 +156,7 @@ class Cluster(Layouts):
         # `train.py` compiles no blocks under FSDP2.
         return f"{ways}, compiled" if self.engine == TRAIN_PY and option.sharding != "fsdp2" else ways
 
-    def mfu(self, model: Architecture | Widths, tokens: Any, seconds: Any) -> Any:
+    def mfu(self, model: Sized, tokens: Any, seconds: Any) -> Any:
         """Return the MFU of steps that train on the tokens in these seconds of a run; None for a GPU without a peak.
 
         Its FLOPs count attention and no recomputation, as in `scale_out`.
@@ -165,72 +164,60 @@ class Cluster(Layouts):
         sheet = find_gpu(self.throughput.device)
         if sheet is None:
             return None
-        work = ModelWork.of(model).in_step(1.0, None, self._lengths(model), self.gpus)
+        work = ModelWork.of(model).in_step(1.0, None, self.rule.lengths(model.n_active), self.gpus)
         in_steps = np.asarray(seconds) / self.throughput.overhead_of(self.gpus)
         return tokens * work["flops"] / (in_steps * sheet.peak_flops)
 
-    def _lengths(self, model: Architecture | Widths) -> Any:
-        """Return the tokens of a sequence of each model."""
-        return self.ramp.sequence_length if self.rule is None else self.rule.lengths(model.n_active)[()]
-
-    def _most_tokens(self, model: Architecture | Widths, seconds: float) -> FloatArray:
+    def _most_tokens(self, model: Sized, seconds: float) -> FloatArray:
         """Find the longest runs that end in time, each in the batch of its own tokens.
 
         From more tokens than any layout trains, it goes down the batches to the first with which a run of its tokens
         ends in time. Where even the shortest run in the next larger batch takes too long, a run ends just before it.
         """
-        rule = self.rule
-        assert rule is not None
-        n_active = np.asarray(model.n_active, float)
         overhead = self.throughput.overhead_of(self.gpus)
-        least = overhead * self.throughput.least_seconds(model, self._lengths(model), self.gpus)
+        least = overhead * self.throughput.least_seconds(model, self.rule.lengths(model.n_active), self.gpus)
         # Rounding may make a step shorter than its least.
         most = np.asarray(seconds / least * (1 + BEFORE), float)
         tokens = np.zeros(most.shape)
-        searched = np.full(most.shape, True)
+        searched = tokens < np.inf
         while searched.any():
-            models = model.at(searched) if isinstance(model, Widths) and most.shape else model
-            sizes = n_active[searched]
-            limit = most[searched]
-            counts = limit.reshape(np.shape(models.n_active))
             trained = self._of_each_run(
-                models, counts, lambda run, some_models, _: run.tokens(some_models, seconds)
-            ).ravel()
-            first = rule.first_tokens(sizes, rule.sequences(sizes, limit))
-            is_reached = trained >= first
-            places = np.flatnonzero(searched)
-            tokens.reshape(-1)[places[is_reached]] = np.minimum(trained, limit)[is_reached]
-            most.reshape(-1)[places] = first * (1 - BEFORE)
-            searched.reshape(-1)[places[is_reached]] = False
+                model, most, lambda run, models, _: run._tokens_of_ramp(models, seconds), searched
+            )
+            tokens = np.where(searched, np.minimum(trained, most), tokens)
+            first = self.rule.first_tokens(model.n_active, self.rule.sequences(model.n_active, most))
+            searched = searched & (trained < first)
+            most = np.where(searched, first * (1 - BEFORE), most)
         return tokens
 
     def _of_each_run(
         self,
-        model: Architecture | Widths,
+        model: Sized,
         tokens: Any,
         evaluate: Callable[[Cluster, Any, FloatArray], FloatArray],
+        where: Any = True,
     ) -> FloatArray:
-        """Evaluate models and their tokens in the batches of each run; axes of draws come before theirs."""
+        """Evaluate some models and their tokens in the batches of each run; axes of draws come before theirs."""
         tokens = np.asarray(tokens, float)
-        rule = self.rule
-        if rule is None or not (tokens.ndim or np.ndim(model.n_total)):
-            return evaluate(self.of_run(model, float(tokens)), model, tokens)
         shape = np.broadcast_shapes(tokens.shape, np.shape(model.n_total))
         n_active = np.broadcast_to(model.n_active, shape)
         counts = np.broadcast_to(tokens, shape)
-        runs = np.stack([rule.lengths(n_active), rule.sequences(n_active, counts)])
-        values: FloatArray | None = None
-        for run in np.unique(runs.reshape(2, -1), axis=1).T:
-            places = (runs == run.reshape(2, *[1] * len(shape))).all(axis=0)
+        if self.rule.ramp is not None or not counts.size:
+            return evaluate(self, model, tokens)
+        runs = np.stack([self.rule.lengths(n_active), self.rule.sequences(n_active, counts)])
+        values: Any = None
+        is_asked = np.broadcast_to(where, shape)
+        for run in np.unique(runs[:, is_asked], axis=1).T:
+            places = is_asked & (runs == run.reshape(2, *[1] * len(shape))).all(axis=0)
             models = model.at(places) if isinstance(model, Widths) and np.ndim(model.n_total) else model
-            cluster = self.with_ramp(rule.run(n_active[places][0], counts[places][0]))
+            cluster = self.with_ramp(self.rule.run(n_active[places][0], counts[places][0]))
             values_of_run = np.asarray(evaluate(cluster, models, counts[places]))
             if values is None:
-                values = np.empty((*values_of_run.shape[:-1], *shape))
+                values = np.zeros((*values_of_run.shape[:-1], *shape))
             values[..., places] = values_of_run
-        return np.empty(shape) if values is None else values
+        return np.asarray(values)
 
-    def _tokens_of_ramp(self, model: Architecture | Widths, seconds: float, with_draws: bool) -> FloatArray:
+    def _tokens_of_ramp(self, model: Sized, seconds: float, with_draws: bool = False) -> FloatArray:
         """Return the tokens that models see in the time in the batches of the ramp."""
         tokens = np.array(0.0)
         remaining = np.array(float(seconds))
@@ -240,7 +227,7 @@ class Cluster(Layouts):
             remaining = remaining - stage_tokens * np.where(np.isfinite(per_token), per_token, 0.0)
         return tokens
 
-    def _seconds_of_ramp(self, model: Architecture | Widths, tokens: FloatArray, with_draws: bool) -> FloatArray:
+    def _seconds_of_ramp(self, model: Sized, tokens: FloatArray, with_draws: bool) -> FloatArray:
         """Return the seconds that models take in the batches of the ramp."""
         seconds = np.array(0.0)
         for per_token, start, end in self._stages(model, with_draws):
@@ -258,7 +245,7 @@ class Cluster(Layouts):
         """Return GPU-hours times their price; None without a price."""
         return None if self.price is None else self.price * self.gpus * seconds / 3600.0
 
-    def _stages(self, model: Architecture | Widths, with_draws: bool) -> Iterator[tuple[FloatArray, float, float]]:
+    def _stages(self, model: Sized, with_draws: bool) -> Iterator[tuple[FloatArray, float, float]]:
         """Yield (seconds per token, first token, last token) of each stage of the ramp."""
         work = ModelWork.of(model)
         boundaries = [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
@@ -358,13 +345,12 @@ class Budget:
                     raise InputError(f"{name} goes with hours or money, not with ", given("flops", flops))
             return cls(one_positive("flops", flops), rule=BatchRule.of(**run))
         cluster = Cluster.of(run, **pick(ClusterFields, fields))
-        rule = cluster.rule or BatchRule(ramp=cluster.ramp)
         if money is None:
-            return cls(None, one_positive("hours", cast(Quantity, hours)), cluster, rule)
+            return cls(None, one_positive("hours", cast(Quantity, hours)), cluster, cluster.rule)
         if cluster.price is None:
             raise InputError(f"money={money!r} needs a price, per GPU-hour")
         hours = one_positive("money", money) / (cluster.price * cluster.gpus)
-        return cls(None, hours, cluster, rule)
+        return cls(None, hours, cluster, cluster.rule)
 
     @property
     def money(self) -> float | None:
@@ -387,7 +373,7 @@ class Budget:
         """Return N_act, D, E and the law's other variables, for models that spend the budget; broadcasts."""
         return of_law(law, self.variables(d_model, experts, limits))
 
-    def share_spent(self, d_model: Any, variables: Mapping[str, Any], limits: Limits) -> FloatArray:
+    def share_spent(self, d_model: Any, variables: Variables, limits: Limits) -> FloatArray:
         """Return the share of the budget that models of these widths and variables spend; broadcasts."""
         n_active = variables["n_active"]
         tokens = variables["tokens"]
@@ -397,7 +383,7 @@ class Budget:
         flops = training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens)
         return np.asarray(flops / self.flops)
 
-    def widths(self, limits: Limits) -> tuple[Any, Any]:
+    def widths(self, limits: Limits) -> Intervals:
         """Return the d_model between which its models are searched: up to where FLOPs leave one training token."""
         if self.cluster is not None:
             return WIDTHS

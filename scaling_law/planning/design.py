@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
@@ -25,14 +25,14 @@ from hub.base.tables import Table, literal
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, plain_fields
-from scaling_law.formulas.conditions import Conditions, ExtrapolationError, measured_support_of
+from scaling_law.formulas.conditions import Conditions, ExtrapolationError
 from scaling_law.formulas.law import Values, check_shapes, one_positive, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimum import compute_optimal, optimal_widths
 from scaling_law.planning.question import LimitFields, Quantity
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray, Variables
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Candidates:
 
     architectures: tuple[Architecture, ...]
     tokens: FloatArray
-    columns: Mapping[str, FloatArray] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -119,7 +119,7 @@ class Candidates:
         return cls._of_columns(columns)
 
     @classmethod
-    def _of_columns(cls, columns: Mapping[str, Any]) -> Candidates:
+    def _of_columns(cls, columns: Variables) -> Candidates:
         """Check the columns that are numbers; the others, which no law reads, are left out."""
         for name in ("n_active", "tokens"):
             if name not in columns:
@@ -189,7 +189,7 @@ class Candidates:
             tuple(self.names[i] for i in rows) if self.names else (),
         )
 
-    def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> NDArray[np.intp]:
+    def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> IntArray:
         """Find the runs whose warm-up, `is_given` or that of the fitted runs, ends before their decay begins.
 
         ValueError if none does.
@@ -399,12 +399,12 @@ def next_runs(
         deviation_after=deviation_after,
         flops=float(candidates.flops[runs].sum()),
         warmup_tokens=warmup_tokens,
-        check=replace(check, conditions=conditions, support=measured_support_of),
+        check=replace(check, conditions=conditions, trusts_guard=True),
         notes=notes,
     )
 
 
-def _noise_of(law: Formula, columns: Mapping[str, FloatArray]) -> FloatArray:
+def _noise_of(law: Formula, columns: Columns) -> FloatArray:
     """Return the law's RMSE over the mean predicted loss: the standard deviation of ln L of each run [n]."""
     if law.conditions is None or not law.conditions.rmse:
         reason = " must be given, the standard deviation of ln L: this law has no recorded RMSE"
@@ -435,7 +435,7 @@ def _check_answer(law: Formula, answer: Target, force: bool) -> tuple[str, ...]:
     return ()
 
 
-def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+def _ensemble(law: Formula, answer: Target, columns: Columns) -> tuple[FloatArray, FloatArray]:
     """Return centred answers [draws, k] and log losses [draws, candidates], over the draws that have an answer."""
     assert law.draws is not None
     # Without ranges nothing is refused: a wild draw is dropped below.
@@ -459,7 +459,7 @@ def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -
     return answers - answers.mean(axis=0), losses - losses.mean(axis=0)
 
 
-def _near_the_median(answers: FloatArray, is_finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _near_the_median(answers: FloatArray, is_finite: BoolArray) -> BoolArray:
     """Mark the draws [draws] none of whose answers [draws, k] is an outlier; long tails would dominate a covariance.
 
     No draw is near where the answers do not differ.

@@ -12,13 +12,13 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.notices import Notice, about
 from hub.base.tables import Table
-from hub.base.units import format_bytes, format_count, format_ends, format_flops, format_rough
+from hub.base.units import format_bytes, format_count, format_flops, format_rough, in_brackets
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
@@ -33,7 +33,7 @@ from scaling_law.planning.budget import (
     read_question,
     refuse_served,
 )
-from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
+from scaling_law.planning.limits import Limits, explain_ignored_design
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
@@ -54,7 +54,7 @@ from scaling_law.planning.optimum import (
 from scaling_law.planning.question import Quantity, QuestionFields, lists_keywords
 from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,8 +90,8 @@ class Reached(ArrayAnswer):
     least: Literal["flops", "hours", "memory_bytes"]
     hours: FloatArray | None = None
     money: FloatArray | None = None
-    loss_interval: tuple[FloatArray, FloatArray] | None = None
-    hours_interval: tuple[FloatArray, FloatArray] | None = None
+    loss_interval: Intervals | None = None
+    hours_interval: Intervals | None = None
 
     @cached_property
     def bests(self) -> tuple[int, ...]:
@@ -101,19 +101,12 @@ class Reached(ArrayAnswer):
         """
         check = cast(RangeCheck, self.check)
         shape = (self.loss.size, -1)
-        costs = np.broadcast_to(getattr(self, self.least), self.n_active.shape).reshape(shape)
-        costs = np.where(np.isfinite(self.n_active).reshape(costs.shape), costs, np.inf)
-        masks = []
-        for mask in (check.trusted, ~check.beyond, np.array(True)):
-            masks.append(np.broadcast_to(mask, self.n_active.shape).reshape(shape))
-        places = []
-        for i, row in enumerate(costs):
-            for mask in masks:
-                compared = np.where(mask[i], row, np.inf)
-                if np.isfinite(compared).any():
-                    places.append(i * len(row) + int(np.argmin(compared)))
-                    break
-        return tuple(places)
+        costs = np.where(np.isfinite(self.n_active), getattr(self, self.least), np.inf)
+        # Rows that cost nothing finite come last.
+        rank = np.select([~np.isfinite(costs), check.trusted, ~check.beyond], [3, 0, 1], 2)
+        order = np.lexsort((costs.reshape(shape), rank.reshape(shape)))
+        places = order[:, 0] + np.arange(len(order)) * order.shape[1]
+        return tuple(places[np.isfinite(costs.ravel()[places])].tolist())
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -147,9 +140,7 @@ class Reached(ArrayAnswer):
         best = self.best
         if best is None:
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
-        loss = f"loss {best['loss']:.3f}"
-        if best["loss_interval"] is not None:
-            loss += " ({} to {})".format(*format_ends(*best["loss_interval"]))
+        loss = f"loss {best['loss']:.3f}{in_brackets(best['loss_interval'])}"
         text = f"{loss} takes at least {self._cost(best)}, with {_describe_model(best)}"
         if not best["trusted"]:
             return f"{text}; not trusted"
@@ -238,7 +229,7 @@ def reach(
     limits = models.limits
     is_reached = np.isfinite(models.d_model)
     tokens = np.where(is_reached, models.tokens, np.nan)
-    variables = of_law(law, {**limits.variables(models.d_model, e, 1.0), "tokens": tokens})
+    variables = limits.models(law, models.d_model, e, tokens)
     check = _check_range(law, variables, is_reached, e.ndim, limits, force)
 
     n_active = variables["n_active"]
@@ -278,7 +269,7 @@ def reach(
     )
 
 
-def _interval(draws: FloatArray | None, is_reached: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray] | None:
+def _interval(draws: FloatArray | None, is_reached: BoolArray) -> Intervals | None:
     """Return the ends of the 95 % intervals of draws [n_draws, runs] at the models that are reached, NaN elsewhere."""
     if draws is None:
         return None
@@ -313,16 +304,16 @@ def _find_cheapest(
         raise InputError(explain_no_optimum(law, experts, exists))
     if cluster is not None:
         refuse_served(limits)
-    losses, each = np.broadcast_arrays(loss, experts)
-    models = reaching(law, tuple(law.coefficients.values()), losses, each, limits, cluster)
-    limit = limits.width_limit(each)
+    losses, experts_of_each = np.broadcast_arrays(loss, experts)
+    models = reaching(law, law.columns, losses, experts_of_each, limits, cluster)
+    limit = limits.width_limit(experts_of_each)
     optimum = find_optimum(models, WIDTHS, limit)
     # The smallest model is the cheapest one where the optimum would be smaller still.
     _, _, cost = models(np.full(losses.shape, HEAD_DIM))
     is_smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
     d_model = np.where(optimum.fits, optimum.d_model, np.where(is_smallest, HEAD_DIM, np.nan))
-    if not (force or _are_trusted(law, d_model, models(d_model)[1], each, limits).all()):
-        trusted = choose_trusted(trusted_reaching(models, law, each, limits), law, each, limits)
+    if not (force or _are_trusted(law, d_model, models(d_model)[1], experts_of_each, limits).all()):
+        trusted = choose_trusted(trusted_reaching(models, law, experts_of_each, limits), law, experts_of_each, limits)
         d_model = np.where(exists & trusted.fits, trusted.d_model, d_model)
     n_active, tokens, _ = models(d_model)
     flops = flops_of(n_active, tokens, limits)
@@ -349,11 +340,11 @@ def _find_smallest(
     budget, limits = read_question(law, flops, **question)
     if limits.memory is not None:
         raise InputError("memory is what this question solves for: leave it out")
-    losses, each = np.broadcast_arrays(loss, experts)
-    models = models_at_budget(law, tuple(law.coefficients.values()), experts, budget, limits)
+    losses, experts_of_each = np.broadcast_arrays(loss, experts)
+    models = models_at_budget(law, law.columns, experts, budget, limits)
     width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits))
     n_active, tokens, _ = models(width)
-    if not (force or _are_trusted(law, width, tokens, each, limits).all()):
+    if not (force or _are_trusted(law, width, tokens, experts_of_each, limits).all()):
         models = trusted_models(law, experts, budget, limits)
         trusted_width = _smallest_width(models, losses, find_trusted(law, budget, experts, limits, False))
         is_reached = np.isfinite(trusted_width)
@@ -387,7 +378,7 @@ def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum) -> F
 
 def _are_trusted(
     law: Formula, d_model: FloatArray, tokens: FloatArray, experts: FloatArray, limits: Limits
-) -> NDArray[np.bool_]:
+) -> BoolArray:
     """Say of which models the law is trusted; also of all where it knows no range, so that none can be."""
     variables = {**limits.variables(d_model, experts, 1.0), "tokens": tokens}
     check = law.check(**variables, unique_tokens=limits.unique_tokens)
@@ -395,7 +386,7 @@ def _are_trusted(
 
 
 def _check_range(
-    law: Formula, variables: Mapping[str, Any], is_reached: Any, axes_of_experts: int, limits: Limits, force: bool
+    law: Formula, variables: Variables, is_reached: Any, axes_of_experts: int, limits: Limits, force: bool
 ) -> RangeCheck:
     """Check the models that there are. ExtrapolationError where all for one loss are beyond the guard."""
     repeated: dict[str, Any] = {"unique_tokens": limits.unique_tokens}
@@ -422,14 +413,14 @@ def _explain(law: Formula, experts: FloatArray, limits: Limits, check: RangeChec
     return notes
 
 
-def floor(law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
+def floor(law: Formula, coefficients: Any, variables: Variables) -> FloatArray:
     """Compute the loss of models with endless tokens under each row of coefficients, [1 + n_draws, ...]."""
     with np.errstate(all="ignore"):
         return np.asarray(law.evaluate(coefficients, {**variables, "tokens": np.array(ENDLESS)}), float)
 
 
 def tokens_needed(
-    law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
+    law: Formula, coefficients: Any, loss: FloatArray, variables: Variables, limits: Limits
 ) -> FloatArray:
     """Find the training tokens with which models reach `loss`; infinite where none suffice. All broadcast."""
     if limits.unique_tokens is not None:
@@ -460,7 +451,7 @@ def tokens_needed(
 
 
 def _repeated_tokens_needed(
-    law: Formula, coefficients: Any, loss: FloatArray, variables: Mapping[str, Any], limits: Limits
+    law: Formula, coefficients: Any, loss: FloatArray, variables: Variables, limits: Limits
 ) -> FloatArray:
     """Answer `tokens_needed` where tokens repeat, by the logarithm of what they are worth: it has an end."""
     unique = limits.unique_tokens or np.inf
@@ -521,7 +512,7 @@ def flop_savings(
     return np.asarray(1.0 - cheapest.flops / budget.reshape(budget.shape + (1,) * e.ndim))
 
 
-def _has_optimum(law: Formula, experts: FloatArray) -> NDArray[np.bool_]:
+def _has_optimum(law: Formula, experts: FloatArray) -> BoolArray:
     """Say which E have an optimum, as far as their coefficients tell."""
     if isinstance(law, ChinchillaForm):
         return has_optimum(law.chinchilla_coefficients(experts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +25,7 @@ from scaling_law.size.architecture import (
     variables_of_width,
     width_of_total,
 )
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Variables
 from scaling_law.size.widths import Widths
 
 if TYPE_CHECKING:
@@ -122,16 +121,18 @@ class Limits:
         tokens = affordable_tokens(flops, variables["n_active"], self.inference_tokens)
         return {**variables, "tokens": tokens}
 
-    def loss(self, law: Formula, coefficients: Any, variables: Mapping[str, Any]) -> FloatArray:
+    def models(self, law: Formula, d_model: Any, experts: Any, tokens: Any) -> dict[str, Any]:
+        """Return N_act, D, E and the law's other variables, for models of these widths and tokens; broadcasts."""
+        return of_law(law, {**self.variables(d_model, experts, 1.0), "tokens": tokens})
+
+    def loss(self, law: Formula, coefficients: Any, variables: Variables) -> FloatArray:
         """Compute the loss of models on the unique tokens there are; coefficients and variables broadcast."""
         if self.unique_tokens is not None:
             models = self._models(variables["experts"])
             variables = law.effective(coefficients, variables, self.unique_tokens, models)
         return np.asarray(law.evaluate(coefficients, variables))
 
-    def size_called_for(
-        self, law: Formula, coefficients: Any, variables: Mapping[str, Any], tokens: Any
-    ) -> FloatArray:
+    def size_called_for(self, law: Formula, coefficients: Any, variables: Variables, tokens: Any) -> FloatArray:
         """Return N_act of the models with these E for which `tokens` are compute-optimal, NaN where there is none."""
         return law.size_called_for(coefficients, variables, np.asarray(tokens), self._models(variables["experts"]))
 
@@ -171,7 +172,7 @@ def _read_number(spec: Field[Any], value: Any) -> float:
     return number
 
 
-def of_law(law: Formula, variables: Mapping[str, Any]) -> dict[str, Any]:
+def of_law(law: Formula, variables: Variables) -> dict[str, Any]:
     """Pick N_act, D, E and the law's other variables, broadcast to one shape. ValueError for one that is missing."""
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
     for name in names:

@@ -79,7 +79,7 @@ def matched_memory(
     check = law.check(n_active, e * dense_tokens, e)
     check.refuse(force)
     variables = {"n_active": n_active, "experts": e}
-    tokens = tokens_needed(law, tuple(law.coefficients.values()), dense_loss, variables, Limits())
+    tokens = tokens_needed(law, law.columns, dense_loss, variables, Limits())
     best_n = np.minimum(n_active, compute_optimal(law, budget, e, force=True).n_active)
     return MatchedMemory(
         flops=flops_of_each,

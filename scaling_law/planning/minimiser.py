@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray
 
 # Points of the grid between the ends.
 POINTS = 513
@@ -49,7 +48,7 @@ def choose_inner(
     y: FloatArray,
     low: float | FloatArray,
     high: float | FloatArray,
-    closed: bool | NDArray[np.bool_] = False,
+    closed: bool | BoolArray = False,
 ) -> FloatArray:
     """Choose the x of the lowest of the minima [k, ...] between `low` and `high`, NaN if it is an end.
 

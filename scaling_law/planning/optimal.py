@@ -15,7 +15,7 @@ from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.notices import Notice
 from hub.base.tables import rows_of
-from hub.base.units import format_bytes, format_count, format_experts, format_flops
+from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.conditions import RangeCheck
@@ -28,12 +28,13 @@ from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTabl
 from scaling_law.planning.optimum import (
     drawn_losses,
     explain_undiscounted,
+    list_experts,
     optimal_widths,
     parse_experts,
     why_no_optimum,
 )
 from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, RunFields, lists_keywords, pick
-from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
+from scaling_law.planning.trusted import LEAST_SHARE, BestModels, find_trusted
 from scaling_law.rates.law import LearningRateLaw, peak_rate
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -43,7 +44,7 @@ from scaling_law.size.architecture import (
     total_parameters,
     training_flops,
 )
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,7 +95,7 @@ def optimal(
     _refuse_several_budgets(flops)
     named_gpus, fields = _read_gpus(flops, decode_batch, question)
     budget, limits = read_question(law, flops, **fields)
-    if named_gpus is not None and named_gpus.rule is not None:
+    if named_gpus is not None:
         # These GPUs share the batches.
         budget = replace(budget, rule=named_gpus.rule)
     candidates = _read_candidates(law, experts, bool(integral))
@@ -116,7 +117,8 @@ def optimal(
     draws = drawn_losses(law, budget, models.variables, models.d_model, limits, models.most_tokens)
     costs = partial(_costs, budget, named_gpus, question.get("gpus") is not None, limits, decode_batch)
     make_rows = partial(_make_rows, law, budget, limits, rates, tasks)
-    rows = make_rows(models, draws, costs(models))
+    costs_of_models = costs(models)
+    rows = make_rows(models, draws, costs_of_models)
     edge = None
     if shares.size and not spends_enough:
         (edge,) = make_rows(best_trusted, None, costs(best_trusted))
@@ -142,7 +144,7 @@ def optimal(
             *describe_accuracies(tasks, [row.loss for row in rows]),
             *explain_undiscounted(law, models.experts, limits),
             *explain_ignored_design(law, limits),
-            *_explain_hours(named_gpus, limits, models, costs(models)),
+            *_explain_hours(named_gpus, limits, models, costs_of_models),
         ),
     )
     table = replace(table, largest=_explain_largest(table, candidates, law, experts is None))
@@ -181,26 +183,17 @@ def _read_candidates(law: Formula, experts: ArrayLike | None, integral: bool) ->
 
 
 @dataclass(frozen=True)
-class _Models:
+class _Models(BestModels):
     """The best model of each E that has one, arrays [n]; `variables` are what a law may depend on.
 
     `exists` and `fits` say of each E asked for whether it has an optimum, and one that fits.
     """
 
-    exists: NDArray[np.bool_]
-    fits: NDArray[np.bool_]
-    experts: FloatArray
-    d_model: FloatArray
-    loss: FloatArray
+    exists: BoolArray
+    fits: BoolArray
     limited_by: NDArray[np.str_]
-    variables: Mapping[str, FloatArray]
     check: RangeCheck
     integral: bool
-
-    @property
-    def is_smallest(self) -> NDArray[np.bool_]:
-        """Where the optimum without limits is below the smallest width, which is taken instead."""
-        return np.asarray(self.limited_by == "smallest")
 
     @property
     def most_tokens(self) -> FloatArray:
@@ -210,19 +203,11 @@ class _Models:
     @property
     def best_trusted(self) -> _Models:
         """The trusted model of lowest loss alone, or none."""
-        losses = np.where(self.check.trusted, self.loss, np.inf)
-        i = np.flatnonzero(np.isfinite(losses) & (np.arange(losses.size) == np.argmin(losses)))
-        return replace(
-            self,
-            experts=self.experts[i],
-            d_model=self.d_model[i],
-            loss=self.loss[i],
-            limited_by=self.limited_by[i],
-            variables={name: values[i] for name, values in self.variables.items()},
-            check=self.check.row(i),
-        )
+        i = np.flatnonzero(self.check.trusted)
+        i = i[np.argsort(self.loss[i], kind="stable")[:1]]
+        return replace(self.take(lambda values: values[i]), limited_by=self.limited_by[i])
 
-    def losses(self, where: NDArray[np.bool_]) -> dict[float, float]:
+    def losses(self, where: BoolArray) -> dict[float, float]:
         """Return E → loss of some of the models."""
         return dict(zip(self.experts[where].tolist(), self.loss[where].tolist(), strict=True))
 
@@ -243,7 +228,6 @@ def _find_models(law: Formula, budget: Budget, limits: Limits, candidates: Float
     return _Models(
         exists=optimum.exists,
         fits=fits,
-        experts=experts,
         d_model=d_model,
         loss=optimum.loss[fits],
         limited_by=np.where(optimum.truncated, "memory", unlimited)[fits],
@@ -259,16 +243,12 @@ def _find_trusted(law: Formula, budget: Budget, limits: Limits, models: _Models)
         return models
     optimum = find_trusted(law, budget, models.experts, limits, models.integral)
     is_replaced = ~models.check.trusted & optimum.fits
-    d_model = np.where(is_replaced, optimum.d_model, models.d_model)
-    variables = budget.models(law, d_model, models.experts, limits)
-    variables["tokens"] = np.where(is_replaced, optimum.tokens, variables["tokens"])
+    variables = limits.models(law, optimum.d_model, models.experts, optimum.tokens)
+    models = models.replaced(is_replaced, BestModels(optimum.d_model, optimum.loss, variables))
     return replace(
         models,
-        d_model=d_model,
-        loss=np.where(is_replaced, optimum.loss, models.loss),
         limited_by=np.where(is_replaced, EVIDENCE, models.limited_by),
-        variables=variables,
-        check=law.check(**variables, unique_tokens=limits.unique_tokens),
+        check=law.check(**models.variables, unique_tokens=limits.unique_tokens),
     )
 
 
@@ -314,7 +294,7 @@ def _make_rows(
 def _sizes(budget: Budget, limits: Limits, models: _Models) -> dict[str, Any]:
     """Return the columns that follow from the widths."""
     d_model = models.d_model
-    experts = models.variables["experts"]
+    experts = models.experts
     n_active = models.variables["n_active"]
     tokens = models.variables["tokens"]
     ramps = [budget.rule.run(*run) for run in zip(n_active.tolist(), tokens.tolist(), strict=True)]
@@ -368,14 +348,14 @@ def _costs(
         if decode_batch is not None:
             raise InputError(given("decode_batch", decode_batch), " needs a gpu that serves, such as gpu='h100'")
         return columns
-    widths = limits.widths(models.d_model, models.variables["experts"])
+    widths = limits.widths(models.d_model, models.experts)
     tokens = models.variables["tokens"]
     if trains:
         seconds = cluster.seconds(widths, tokens)
         columns["mfu"] = cluster.mfu(widths, tokens, seconds)
         columns["hours"] = seconds / 3600.0 if budget.cluster is None else None
         layouts = []
-        for d_model, experts, count in zip(models.d_model, models.variables["experts"], tokens, strict=True):
+        for d_model, experts, count in zip(models.d_model, models.experts, tokens, strict=True):
             layouts.append(cluster.describe_layout(limits.widths(d_model, experts), float(count)))
         columns["layout"] = layouts
     if decode_batch is not None:
@@ -399,11 +379,11 @@ def _explain_hours(
     impossible = models.experts[np.isinf(hours)]
     if impossible.size:
         need = f"training takes more memory than {named_gpus.hardware} have: see max_parameters"
-        notes.append(f"E = {_listed(impossible)}: {need}")
+        notes.append(f"E = {list_experts(impossible)}: {need}")
     return tuple(notes)
 
 
-def _worth(law: Formula, variables: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+def _worth(law: Formula, variables: Variables, limits: Limits) -> dict[str, Any]:
     """Say how far the law extrapolates for a model."""
     check = law.check(**variables, unique_tokens=limits.unique_tokens)
     return {
@@ -433,7 +413,7 @@ def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bo
 
     InputError for hours in which every optimum is, whose step times nobody knows, unless `force`.
     """
-    experts = models.experts[models.is_smallest]
+    experts = models.experts[models.limited_by == "smallest"]
     if not experts.size:
         return ()
     n_active = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
@@ -444,7 +424,7 @@ def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bo
             f"hours={budget.hours:g} are too few: every compute optimum on {budget.cluster} is smaller than "
             f"{smallest}, whose step times are unknown; give more hours, fewer gpus or a smaller vocab_size"
         )
-    subject = f"E = {_listed(experts)}"
+    subject = f"E = {list_experts(experts)}"
     reason = f"the compute optimum is smaller than {smallest}, which is taken instead; the vocabulary decides its size"
     return (Notice(f"{subject}: {reason}", f"{subject} at the smallest width"),)
 
@@ -475,14 +455,14 @@ def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable
     is_largest = fits & ~next_size_fits
     notes = [*table.notes, *cluster.warnings(table.limits.widths(best.d_model, best.experts), best.tokens)]
     if not fits.all():
-        subject = f"E = {_listed(experts[~fits])}"
+        subject = f"E = {list_experts(experts[~fits])}"
         need = f"training takes more memory than {cluster.hardware} have"
         advice = "a limit on total parameters leaves such models out"
         notes.append(Notice(f"{subject}: {need}; {advice}", f"{subject} cannot be trained in this memory"))
     if is_largest.any():
         limit = f"the largest model that the memory of {cluster.hardware} can train"
         # The column "limited by" says so.
-        notes.append(Notice(f"E = {_listed(experts[is_largest])}: {limit}"))
+        notes.append(Notice(f"E = {list_experts(experts[is_largest])}: {limit}"))
     rows = []
     for row, is_limited in zip(table, is_largest, strict=True):
         rows.append(replace(row, limited_by="memory") if is_limited and row.limited_by != EVIDENCE else row)
@@ -505,7 +485,3 @@ def _explain_nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -
         f"nothing fits: the smallest model (d_model {HEAD_DIM}, E = {lowest:g}) has {parameters} parameters and needs "
         f"at least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"
     )
-
-
-def _listed(experts: FloatArray) -> str:
-    return ", ".join(format_experts(experts))

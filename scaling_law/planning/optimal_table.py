@@ -6,30 +6,29 @@ Intervals and comparisons take the losses of the same models under every draw, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from hub.base.notices import Notice, about
 from hub.base.tables import Listed, Table, join_words
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_experts, format_flops
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_experts, format_flops, in_brackets
 from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.limits import Limits
-from scaling_law.planning.optimum import explain_left_out
+from scaling_law.planning.optimum import explain_left_out, list_experts
 from scaling_law.rates.batch import PublishedBatch, cite, describe_batches, published_batches
 from scaling_law.rates.law import LearningRateLaw, source_of_rate
 from scaling_law.size.architecture import HEAD_DIM, Architecture, name_size
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Interval
 from scaling_law.size.recipe import PAPER, BatchRamp
 
 # E of which a comparison says how often each wins, or which is ahead.
@@ -111,7 +110,7 @@ class OptimalRow(Listed):
     training_flops: float
     inference_flops: float
     loss: float
-    loss_interval: tuple[float, float] | None
+    loss_interval: Interval | None
     learning_rate: float | None
     limited_by: str
     warnings: tuple[str, ...]
@@ -126,7 +125,7 @@ class OptimalRow(Listed):
     decode_seconds: float | None = None
     beyond_guard: bool = False
     accuracy: Mapping[str, Mapping[str, float]] | None = None
-    learning_rate_interval: tuple[float, float] | None = None
+    learning_rate_interval: Interval | None = None
     learning_rate_law: str = ""
     learning_rate_batch: int | None = None
     learning_rate_warnings: tuple[str, ...] = ()
@@ -180,7 +179,7 @@ class Comparison:
     best: float
     runner_up: float
     difference: float
-    interval: tuple[float, float] | None
+    interval: Interval | None
     error: float | None
     tied: tuple[float, ...]
     win_shares: Mapping[float, float]
@@ -319,9 +318,7 @@ class OptimalTable(Answer):
         text = f"{name_size(best.experts, best.n_active, best.n_total)}, {format_count(best.tokens)} tokens"
         if self.budget.cluster is not None:
             text += f" in batches of {format_count(self.batch_tokens)}"
-        text += f": loss {best.loss:.3f}"
-        if best.loss_interval:
-            text += " ({} to {})".format(*format_ends(*best.loss_interval))
+        text += f": loss {best.loss:.3f}{in_brackets(best.loss_interval)}"
         if best.mfu is not None:
             text += f"; MFU {best.mfu:.0%}"
         if len(self._tied) > 1:
@@ -336,7 +333,7 @@ class OptimalTable(Answer):
         return text
 
     @property
-    def _fitted_experts(self) -> tuple[float, float]:
+    def _fitted_experts(self) -> Interval:
         """The lowest and the highest E of the law's runs."""
         if self.check is None or self.check.conditions is None:
             return 0.0, math.inf
@@ -396,19 +393,19 @@ class OptimalTable(Answer):
         if len(self._tied) > 1:
             # The verdict names ties.
             warnings.append(Notice(str(self.comparison)))
-        beyond_guard = _listed(row.experts for row in self.rows if row.beyond_guard)
+        beyond_guard = list_experts(row.experts for row in self.rows if row.beyond_guard)
         if beyond_guard:
             consequence = "compared anyway, do not act on it" if self.forced else "not compared"
             subject = f"E = {beyond_guard} {consequence}"
             warnings.append(Notice(f"{subject}: too far outside the fitted range", subject))
         if self._passed_over:
-            experts = _listed(row.experts for row in self._passed_over)
+            experts = list_experts(row.experts for row in self._passed_over)
             # Rows say that they are not trusted.
             sentence = f"E = {experts} not compared: further outside the runs than backtests support"
             warnings.append(Notice(sentence))
         warnings += explain_left_out(self.experts_without_optimum)
         if self.experts_that_do_not_fit:
-            subject = f"E = {_listed(self.experts_that_do_not_fit)} do not fit"
+            subject = f"E = {list_experts(self.experts_that_do_not_fit)} do not fit"
             warnings.append(Notice(f"{subject} at any size", subject))
         return tuple(warnings)
 
@@ -418,7 +415,7 @@ class OptimalTable(Answer):
         best = self.best
         name = f"best row (E = {best.experts:g})"
         warnings = [about(name, warning) for warning in best.learning_rate_warnings]
-        without_rate = _listed(row.experts for row in self.rows if row.learning_rate is None)
+        without_rate = list_experts(row.experts for row in self.rows if row.learning_rate is None)
         if without_rate and best.learning_rate is not None:
             # Their cells are empty.
             sentence = f"E = {without_rate} have no peak LR: too far outside the runs of its law"
@@ -593,7 +590,7 @@ def share_wins(drawn_losses: FloatArray) -> FloatArray:
     return np.asarray(np.mean(winners == np.arange(drawn_losses.shape[-1]), axis=0))
 
 
-def find_ties(differences: FloatArray, shares: FloatArray | None, error: float | None) -> NDArray[np.bool_]:
+def find_ties(differences: FloatArray, shares: FloatArray | None, error: float | None) -> BoolArray:
     """Find the best E, whose `differences` [..., E] are 0, and those that tie with it.
 
     The smallest set of E whose `shares` of wins add up to `TIE_SHARE`, or without draws those with a difference below
@@ -608,7 +605,3 @@ def find_ties(differences: FloatArray, shares: FloatArray | None, error: float |
     ties = np.zeros(shares.shape, bool)
     np.put_along_axis(ties, order, is_needed & (ordered > 0), -1)
     return np.asarray(ties | is_best)
-
-
-def _listed(experts: Iterable[float]) -> str:
-    return ", ".join(format_experts(experts))

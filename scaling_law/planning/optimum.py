@@ -9,12 +9,12 @@ Ludziejewski et al. 2025 (arXiv 2502.05172), Section "Compute and Memory Optimal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads
@@ -33,7 +33,7 @@ from scaling_law.size.architecture import (
     affordable_tokens,
     width_of_active,
 )
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -153,9 +153,9 @@ class WidthOptimum:
     n_active: FloatArray
     tokens: FloatArray
     loss: FloatArray
-    truncated: NDArray[np.bool_]
-    fits: NDArray[np.bool_]
-    exists: NDArray[np.bool_]
+    truncated: BoolArray
+    fits: BoolArray
+    exists: BoolArray
     free: FloatArray
 
 
@@ -177,7 +177,7 @@ def optimal_widths(
     refuse_other_variables(law, limits, e)
     if budget.cluster is not None:
         budget.refuse_too_short(float(e.min()), limits)
-    columns = tuple(law.coefficients.values()) if coefficients is None else coefficients
+    columns = law.columns if coefficients is None else coefficients
     shape = np.broadcast_shapes(e.shape, np.shape(np.asarray(budget.flops)), np.shape(columns[0]))
     e = np.broadcast_to(e, shape)
 
@@ -194,7 +194,7 @@ def optimal_widths(
         optimum = _choose_minimum(models, free, free[None], limit, integral)
     else:
         # What few unique tokens call for may lie below the widths that are searched.
-        closed: bool | NDArray[np.bool_] = False
+        closed: bool | BoolArray = False
         if limits.unique_tokens:
             closed = np.isfinite(_called_for(law, columns, e, limits))
         optimum = find_optimum(models, budget.widths(limits), limit, integral, closed)
@@ -224,10 +224,10 @@ def prefer_smaller(loss: FloatArray, d_model: FloatArray, limits: Limits) -> Flo
 
 def find_optimum(
     models: Models,
-    widths: tuple[Any, Any],
+    widths: Intervals,
     limit: FloatArray,
     integral: bool = False,
-    closed: bool | NDArray[np.bool_] = False,
+    closed: bool | BoolArray = False,
 ) -> WidthOptimum:
     """Find the optimum of any models between two `widths`: the best of their minima, and of those within the `limit`.
 
@@ -270,7 +270,7 @@ def _choose_minimum(
     return replace(optimum, truncated=free > limit, free=free)
 
 
-def choose_width(models: Models, widths: FloatArray, allowed: Any, exists: NDArray[np.bool_]) -> WidthOptimum:
+def choose_width(models: Models, widths: FloatArray, allowed: Any, exists: BoolArray) -> WidthOptimum:
     """Choose the best of the allowed widths [k, ...], which nothing truncates."""
     n_active, tokens, loss = models(widths)
     loss = np.where(allowed & ~np.isnan(loss), loss, np.inf)
@@ -333,7 +333,7 @@ def optimum_draws(
             loss=np.where(optimum.fits, optimum.loss, np.nan),
         )
 
-    optimum_of_law = find(tuple(law.coefficients.values()))
+    optimum_of_law = find(law.columns)
     law.check(optimum_of_law.n_active, optimum_of_law.tokens, e).refuse(force)
     return find(draws)
 
@@ -364,7 +364,7 @@ def _draws(law: ChinchillaForm) -> FloatArray:
 def drawn_losses(
     law: Formula,
     budget: Budget,
-    at: Mapping[str, Any],
+    at: Variables,
     d_model: FloatArray,
     limits: Limits,
     most_tokens: ArrayLike = np.inf,
@@ -374,17 +374,17 @@ def drawn_losses(
     The draws of the two are independent: whichever has fewer is repeated. Those of a law have the error of
     extrapolation. Faster steps train on `most_tokens` at most.
     """
-    if budget.cluster is None or budget.cluster.throughput.draws is None:
-        if law.draws is None:
-            return None
-        return law.add_extrapolation(limits.loss(law, law.columns_of_draws(1), at), at, 1)
-    tokens = budget.cluster.tokens(limits.widths(d_model, at["experts"]), budget.seconds, drawn=True)
-    coefficients = coefficients_of(law)
-    if law.draws is not None:
-        coefficients = coefficients[:, 1:]
-    draw = np.arange(max(len(tokens), coefficients.shape[1]))
-    variables = {**at, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
-    losses = limits.loss(law, coefficients[:, draw % coefficients.shape[1]], variables)
+    has_drawn_steps = budget.cluster is not None and budget.cluster.throughput.draws is not None
+    if law.draws is None and not has_drawn_steps:
+        return None
+    coefficients = coefficients_of(law) if law.draws is None else law.columns_of_draws(1)
+    variables = at
+    if budget.cluster is not None and has_drawn_steps:
+        tokens = budget.cluster.tokens(limits.widths(d_model, at["experts"]), budget.seconds, drawn=True)
+        draw = np.arange(max(len(tokens), coefficients.shape[1]))
+        variables = {**at, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
+        coefficients = coefficients[:, draw % coefficients.shape[1]]
+    losses = limits.loss(law, coefficients, variables)
     return losses if law.draws is None else law.add_extrapolation(losses, variables, 1)
 
 
@@ -406,15 +406,20 @@ def why_no_optimum(law: Formula, experts: float) -> str:
     return f"the loss does not fall with {' or with '.join(rising) or 'N_act and D'}"
 
 
+def list_experts(experts: Iterable[float]) -> str:
+    """Write the E, with commas between them."""
+    return ", ".join(format_experts(experts))
+
+
 def explain_undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> list[str]:
     """Name the E for which `unique_tokens` discount tokens alone, as the law has no compute optimum there."""
     if limits.unique_tokens is None:
         return []
     e = np.atleast_1d(np.asarray(experts, float))
-    without = e[np.isnan(_called_for(law, tuple(law.coefficients.values()), e, limits))]
+    without = e[np.isnan(_called_for(law, law.columns, e, limits))]
     if not without.size:
         return []
-    names = ", ".join(format_experts(without.tolist()))
+    names = list_experts(without.tolist())
     return [f"E = {names}: without a compute optimum, repeated tokens are discounted but excess parameters are not"]
 
 
@@ -439,11 +444,11 @@ def _group_reasons(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
     """Pair each E with its reason; many E, or E of one reason, go together with the reason of the first."""
     if len(reasons) > MAX_REASONS or len({*reasons.values()}) == 1 < len(reasons):
         first = next(iter(reasons))
-        return [(", ".join(format_experts(reasons)), f"{reasons[first]} at E = {first:g}, likewise at the others")]
+        return [(list_experts(reasons), f"{reasons[first]} at E = {first:g}, likewise at the others")]
     return [(f"{e:g}", reason) for e, reason in reasons.items()]
 
 
-def explain_no_optimum(law: Formula, experts: ArrayLike, exists: NDArray[np.bool_]) -> str:
+def explain_no_optimum(law: Formula, experts: ArrayLike, exists: BoolArray) -> str:
     """Say why a law has no optimum for those of the E where none `exists`."""
     without = np.unique(np.broadcast_to(np.asarray(experts, float), exists.shape)[~exists]).tolist()
     groups = _group_reasons({e: why_no_optimum(law, e) for e in without})

@@ -6,7 +6,7 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough, in_brackets
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
@@ -40,7 +40,7 @@ from scaling_law.size.architecture import (
     name_size,
     total_parameters,
 )
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Interval, Variables
 from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
@@ -84,9 +84,9 @@ class Plan(Answer):
     learning_rate_law: str
     learning_rate_batch: int | None
     learning_rate_regret: float | None
-    learning_rate_interval: tuple[float, float] | None
+    learning_rate_interval: Interval | None
     loss: float
-    loss_interval: tuple[float, float] | None
+    loss_interval: Interval | None
     training_flops: float
     total_tokens: int
     total_flops: float
@@ -95,7 +95,7 @@ class Plan(Answer):
     gradient_bytes: float
     kv_cache_bytes: float
     gpu_hours: float
-    gpu_hours_interval: tuple[float, float] | None
+    gpu_hours_interval: Interval | None
     gpus: int
     gpu: str
     time: Budget | None = None
@@ -131,8 +131,7 @@ class Plan(Answer):
         a = self.architecture
         cost = f"{format_count(self.tokens)} tokens in {self._describe_hours()}"
         text = f"{name_size(a.experts_equivalent, a.n_active, a.n_total)}, {cost}: loss {self.loss:.3f}"
-        if self.loss_interval is not None:
-            text += " ({} to {})".format(*format_ends(*self.loss_interval))
+        text += in_brackets(self.loss_interval)
         if self.learning_rate is None:
             text += "; no learning rate"
         if not super().trusted:
@@ -330,7 +329,7 @@ def plan(
         warmup_tokens=schedule.warmup_tokens,
         decay_tokens=_decay_tokens(ramp, schedule.tokens),
         **_read_rate(row, given_rate),
-        loss=float(loss(tuple(law.coefficients.values()))),
+        loss=float(loss(law.columns)),
         loss_interval=None if drawn_loss is None else percentile_interval(drawn_loss),
         training_flops=architecture.training_flops(schedule.tokens),
         total_tokens=schedule.total_tokens,
@@ -350,9 +349,7 @@ def plan(
     )
 
 
-def _draw_losses(
-    law: Formula, table: OptimalTable, row: OptimalRow, variables: Mapping[str, Any]
-) -> FloatArray | None:
+def _draw_losses(law: Formula, table: OptimalTable, row: OptimalRow, variables: Variables) -> FloatArray | None:
     """Draw the losses [n_draws] of the planned model, as `optimal` does; None without draws.
 
     Within hours they are of the tokens that the drawn step times allow.

@@ -20,6 +20,7 @@ from scaling_law.machine.throughput import Throughput
 from scaling_law.planning.batches import BatchRule
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.arrays import Interval
 from scaling_law.size.missing import refuse_none
 from scaling_law.size.model_configs import Model, read_model
 from scaling_law.size.recipe import PAPER
@@ -62,7 +63,7 @@ class ScaleOutRow:
     moved_by: str = "more GPUs, or a smaller model"
     tokens_per_second: float | None = None
     hours: float | None = None
-    hours_interval: tuple[float, float] | None = None
+    hours_interval: Interval | None = None
     money: float | None = None
     least_bytes: float | None = None
 
@@ -165,7 +166,7 @@ def scale_out(
     price: float | None = None,
     batch: float | str | None = None,
     sequence_length: float | str | None = None,
-    mfu: float | tuple[float, float] | None = None,
+    mfu: float | Interval | None = None,
     precision: str | None = None,
     revision: str | None = None,
     engine: str = TRAIN_PY,

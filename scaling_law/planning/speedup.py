@@ -11,7 +11,6 @@ shown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +32,13 @@ from scaling_law.planning.optimum import coefficients_of, optimal_widths
 from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, lists_keywords
 from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
-from scaling_law.size.arrays import FloatArray
-from scaling_law.size.widths import Widths
+from scaling_law.size.arrays import FloatArray, Interval, Variables
+from scaling_law.size.widths import Sized, Widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Model = float | Architecture
-Sized = Architecture | Widths
 # Widths are searched from the start divided by this to the start times this, at so many points.
 AROUND = 50.0
 POINTS = 33
@@ -65,15 +63,15 @@ class SpeedupRow(Listed):
     tokens: float
     flops: float
     compute: float
-    compute_interval: tuple[float, float] | None
+    compute_interval: Interval | None
     data: float
-    data_interval: tuple[float, float] | None
+    data_interval: Interval | None
     floor: float
     unreached: float
     trusted: bool
     hours: float | None = None
     time: float | None = None
-    time_interval: tuple[float, float] | None = None
+    time_interval: Interval | None = None
     warnings: tuple[str, ...] = ()
 
     def _headline(self) -> str:
@@ -100,7 +98,7 @@ class EffectiveSpeedup(Answer):
     loss: float
     law: str
     asymptote: float
-    asymptote_interval: tuple[float, float] | None
+    asymptote_interval: Interval | None
     exponent: float | None = None
     baseline_loss: float | None = None
 
@@ -276,7 +274,7 @@ class _Target:
     cluster: Cluster | None
 
     @classmethod
-    def of(cls, law: Formula, variables: Mapping[str, Any], model: Sized, cluster: Cluster | None) -> _Target:
+    def of(cls, law: Formula, variables: Variables, model: Sized, cluster: Cluster | None) -> _Target:
         coefficients = coefficients_of(law)
         tokens = float(variables["tokens"])
         flops = float(training_flops(variables["n_active"], tokens))
@@ -285,7 +283,7 @@ class _Target:
         seconds = None if cluster is None else _seconds(cluster, model, np.full(len(loss), tokens))
         return cls(law, coefficients, loss, tokens, flops, seconds, cluster)
 
-    def asymptote(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+    def asymptote(self, variables: Variables) -> dict[str, Any]:
         """Return L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
         endless = {name: value * ENDLESS if is_size(name) else value for name, value in variables.items()}
         floors = floor(self.law, self.coefficients, endless)[:, 0]
@@ -300,7 +298,7 @@ class _Target:
         ratio = (loss - curve["asymptote"]) / (loss_of_twice - curve["asymptote"])
         return {**curve, "exponent": float(np.log2(ratio)), "baseline_loss": float(loss)}
 
-    def of_baseline(self, variables: Mapping[str, Any]) -> _Target:
+    def of_baseline(self, variables: Variables) -> _Target:
         """Return the target less the error of extrapolation of a baseline, so that what both share cancels.
 
         It is that of the model by the law itself, of the first of these `variables`.
@@ -327,9 +325,7 @@ class _Target:
         widths = np.broadcast_to(d_model, self.loss.shape)
         return limits.variables(widths, experts, 1.0), limits.widths(widths[:, 0], experts)
 
-    def row(
-        self, size: str, variables: Mapping[str, Any], model: Sized, least_loss: float | None = None
-    ) -> SpeedupRow:
+    def row(self, size: str, variables: Variables, model: Sized, least_loss: float | None = None) -> SpeedupRow:
         """Say what these models need, under the law itself and as intervals; `least_loss` where the size is free."""
         if least_loss is None:
             least_loss = float(floor(self.law, self.coefficients, variables)[0, 0])
@@ -409,7 +405,7 @@ def _read_spending(
     return of_law(law, {**variables, "tokens": positive("tokens", variables["tokens"])}), width
 
 
-def _interval(draws: FloatArray) -> tuple[float, float] | None:
+def _interval(draws: FloatArray) -> Interval | None:
     """Return the 95 % interval of the draws, with infinite ones, without those that have no optimum; None for none."""
     values = draws[~np.isnan(draws)]
     if not values.size:

@@ -8,12 +8,12 @@ budget or a limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
@@ -21,7 +21,10 @@ from scaling_law.planning.limits import Limits
 from scaling_law.planning.minimiser import minima
 from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, prefer_smaller
 from scaling_law.size.architecture import HEAD_DIM, width_of_active
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, Intervals, Variables
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Share of the budget that the best trusted model spends at least, or the answer is the best model, trusted or not.
 LEAST_SHARE = 0.5
@@ -32,7 +35,7 @@ def trusted_models(law: Formula, experts: ArrayLike, budget: Budget, limits: Lim
 
     D is what the budget buys, or less where the region ends before.
     """
-    coefficients = tuple(law.coefficients.values())
+    coefficients = law.columns
 
     def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         variables = budget.variables(d_model, experts, limits)
@@ -57,14 +60,14 @@ def trusted_reaching(reaching: Models, law: Formula, experts: ArrayLike, limits:
     return models
 
 
-def tokens_trusted(law: Formula, variables: Mapping[str, Any], limits: Limits) -> tuple[FloatArray, FloatArray]:
+def tokens_trusted(law: Formula, variables: Variables, limits: Limits) -> Intervals:
     """Return the fewest and the most D with which models are trusted, NaN where none is; `variables` may have more."""
     tokens = np.where(np.isfinite(variables["tokens"]) & (variables["tokens"] > 0), variables["tokens"], np.nan)
     check = law.check(**{**variables, "tokens": tokens}, unique_tokens=limits.unique_tokens)
     return check.trusted_tokens()
 
 
-def trusted_widths(law: Formula, experts: FloatArray, limits: Limits) -> tuple[FloatArray, FloatArray]:
+def trusted_widths(law: Formula, experts: FloatArray, limits: Limits) -> Intervals:
     """Return the d_model between which all models lie that are trusted at these E and within the limits."""
     check = law.check(1.0, 1.0, experts)
     low, high = check.supported("N_act")
@@ -117,20 +120,37 @@ class BestModels:
 
     d_model: FloatArray
     loss: FloatArray
-    variables: Mapping[str, FloatArray]
+    variables: Columns
 
-    def replaced(self, where: NDArray[np.bool_], other: BestModels) -> BestModels:
+    @property
+    def experts(self) -> FloatArray:
+        """The E of each model."""
+        return self.variables["experts"]
+
+    def replaced(self, where: BoolArray, substitutes: BestModels) -> Self:
         """Return these models, with others in some places."""
-        variables = {}
-        for name, values in self.variables.items():
-            variables[name] = np.where(where, other.variables[name], values)
-        d_model = np.where(where, other.d_model, self.d_model)
-        return BestModels(d_model, np.where(where, other.loss, self.loss), variables)
+        return replace(
+            self,
+            d_model=np.where(where, substitutes.d_model, self.d_model),
+            loss=np.where(where, substitutes.loss, self.loss),
+            variables={
+                name: np.where(where, substitutes.variables[name], self.variables[name]) for name in self.variables
+            },
+        )
+
+    def take(self, find: Callable[[FloatArray], FloatArray]) -> Self:
+        """Return some of these models, which `find` picks of each array."""
+        return replace(
+            self,
+            d_model=find(self.d_model),
+            loss=find(self.loss),
+            variables={name: find(values) for name, values in self.variables.items()},
+        )
 
 
 def prefer_trusted(
     law: Formula, budget: Budget, limits: Limits, models: BestModels, trusted: BestModels
-) -> tuple[BestModels, NDArray[np.bool_]]:
+) -> tuple[BestModels, BoolArray]:
     """Answer each question with its best trusted model, if this spends `LEAST_SHARE` of the budget, as `optimal` does.
 
     Returns the models that answer, and which of them are compared: trusted ones, or all of a question without one.

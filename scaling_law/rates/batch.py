@@ -67,10 +67,9 @@ def published_batches(flops: float, tokens: float, loss: float) -> tuple[Publish
     return tuple(batches)
 
 
-def batch_of(tokens: Any, law: str = DEFAULT_LAW) -> Any:
-    """Return the tokens of the best batch by a law that depends on the tokens of a run alone; broadcasts."""
-    (row,) = (row for row in _batch_laws() if row["name"] == law)
-    return power_law(row["coefficients"]["batch_tokens"], {"tokens": np.asarray(tokens, float)})
+def batch_of(tokens: Any) -> Any:
+    """Return the tokens of the best batch by `DEFAULT_LAW`, which depends on the tokens of a run alone; broadcasts."""
+    return power_law(_default_coefficients(), {"tokens": np.asarray(tokens, float)})
 
 
 @cache
@@ -110,8 +109,7 @@ def usual_tokens(n_active: Any, tokens: Any) -> Any:
 
 def first_tokens(n_active: Any, batch_tokens: Any) -> Any:
     """Return the tokens above which a run's usual batch has at least so many; broadcasts."""
-    (row,) = (row for row in _batch_laws() if row["name"] == DEFAULT_LAW)
-    coefficients = row["coefficients"]["batch_tokens"]
+    coefficients = _default_coefficients()
     share = np.asarray(batch_tokens) / coefficients["scale"]
     by_law = coefficients.get("unit", 1.0) * share ** (1.0 / coefficients["tokens"])
     first = np.maximum(by_law, largest_paper_run() / training_flops(n_active, 1.0))
@@ -174,6 +172,12 @@ def describe_batches(batches: tuple[PublishedBatch, ...]) -> str:
 @cache
 def _batch_laws() -> tuple[dict[str, Any], ...]:
     return tuple(row for row in read_literature() if row.get("answers") in BATCHES)
+
+
+def _default_coefficients() -> dict[str, float]:
+    """Return the coefficients of the batch by `DEFAULT_LAW`."""
+    (row,) = (row for row in _batch_laws() if row["name"] == DEFAULT_LAW)
+    return dict(row["coefficients"]["batch_tokens"])
 
 
 def _distance(ranges: Mapping[str, Any], coefficients: Mapping[str, float], variables: Mapping[str, float]) -> Any:

@@ -31,7 +31,7 @@ from hub.base.notices import Notice, about
 from hub.base.paths import local_path
 from hub.base.tables import Listed
 from scaling_law.formulas.answers import span
-from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of, rate_support_of
+from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of
 from scaling_law.formulas.law import Values, check_level, positive
 from scaling_law.rates.batch import usual_batch
 from scaling_law.size.architecture import (
@@ -40,6 +40,7 @@ from scaling_law.size.architecture import (
     active_parameters,
     non_embedding_parameters,
 )
+from scaling_law.size.arrays import Interval
 from scaling_law.size.recipe import PAPER, ROWS
 
 Reading = Literal["code", "paper"]
@@ -78,13 +79,13 @@ class LearningRateLaw(Listed):
     reading: Reading = "code"
     source: str = ""
     rmse: float | None = None
-    n_range: tuple[float, float] | None = None
-    experts_range: tuple[float, float] | None = None
+    n_range: Interval | None = None
+    experts_range: Interval | None = None
     vocab_size: int = VOCAB_SIZE
     slope_d: float = 0.0
     slope_batch: float = 0.0
-    tokens_range: tuple[float, float] | None = None
-    batch_range: tuple[float, float] | None = None
+    tokens_range: Interval | None = None
+    batch_range: Interval | None = None
     regret: float | None = None
     covariance: tuple[tuple[float, ...], ...] | None = None
 
@@ -209,7 +210,7 @@ class LearningRateLaw(Listed):
         tokens: Count = None,
         batch_tokens: Count = None,
         level: float = 0.95,
-    ) -> tuple[float, float] | None:
+    ) -> Interval | None:
         """Return the bounds of the best rate with this probability; None without covariance. Errors as `at`."""
         rate = float(self.at(counted_parameters, experts, tokens, batch_tokens))
         check_level(level)
@@ -245,10 +246,21 @@ class LearningRateLaw(Listed):
             f"`scaling-law learning-rate RUNS` fits them, or {INSTEAD}"
         )
 
+    def peak(self, counted_parameters: float, experts: float, tokens: Count, batch_tokens: Count) -> PeakRate:
+        """Return the rate here, or why there is none. Errors as `at`."""
+        inputs = (counted_parameters, experts, tokens, batch_tokens)
+        refusal = self.refusal_at(*inputs)
+        return PeakRate(
+            learning_rate=None if refusal else float(self.at(*inputs)),
+            interval=None if refusal else self.interval_at(*inputs),
+            law=self,
+            batch_tokens=round(batch_tokens) if self.slope_batch and batch_tokens is not None else None,
+            warnings=tuple(describe_check(self.check_at(*inputs), refusal)),
+        )
+
     def refusal(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> str:
         """Run `refusal_at` for an architecture."""
-        batch = self._batch_of(architecture, tokens, batch_tokens)
-        return self.refusal_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch)
+        return self.refusal_at(*self._inputs(architecture, tokens, batch_tokens))
 
     def counted(self, architecture: Architecture) -> float:
         """Count N of an architecture as this reading does."""
@@ -261,17 +273,13 @@ class LearningRateLaw(Listed):
 
         Without `batch_tokens` a law that has the batch takes that of `law.optimal` (`rates.batch.usual_batch`).
         """
-        size = self.counted(architecture)
-        batch = self._batch_of(architecture, tokens, batch_tokens)
-        return float(self.at(size, architecture.experts_equivalent, tokens, batch))
+        return float(self.at(*self._inputs(architecture, tokens, batch_tokens)))
 
-    def _batch_of(self, architecture: Architecture, tokens: Count, batch_tokens: Count) -> Count:
-        """Return the batch that is given, or of a law that has it the usual one."""
-        if batch_tokens is not None or tokens is None or not self.slope_batch:
-            return batch_tokens
-        tokens = float(positive("tokens", tokens))
-        batch, _ = usual_batch(architecture.n_active, tokens)
-        return batch
+    def _inputs(self, architecture: Architecture, tokens: Count, batch: Count) -> tuple[float, float, Count, Count]:
+        """Return N as counted, E, D and the batch: that which is given, or of a law that has it the usual one."""
+        if batch is None and tokens is not None and self.slope_batch:
+            batch, _ = usual_batch(architecture.n_active, float(positive("tokens", tokens)))
+        return self.counted(architecture), architecture.experts_equivalent, tokens, batch
 
     def warnings(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> list[str]:
         """Say how far a run lies outside the runs of this law; [] inside. Variables left out are not checked."""
@@ -283,9 +291,7 @@ class LearningRateLaw(Listed):
 
         `beyond`, and not trusted, where it is too far to train at this rate (`conditions.RATE_GUARD`).
         """
-        size = self.counted(architecture)
-        batch = self._batch_of(architecture, tokens, batch_tokens)
-        return self.check_at(size, architecture.experts_equivalent, tokens, batch)
+        return self.check_at(*self._inputs(architecture, tokens, batch_tokens))
 
     def check_at(
         self,
@@ -314,7 +320,7 @@ class LearningRateLaw(Listed):
             "batch": batch_tokens,
         }
         conditions = Conditions(self.source, variables=known_ranges)
-        return RangeCheck(conditions, tuple(needs), inputs, rate_guard_of, rate_support_of)
+        return RangeCheck(conditions, tuple(needs), inputs, rate_guard_of, trusts_guard=True)
 
 
 def describe_check(check: RangeCheck, refusal: str) -> list[str]:
@@ -332,7 +338,7 @@ class PeakRate(NamedTuple):
     """
 
     learning_rate: float | None
-    interval: tuple[float, float] | None
+    interval: Interval | None
     law: LearningRateLaw
     batch_tokens: int | None
     warnings: tuple[str, ...]
@@ -349,20 +355,7 @@ def peak_rate(
     """Return the rate of a model of usual shape by this law; None stands for `DEFAULT_LAW`."""
     law = law or LearningRateLaw.published(DEFAULT_LAW)
     size = float(law.counted_parameters(d_model, vocab_size=vocab_size))
-    inputs = (size, experts, tokens, batch_tokens)
-    refusal = law.refusal_at(*inputs)
-    rate = None
-    interval = None
-    if not refusal:
-        rate = float(law.at(*inputs))
-        interval = law.interval_at(*inputs)
-    return PeakRate(
-        learning_rate=rate,
-        interval=interval,
-        law=law,
-        batch_tokens=round(batch_tokens) if law.slope_batch else None,
-        warnings=tuple(describe_check(law.check_at(*inputs), refusal)),
-    )
+    return law.peak(size, experts, tokens, batch_tokens)
 
 
 def source_of_rate(law: str, batches: Iterable[float | None]) -> str:

@@ -21,7 +21,6 @@ from itertools import combinations_with_replacement
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads, shorten, whole
@@ -34,11 +33,11 @@ from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
 from scaling_law.runs.tuning import SAME, loss_between, models_of
 from scaling_law.size.architecture import non_embedding_parameters
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 Extra = Literal["tokens", "batch"]
-Mask = NDArray[np.bool_]
-Rows = NDArray[np.intp]
+Mask = BoolArray
+Rows = IntArray
 EXTRAS: tuple[Extra, ...] = ("tokens", "batch")
 # The column of a mapped table, and that of run records.
 RATE_COLUMNS = ("learning_rate", "schedule_peak_learning_rate")
@@ -255,7 +254,7 @@ class LearningRateFit(Summarised):
     coefficients: Mapping[str, float]
     regrets: FloatArray
     curvature: FloatArray
-    draws: Mapping[str, FloatArray]
+    draws: Columns
     rmse: float
     runs: int
     models: Sequence[Mapping[str, float]] = ()
@@ -429,7 +428,7 @@ def _leave_out_models(
     return regrets
 
 
-def _covariance(draws: Mapping[str, FloatArray]) -> list[list[float]] | None:
+def _covariance(draws: Columns) -> list[list[float]] | None:
     """Return the covariance of the law's coefficients, which is 0 for those that it lacks; None without draws."""
     if not draws:
         return None

@@ -19,7 +19,7 @@ import numpy as np
 
 from hub.base.tables import join_words
 from scaling_law.runs.rows import is_missing
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 # Two D within this factor are equal, because a batch times its steps is never exactly D, and two N within the next.
 SAME = 0.01
@@ -184,9 +184,9 @@ def places(values: FloatArray, tolerance: float = SAME) -> IntArray:
 
 
 def find_blend(
-    sizes: Mapping[str, FloatArray],
+    sizes: Columns,
     loss: FloatArray,
-    numbers: Mapping[str, FloatArray],
+    numbers: Columns,
     texts: Mapping[str, Sequence[str | None]],
     checked: Collection[str] = (),
     agreed: Collection[str] = (),
@@ -288,7 +288,7 @@ class _Cells:
     base: FloatArray
 
     @classmethod
-    def of(cls, cell: IntArray, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells | None:
+    def of(cls, cell: IntArray, log_loss: FloatArray, sizes: Columns) -> _Cells | None:
         """Make the cells of several runs, or a sample of them; None where losses within cells hardly differ."""
         counts = np.bincount(cell)
         shared_cells = np.flatnonzero(counts > 1)
@@ -321,7 +321,7 @@ class _Cells:
         )
 
     @classmethod
-    def around_surface(cls, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells:
+    def around_surface(cls, log_loss: FloatArray, sizes: Columns) -> _Cells:
         """Make one cell of all runs, or of a sample, in which a quadratic in ln N, ln D and ln E is the base."""
         order = np.random.default_rng(0).permutation(len(log_loss))
         rows = np.sort(order[:RUNS])

@@ -23,7 +23,7 @@ from scaling_law.runs.settings import Blend, find_blend
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN
 from scaling_law.runs.units import check_no_accuracy, unit_problems, unit_warnings
 from scaling_law.size.architecture import training_flops
-from scaling_law.size.arrays import merge_rounded
+from scaling_law.size.arrays import BoolArray, Columns, IntArray, merge_rounded
 
 if TYPE_CHECKING:
     import pandas
@@ -47,7 +47,7 @@ class Runs(Summarised):
     tokens: FloatArray
     experts: FloatArray
     loss: FloatArray
-    trunk: NDArray[np.int64]
+    trunk: IntArray
     run_id: tuple[str, ...]
     source: str = "columns"
     loss_name: str = "loss"
@@ -60,7 +60,7 @@ class Runs(Summarised):
     where: str | None = None
     read_as: str | None = None
     thinned: str = ""
-    columns: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
+    columns: Columns = field(default_factory=dict, repr=False)
     recipe: Recipe = field(default_factory=dict, repr=False)
     texts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict, repr=False)
 
@@ -176,7 +176,7 @@ class Runs(Summarised):
     def flops(self) -> FloatArray:
         return np.asarray(training_flops(self.n_active, self.tokens))
 
-    def subset(self, mask: NDArray[np.bool_]) -> Runs:
+    def subset(self, mask: BoolArray) -> Runs:
         """Return the runs where `mask` [n] is True; trunks keep their ids."""
         return self.take(np.flatnonzero(np.asarray(mask, bool)))
 
@@ -305,7 +305,7 @@ def _read_trunks(
     trunk: ArrayLike | Literal["auto", "run"] | None,
     n_active: FloatArray,
     experts: FloatArray,
-) -> tuple[NDArray[np.intp], str]:
+) -> tuple[IntArray, str]:
     """Number the trunk of each run from 0, and say how it was found."""
     source = "given"
     if trunk is None or (isinstance(trunk, str) and trunk == "auto"):

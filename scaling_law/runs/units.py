@@ -7,7 +7,6 @@ than 30 % between corpora and tokenizers, and bits per byte and perplexities fro
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
@@ -16,7 +15,7 @@ from hub.base.notices import Notice
 from hub.base.units import format_count
 from scaling_law.formulas.published import published_loss
 from scaling_law.runs.rows import RunsError
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 # Least parameters of a language model, and of one whose vocabulary is not of bytes.
 FEWEST_PARAMETERS = 1000.0
@@ -51,7 +50,7 @@ RISING = 1.01
 _BITS = re.compile(r"(?i)(?<![a-z])(bpb|bpc|bpt|bits)(?![a-z])")
 
 # The columns n_active, tokens and experts [n].
-Sizes = Mapping[str, FloatArray]
+Sizes = Columns
 
 
 def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArray | None) -> list[str]:

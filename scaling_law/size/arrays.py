@@ -1,5 +1,6 @@
 """Types of arrays, which every room above uses, and what counts as equal among numbers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,14 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 BoolArray = NDArray[np.bool_]
+# The ends of an interval or range, the lower first.
+Interval = tuple[float, float]
+# Those of several, as two arrays.
+Intervals = tuple[Any, Any]
+# Values of the variables of a law by name; they broadcast.
+Variables = Mapping[str, Any]
+# Arrays of models or runs by name.
+Columns = Mapping[str, FloatArray]
 # Relative differences that rounding may make.
 _ROUNDING = 1e-9
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, variables_of_width
+from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, variables_of_width
 
 
 @dataclass(frozen=True)
@@ -78,3 +78,7 @@ class Widths:
         router = np.where(self.experts > 1, self.routed_blocks * self.d_model * self.experts, 0.0)
         weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
         return 2.0 * (weights + 2 * context * self.blocks * self.d_model)
+
+
+# What memory, traffic and times are computed of.
+Sized = Architecture | Widths

@@ -142,3 +142,11 @@ def test_rule_of_thumb(published):
     assert np.all((found.token_ratio <= [2, 4, 8, 16, 32]) == holds)
     inside = (flops >= 1e19) & (flops <= 1e25)  # appendix: the same FLOPs and total parameters beat the dense model
     assert np.all(found.loss[inside, :3] < found.dense_loss[inside])
+
+
+def test_hours_in_which_no_model_reaches_the_loss(published):
+    """Draws of step times have no models to be of."""
+    answer = published.reach(2.4, hours=1.5, gpu="h100", gpus=8)
+    assert answer.best is None
+    assert answer.verdict == "no model reaches loss 2.400"
+    assert {row["loss_interval"] for row in answer.to_rows()} == {None}
