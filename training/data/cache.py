@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 FORMAT = 3
 SHARD_TOKENS = 1 << 24
 WITHOUT_TEXT = "rows-without-text.txt"
-LOST_TEXT = "lost-text.jsonl"
 # A key of recipes; those of earlier versions lack it.
 AS_TEXT = "special_tokens_as_text"
 # Memory maps that are open at a time; a training window lies in a few.
@@ -153,13 +152,11 @@ class TokenCache:
         return list(dict.fromkeys(path.read_text(encoding="utf-8").splitlines()))
 
     @property
-    def lost_text(self) -> Counter[str]:
-        """Counts, so far, of the characters that the tokenizer drops; under "", of its unknown token."""
-        path = self.folder / LOST_TEXT
+    def dropped(self) -> Counter[str]:
+        """Counts, so far, of the characters that the tokenizer drops."""
         counts: Counter[str] = Counter()
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                counts.update(json.loads(line))
+        for shard in self.shards:
+            counts.update(shard.get("dropped", {}))
         return counts
 
     def shards_until(self, tokens: int | None) -> int:
