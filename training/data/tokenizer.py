@@ -172,11 +172,11 @@ class DroppedText:
         """Return whether a letter gets the same ids with and without a character, which is not as unknown as it."""
         texts = ["a", f"a{character}", character]
         try:
-            letter, both, alone = (encoding.ids for encoding in self._tokenizer.encode_batch(texts, False, False))
+            letter, word, alone = (encoding.ids for encoding in self._tokenizer.encode_batch(texts, False, False))
         except Exception:
             # The model has no unknown token; a document with such a text is refused.
             return False
-        return bool(alone != letter == both)
+        return bool(alone != letter == word)
 
 
 def _name_without_text(name: str) -> str:

@@ -26,6 +26,7 @@ from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
 from training.run.attempt import STATE_FILE, Attempt, find_trainer
 from training.run.inputs import resolve_arguments
+from training.run.model import check_rate
 from training.sweep.engine import Engine, EngineError, Outcome
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import (
@@ -186,6 +187,7 @@ def run_sweep(
             outcome.add(run, 0)
             continue
         run.arguments.check_processes(processes_per_run)
+        check_rate(run.arguments, run.architecture, *run.arguments.longest_run())
         # All runs are pinned before the first is started.
         pinned_with_sweep(run.arguments, run.folder)
         waiting.append((run, retries))
