@@ -48,7 +48,7 @@ def describe_full_disk(error: BaseException, folder: Path, needed_bytes: int | N
     `needed_bytes` are to be written in all; those that are in `folder` already count. Ask before they are removed. An
     error that does not say why it came is of a full disk if there is no room for them.
     """
-    free, files = _measure_free_space(folder)
+    free, files = measure_free_space(folder)
     missing = None
     if needed_bytes is not None:
         missing = needed_bytes - size_of(folder) - free
@@ -98,7 +98,7 @@ def share_disk(folder: Path, other_folder: Path) -> bool:
     return _existing_folder(folder).stat().st_dev == _existing_folder(other_folder).stat().st_dev
 
 
-def _measure_free_space(folder: Path) -> tuple[int, int | None]:
+def measure_free_space(folder: Path) -> tuple[int, int | None]:
     """Return the free bytes, and the free entries for files if they are counted, where `folder` is or would be."""
     place = _existing_folder(folder)
     status = os.statvfs(place)

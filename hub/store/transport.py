@@ -6,7 +6,6 @@ once (`_with_single_attempts`). Everyone else in the process keeps them.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import sys
@@ -17,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from hub.base import variables
 from hub.base.errors import (
     AccessError,
     ConflictError,
@@ -26,7 +26,6 @@ from hub.base.errors import (
     UnavailableError,
     redact,
 )
-from hub.store import variables
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -69,12 +68,11 @@ class Transport:
         attempts: int = 6,
         longest_wait: float = 300.0,
     ) -> None:
-        variables.check_client_variables()
+        variables.check([variables.ENDPOINT])
         from huggingface_hub import HfApi, constants, get_token
 
         if not constants.HF_HUB_OFFLINE:
-            variables.check_network_variables()
-            variables.check_token(token or get_token() or "", _name_token(token, constants.HF_TOKEN_PATH))
+            variables.check_network(token or get_token() or "")
         self.api: Any = HfApi(endpoint=endpoint, token=token)
         # It would send a request before each commit; cards are checked here.
         self.api._validate_yaml = lambda *_, **__: None
@@ -186,14 +184,6 @@ class Transport:
         with self._pause_lock:
             self._resume_at = max(self._resume_at, time.monotonic() + requested)
         return max(backoff, float(requested) + random.uniform(0.0, 0.25))
-
-
-def _name_token(token: str | None, path: str) -> str:
-    """Say where the token comes from."""
-    if token:
-        return "the token"
-    name = next((name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name)), None)
-    return name or f"the saved token ({path})"
 
 
 def _sleep(seconds: float) -> None:

@@ -78,8 +78,10 @@ _is_range = _must(
     "be two steps, the second after the first",
     lambda steps: not steps or (len(steps) == 2 and 0 <= steps[0] < steps[1]),
 )
+# Libraries in Rust cannot write to another path, and the model would be lost at the end.
+_is_utf8 = _must("be UTF-8; rename it", re.compile(r"[^\ud800-\udfff]*").fullmatch)
 # A file or folder, or a name on the Hub.
-LocalPath = Annotated[str, AfterValidator(os.path.expanduser)]
+LocalPath = Annotated[str, AfterValidator(os.path.expanduser), _is_utf8]
 _names_a_repository = _must("be letters, digits, '.', '_' and '-'", re.compile(NAME_PATTERN).match)
 Compile = bool | Literal["auto"]
 License = Annotated[str, _must("be a licence of the Hub, such as mit, cc-by-4.0 or other", LICENSES.__contains__)]

@@ -72,9 +72,7 @@ def as_decoder(config: Any) -> Any:
 
 def explain_parts(kind: str, component_types: list[str]) -> str:
     """Explain why a type that is made of these types is refused, and which of them to choose instead."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    causal = [name for name in component_types if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+    causal = [*filter(is_causal_type, component_types)]
     advice = f"choose {causal[0]}" if causal else _OTHER_TYPE
     return f"{kind} is more than a decoder of tokens; its parts are {', '.join(component_types)}; {advice}"
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from hub.base import strict_yaml
 from hub.base.commands import version
 from hub.base.errors import InputError, problem_lines
-from hub.base.paths import check_utf8, local_path
+from hub.base.paths import local_path
 from hub.record.names import size_name
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import ROWS
@@ -103,7 +103,6 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
     if isinstance(run, dict) and run.get("output_dir") is None:
         # Every other default is valid; this one is checked.
         run["output_dir"] = output_dir
-    problems += _find_other_encodings(sections)
     try:
         arguments = TrainingArguments.model_validate(sections)
     except ValidationError as error:
@@ -111,19 +110,6 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
     if problems:
         raise ConfigurationError("invalid configuration:\n  " + "\n  ".join(problems))
     return arguments
-
-
-def _find_other_encodings(sections: dict[str, Any]) -> list[str]:
-    """Name the fields with a text that is no UTF-8: libraries in Rust could not write to such a path at the end."""
-    problems = []
-    for section, fields in sections.items():
-        for name, value in fields.items() if isinstance(fields, dict) else ():
-            text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-            try:
-                check_utf8(text, f"{section}.{name}")
-            except InputError as error:
-                problems.append(str(error))
-    return problems
 
 
 def _list_keys() -> list[str]:

@@ -26,7 +26,7 @@ from filelock import Timeout
 from hub.base.commands import BAD_INPUT, report
 from hub.base.disk import explain_full_disk
 from training.configuration.arguments import ConfigurationError
-from training.data.cache import LOST_TEXT, WITHOUT_TEXT, CorruptCacheError, TokenCache
+from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
 from training.data.filling import Share, build, lock_of, tokenise_groups
 from training.data.text import TextSource
 
@@ -70,7 +70,7 @@ class GrowingCache:
         # One process of a node compares checksums and reports rows.
         self._is_first = patience == 0
         self._reported_rows = 0
-        self._has_reported_lost_text = False
+        self._has_reported_dropped = False
         self._damage: CorruptCacheError | OSError | None = None
 
     def start(self) -> None:
@@ -80,7 +80,7 @@ class GrowingCache:
         """
         self.cache.refresh()
         self._report_rows()
-        self._report_lost_text()
+        self._report_dropped()
         if self._is_first and self.cache.shards:
             # In a thread: damage shows now, not after hours of training.
             self._thread = threading.Thread(target=self._compare, name="check-tokens", daemon=True)
@@ -104,7 +104,7 @@ class GrowingCache:
             self._until = None if tokens is None else max(self._until, tokens)
         while not self.cache.has(tokens):
             if self.cache.refresh():
-                self._report_lost_text()
+                self._report_dropped()
                 on_shards()
                 continue
             self._keep_building()
@@ -128,7 +128,7 @@ class GrowingCache:
     def close(self) -> None:
         """End the builder, if this process started one; the shard it was writing is lost."""
         self._report_rows()
-        self._report_lost_text()
+        self._report_dropped()
         if self._builder is not None:
             self._builder.close()
             self._builder = None
@@ -141,23 +141,15 @@ class GrowingCache:
             text = "%d rows of %r have no text (null) and are skipped, the first: %s; all of them: %s"
             logger.warning(text, len(rows), self._source.dataset, rows[0], self.cache.folder / WITHOUT_TEXT)
 
-    def _report_lost_text(self) -> None:
-        """Log once what the tokenizer loses of the training text, as far as that is tokenised."""
-        counts = self.cache.lost_text if self._is_first and not self._source.held_out else {}
-        if not counts or self._has_reported_lost_text:
+    def _report_dropped(self) -> None:
+        """Log once what the tokenizer drops of the training text, as far as that is tokenised."""
+        counts = self.cache.dropped if self._is_first and not self._source.held_out else None
+        if not counts or self._has_reported_dropped:
             return
-        self._has_reported_lost_text = True
-        dropped = [(count, character) for character, count in counts.items() if character]
-        examples = ", ".join(f"U+{ord(character):04X} {count:,} times" for count, character in sorted(dropped)[:-4:-1])
-        clauses = []
-        if dropped:
-            total = sum(count for count, _ in dropped)
-            clauses.append(f"drops {total:,} characters, such as {examples}")
-        if counts.get(""):
-            clauses.append(f"gives its unknown token {counts['']:,} times")
-        text = "data.tokenizer: in %s tokens of training text it %s; the model never sees them; all counts: %s"
-        size = f"{len(self.cache):,}"
-        logger.warning(text, size, " and ".join(clauses), self.cache.folder / LOST_TEXT)
+        self._has_reported_dropped = True
+        examples = ", ".join(f"U+{ord(character):04X} {count:,} times" for character, count in counts.most_common(3))
+        text = "data.tokenizer: it drops %s characters of the first %s tokens' text, which the model never sees: %s"
+        logger.warning(text, f"{counts.total():,}", f"{len(self.cache):,}", examples)
 
     def _compare(self) -> None:
         try:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 FORMAT = 3
 SHARD_TOKENS = 1 << 24
 WITHOUT_TEXT = "rows-without-text.txt"
-LOST_TEXT = "lost-text.jsonl"
 # A key of recipes; those of earlier versions lack it.
 AS_TEXT = "special_tokens_as_text"
 # Memory maps that are open at a time; a training window lies in a few.
@@ -64,7 +63,6 @@ class TokenCache:
         shards: the entries of the finished shards, in the order of the text.
         group: number of the group whose shards come next; None where the data ends.
         complete: whether the data ends with these shards.
-        known_as: the name of the dataset when a run began with it, if its folder has another one now.
 
     Raises CorruptCacheError, when opened or refreshed, for a damaged recipe or group.
     """
@@ -73,7 +71,6 @@ class TokenCache:
         self.folder = folder
         self.shards: list[dict] = []
         self.complete = False
-        self.known_as: str | None = None
         self.group: int | None = 0
         path = folder / "recipe.json"
         try:
@@ -153,13 +150,11 @@ class TokenCache:
         return list(dict.fromkeys(path.read_text(encoding="utf-8").splitlines()))
 
     @property
-    def lost_text(self) -> Counter[str]:
-        """Counts, so far, of the characters that the tokenizer drops; under "", of its unknown token."""
-        path = self.folder / LOST_TEXT
+    def dropped(self) -> Counter[str]:
+        """Counts, so far, of the characters that the tokenizer drops."""
         counts: Counter[str] = Counter()
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                counts.update(json.loads(line))
+        for shard in self.shards:
+            counts.update(shard.get("dropped", {}))
         return counts
 
     def shards_until(self, tokens: int | None) -> int:
@@ -175,14 +170,8 @@ class TokenCache:
     @property
     def dataset(self) -> dict[str, str]:
         """Id, revision and fingerprint of the dataset as a run record states them, however far the cache is built."""
-        source = self._identity["source"]
-        return {"id": source["dataset"], "revision": source["revision"], "fingerprint": self.fingerprint}
-
-    @property
-    def _identity(self) -> dict:
-        """The recipe, with the name that the dataset had."""
         source = self.recipe["source"]
-        return {**self.recipe, "source": {**source, "dataset": self.known_as or source["dataset"]}}
+        return {"id": source["dataset"], "revision": source["revision"], "fingerprint": self.fingerprint}
 
     @property
     def fingerprint(self) -> str:
@@ -190,7 +179,7 @@ class TokenCache:
 
         The recipe decides every shard; the checksum notices a library that makes other tokens than it used to.
         """
-        text = f"{recipe_hash(self._identity)}\n{self.shards[0]['sha256']}"
+        text = f"{recipe_hash(self.recipe)}\n{self.shards[0]['sha256']}"
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def n_sequences(self, sequence_length: int) -> int:

@@ -23,9 +23,9 @@ from tokenizers import Tokenizer
 
 from hub.base import atomic
 from hub.base.errors import InputError
-from training.data.cache import AS_TEXT, LOST_TEXT, WITHOUT_TEXT, CorruptCacheError, TokenCache, group_file, read_group
+from training.data.cache import AS_TEXT, WITHOUT_TEXT, CorruptCacheError, TokenCache, group_file, read_group
 from training.data.text import OpenText, Place, TextSource
-from training.data.tokenizer import LostText, fingerprint, read_names_as_text
+from training.data.tokenizer import DroppedText, fingerprint, read_names_as_text
 
 # Documents that are encoded at a time, on all cores.
 _BATCH_DOCUMENTS = 256
@@ -141,17 +141,17 @@ def _tokenised(cache: TokenCache, text: OpenText, start: int) -> Iterator[None]:
         # The group is damaged and begins again.
         shards = []
     place = Place(*shards[-1]["next"]) if shards else Place(group=start)
-    lost_text = LostText(_read_tokenizer(cache))
-    with closing(_encoded(text, place, cache, lost_text)) as documents:
+    dropped = DroppedText(_read_tokenizer(cache))
+    with closing(_encoded(text, place, cache, dropped)) as documents:
         while True:
             min_tokens = min(cache.recipe["shard_tokens"], cache.max_tokens - len(cache))
             name = f"tokens-{start:07d}-{len(shards):02d}.bin"
             shard = _write_shard(documents, cache, name, min_tokens)
             _note_rows_without_text(cache.folder, text)
-            _note_lost_text(cache.folder, lost_text)
             if shard is None:
                 break
-            shards.append(shard)
+            shards.append({**shard, "dropped": dict(dropped.counts)})
+            dropped.counts.clear()
             atomic.write_json(path, {"shards": shards})
             yield
     if text.following is not None:
@@ -161,9 +161,9 @@ def _tokenised(cache: TokenCache, text: OpenText, start: int) -> Iterator[None]:
 
 
 def _encoded(
-    text: OpenText, start: Place, cache: TokenCache, lost_text: LostText
+    text: OpenText, start: Place, cache: TokenCache, dropped: DroppedText
 ) -> Generator[EncodedDocument, None, None]:
-    """Encode the documents from `start` to the end of its group, and count what they lose."""
+    """Encode the documents from `start` to the end of its group, and count what is dropped of them."""
     encode = encoder(_read_tokenizer(cache), cache.recipe["eos_token_id"], cache.recipe["dtype"])
     batches = text.batches(_BATCH_DOCUMENTS, start)
     # The thread reads a batch while the one before it is encoded on all cores.
@@ -173,7 +173,7 @@ def _encoded(
             following = thread.submit(next, batches, None)
             texts, place = batch
             for count, data in enumerate(encode(texts), start=1):
-                lost_text.count(texts[count - 1], np.frombuffer(data, cache.dtype)[:-1])
+                dropped.count(texts[count - 1])
                 yield data, partial(place.after, texts, count)
 
 
@@ -252,15 +252,6 @@ def _write_shard(documents: Iterator[EncodedDocument], cache: TokenCache, name: 
         "sha256": digest.hexdigest(),
         "next": place_after(),
     }
-
-
-def _note_lost_text(folder: Path, lost_text: LostText) -> None:
-    """Write beside the tokens what their text has lost since the last shard."""
-    counts = +lost_text.counts
-    lost_text.counts.clear()
-    if counts:
-        with open(folder / LOST_TEXT, "a", encoding="utf-8") as file:
-            file.write(json.dumps(counts) + "\n")
 
 
 def _note_rows_without_text(folder: Path, text: OpenText) -> None:

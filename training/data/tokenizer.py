@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tokenizers import Tokenizer
 
@@ -21,7 +21,6 @@ from hub.store import cache
 from training.configuration.arguments import ConfigurationError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
@@ -150,44 +149,34 @@ def read_names_as_text(description: str, names: Iterable[str]) -> str:
     return json.dumps(values)
 
 
-class LostText:
-    """Counts of what a tokenizer loses of a text: characters that it maps to nothing, and its unknown token.
+class DroppedText:
+    """Counts of the characters that a tokenizer maps to nothing.
 
     Whitespace, which many tokenizers drop between words, is not counted.
     """
 
     def __init__(self, description: str):
         self._tokenizer = Tokenizer.from_str(description)
-        model = json.loads(description)["model"]
-        self._unknown_id = model.get("unk_id")
-        if model.get("unk_token") is not None:
-            self._unknown_id = self._tokenizer.token_to_id(model["unk_token"])
-        # Whether each character that was seen is dropped.
         self._is_dropped: dict[str, bool] = {}
-        # The unknown token is under "".
         self.counts: Counter[str] = Counter()
 
-    def count(self, text: str, ids: NDArray[Any]) -> None:
-        """Count what a text with these ids has lost."""
-        characters = set(text)
-        for character in characters - self._is_dropped.keys():
-            self._is_dropped[character] = not character.isspace() and self._drops(character)
-        for character in characters:
+    def count(self, text: str) -> None:
+        """Count what is dropped of a text."""
+        for character in set(text):
+            if character not in self._is_dropped:
+                self._is_dropped[character] = not character.isspace() and self._drops(character)
             if self._is_dropped[character]:
                 self.counts[character] += text.count(character)
-        if self._unknown_id is not None:
-            self.counts[""] += int((ids == self._unknown_id).sum())
 
     def _drops(self, character: str) -> bool:
-        """Return whether a character has no ids, alone or between letters that have some."""
-        texts = ["", character, "aa", f"a{character}a"]
+        """Return whether a letter gets the same ids with and without a character, which is not as unknown as it."""
+        texts = ["a", f"a{character}", character]
         try:
-            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            letter, word, alone = (encoding.ids for encoding in self._tokenizer.encode_batch(texts, False, False))
         except Exception:
             # The model has no unknown token; a document with such a text is refused.
             return False
-        empty, alone, letters, between = (encoding.ids for encoding in encodings)
-        return alone == empty or (between == letters and self._unknown_id not in letters)
+        return bool(alone != letter == word)
 
 
 def _name_without_text(name: str) -> str:

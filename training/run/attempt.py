@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,24 +21,16 @@ _LOCK = ".lock"
 _HOLDER = ".lock.json"
 # A second is long enough for `status`, which tries the lock.
 _LOCK_SECONDS = 1
-# Times of a start may differ by that much, as clocks are set.
-_CLOCK_SECONDS = 10
 # Times that a lock is tried whose holder is not known, or has ended.
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that works on a run; `started` (seconds since 1970) tells it from a later one of the same number."""
+    """A process that holds the lock of a run; earlier versions did not note which."""
 
-    host: str
-    pid: int
-    started: float | None = None
-
-    @classmethod
-    def of(cls, process: psutil.Process) -> Holder:
-        """Name a process of this machine."""
-        return Holder(platform.node(), process.pid, process.create_time())
+    host: str = ""
+    pid: int = 0
 
     @property
     def is_here(self) -> bool:
@@ -46,20 +39,14 @@ class Holder:
 
     def find(self) -> psutil.Process | None:
         """Find the process; None if it has ended, or is one of another machine."""
-        try:
+        with suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
-            is_same = self.started is None or abs(process.create_time() - self.started) < _CLOCK_SECONDS
-            has_ended = process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return None
-        return process if self.is_here and is_same and not has_ended else None
+            if self.is_here and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+        return None
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" if self.host else "an unknown process"
-
-
-# Earlier versions did not note who holds a lock.
-UNKNOWN = Holder("", 0)
 
 
 @dataclass(frozen=True)
@@ -98,9 +85,9 @@ def lock_run(folder: Path) -> FileLock:
     try:
         lock.acquire(timeout=_LOCK_SECONDS)
     except Timeout:
-        holder = atomic.read_json(folder / _HOLDER, UNKNOWN, Holder)
-        raise ConfigurationError(f"run.output_dir: another process is training in {folder}: {holder}") from None
-    atomic.write_json(folder / _HOLDER, asdict(Holder.of(psutil.Process())))
+        text = f"run.output_dir: another process is training in {folder}: {_read_holder(folder)}"
+        raise ConfigurationError(text) from None
+    atomic.write_json(folder / _HOLDER, asdict(Holder(platform.node(), os.getpid())))
     return lock
 
 
@@ -109,15 +96,20 @@ def find_trainer(folder: Path) -> Holder | None:
     # Asking leaves nothing behind.
     if not (folder / _LOCK).exists():
         return None
-    holder = UNKNOWN
+    holder = Holder()
     # Another process that asks holds the lock for a moment, too, and a new holder is noted a moment later.
     for _ in range(_ATTEMPTS):
         try:
             with FileLock(folder / _LOCK, timeout=0):
                 return None
         except Timeout:
-            holder = atomic.read_json(folder / _HOLDER, UNKNOWN, Holder)
-        if holder.find() or not (holder.is_here or holder == UNKNOWN):
+            holder = _read_holder(folder)
+        if holder.find() or not (holder.is_here or holder == Holder()):
             return holder
         time.sleep(0.1)
     return None if holder.is_here else holder
+
+
+def _read_holder(folder: Path) -> Holder:
+    holder: Holder = atomic.read_json(folder / _HOLDER, Holder(), Holder)
+    return holder

@@ -7,7 +7,6 @@ token ids, and leaves nothing behind.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from rich.console import Console
 
+from hub.base.disk import measure_free_space
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_flops
 from modeling_switch_moe.expert_parallel import rows_to_send
@@ -143,9 +143,7 @@ def _plan_of_disk(a: TrainingArguments, arch: Architecture, parameters: int) -> 
     n_checkpoints = most_at_a_time(branches)
     n_models = len(branches) + len(set(a.run.release_tokens))
     total_bytes = n_checkpoints * checkpoint_bytes + n_models * model_bytes
-    folder = Path(a.run.output_dir).absolute()
-    existing = next(path for path in [folder, *folder.parents] if path.exists())
-    free_bytes = shutil.disk_usage(existing).free
+    free_bytes, _ = measure_free_space(Path(a.run.output_dir))
     warning = " - NOT ENOUGH" if total_bytes > free_bytes else ""
     return {
         "checkpoints": f"at most {n_checkpoints} of {format_bytes(checkpoint_bytes)}",

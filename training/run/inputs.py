@@ -97,8 +97,7 @@ def _is_compared_by_content(name: str, arguments: TrainingArguments) -> bool:
 
 def has_same_files(dataset: Mapping[str, Any], dataset_before: Mapping[str, Any]) -> bool:
     """Return whether two identities are of local files with the same names and contents."""
-    revision = str(dataset["revision"])
-    return revision.startswith("sha256:") and revision == dataset_before["revision"]
+    return dataset["revision"] == dataset_before["revision"] and str(dataset["revision"]).startswith("sha256:")
 
 
 def _warn_of_unreached_tokens(arguments: TrainingArguments) -> None:

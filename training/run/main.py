@@ -67,12 +67,12 @@ def main(argv: list[str] | None = None) -> int:
                     return dry_run(arguments)
                 with guard_output("stdout"):
                     status = _train_and_release(arguments)
-                    note_end(status)
-                    return status
+            message = ""
         except Exception as error:
             status = report(error)
-            note_end(status, message_of(error))
-            return status
+            message = message_of(error)
+        note_end(status, message)
+        return status
 
 
 def _train_and_release(arguments: TrainingArguments) -> int:
@@ -192,16 +192,14 @@ class Run:
         """
         stored = pins.RunData.of(self.folder)
         cache = self.data.tokens.cache
-        identity = {"dataset": cache.dataset, "tokenizer": results.tokenizer_identity(self.session)}
+        tokenizer = results.tokenizer_identity(self.session)
         if stored.dataset and inputs.has_same_files(cache.dataset, stored.dataset):
-            # A folder that was renamed holds the same data.
-            cache.known_as = stored.dataset["id"]
-            identity["dataset"] = cache.dataset
+            # A folder that was renamed holds the same data, which records go on to name as before.
+            cache.recipe["source"]["dataset"] = stored.dataset["id"]
+        identity = {"dataset": cache.dataset, "tokenizer": tokenizer}
         before = {"dataset": stored.dataset, "tokenizer": stored.tokenizer}
-        has_same_tokenizer = (
-            stored.tokenizer and stored.tokenizer["fingerprint"] == identity["tokenizer"]["fingerprint"]
-        )
-        is_same = before["dataset"] == identity["dataset"] and has_same_tokenizer
+        fingerprint_before = (stored.tokenizer or tokenizer)["fingerprint"]
+        is_same = stored.dataset == cache.dataset and fingerprint_before == tokenizer["fingerprint"]
         if stored != pins.RunData() and not is_same:
             raise ConfigurationError(
                 f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "

@@ -17,6 +17,7 @@ from scaling_law.planning.question import ClusterFields
 from scaling_law.size.architecture import GRADIENT_BYTES
 from training.configuration.schedule import Branch
 from training.run.checkpoint import most_at_a_time
+from training.run.model import check_rate
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import State, format_seconds, measured_flops_per_second, state, trained_tokens
 
@@ -210,10 +211,12 @@ def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) 
             searched; 1 for one device or DDP.
         gpus: `gpu`, `gpus`, `throughput`, `mfu`, `precision` and `price`, as `law.optimal` takes them.
 
-    ValueError names a field and what is allowed, as where GPUs cannot share a batch.
+    ValueError names a field and what is allowed, as where GPUs cannot share a batch, or a law has no learning rate.
     """
     if shards < 1:
         raise InputError(f"shards={shards} must be at least 1")
+    for run in sweep.runs:
+        check_rate(run.arguments, run.architecture, *run.arguments.longest_run())
     placements: Sequence[Placement | None] = [None] * len(sweep.runs)
     times: Sequence[float | None] = [None] * len(sweep.runs)
     timed_by: str | None = None

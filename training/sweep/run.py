@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import shlex
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,17 +20,18 @@ import psutil
 import torch
 from filelock import FileLock, Timeout
 
+from hub.base import atomic
 from hub.base.progress import format_rate, progress_bars
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
-from training.run.attempt import STATE_FILE, Attempt, Holder
+from training.run.attempt import STATE_FILE, Attempt, find_trainer
 from training.run.inputs import resolve_arguments
+from training.run.model import check_rate
 from training.sweep.engine import Engine, EngineError, Outcome
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import (
     Executor,
     find_process,
-    find_training,
     lock_of,
     newest_line,
     state,
@@ -114,7 +116,6 @@ class _Running:
         folder = self.run.folder
         command = [*command, "--config", str(write_configuration(self.run)), "--run.progress", "false"]
         (folder / "state.json").unlink(missing_ok=True)
-        _note_executor(self)
         with open(folder / "output.log", "a", encoding="utf-8") as output:
             # In a session of its own, a stop reaches the launcher's children, and Ctrl-C only us.
             self.launcher = psutil.Popen(
@@ -123,12 +124,11 @@ class _Running:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # If this process is killed, the launcher goes on to hold the lock.
+                pass_fds=[self.lock._context.lock_file_fd],
             )
-        _note_executor(self, Holder.of(self.launcher))
-
-    def has_ended(self) -> bool:
-        """Return whether nothing trains the run any more."""
-        return self.launcher.poll() is not None
+        executor = Executor(platform.node(), os.getpid(), self.launcher.pid)
+        atomic.write_json(folder / "process.json", asdict(executor))
 
     def interrupt(self) -> None:
         """Ask the run to save a checkpoint and stop."""
@@ -156,47 +156,10 @@ class _Running:
 
         A launcher ends with 1 for any failure; the training that fails or is stopped says how.
         """
-        attempt = Attempt.load(self.run.folder) or Attempt(self._exit_status(), stopped)
+        attempt = Attempt.load(self.run.folder) or Attempt(int(self.launcher.wait()), stopped)
         replace(attempt, stopped=stopped or attempt.stopped).save(self.run.folder)
         self.lock.release()
         return attempt.exit_status
-
-    def _exit_status(self) -> int:
-        return int(self.launcher.wait())
-
-
-class _Adopted(_Running):
-    """A run that was being trained on this machine already, such as by a sweep that was killed."""
-
-    def has_ended(self) -> bool:
-        return find_training(self.run) is None
-
-    def interrupt(self) -> None:
-        self._send(signal.SIGTERM)
-
-    def join(self) -> None:
-        for _ in range(STOP_SECONDS * 10):
-            if self.has_ended():
-                return
-            time.sleep(0.1)
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: int) -> None:
-        holder = find_training(self.run)
-        process = holder.find() if holder else None
-        with suppress(psutil.NoSuchProcess):
-            if process:
-                process.send_signal(number)
-
-    def _exit_status(self) -> int:
-        return 0 if self.run.complete else 1
-
-
-def _note_executor(running: _Running, launcher: Holder | None = None) -> None:
-    """Note this process as the one that executes a run, with the launcher that it has started or found."""
-    holder = Holder.of(psutil.Process())
-    executor = Executor(holder.host, holder.pid, holder.started, launcher, running.environment)
-    executor.save(running.run.folder)
 
 
 def run_sweep(
@@ -211,7 +174,8 @@ def run_sweep(
 
     A run that fails does not stop the others, and is started again up to `retries` times after them, unless it
     diverged. A run that is being trained already, as by a sweep that was killed, is waited for. On SystemExit or
-    KeyboardInterrupt the runs save a checkpoint and stop. `watch` gets the running ones twice a second.
+    KeyboardInterrupt the runs that were started save a checkpoint and stop. `watch` gets the running ones twice a
+    second.
 
     Raises ConfigurationError for too few devices, batches that processes cannot share, or data of unknown commit.
     """
@@ -223,28 +187,40 @@ def run_sweep(
             outcome.add(run, 0)
             continue
         run.arguments.check_processes(processes_per_run)
+        check_rate(run.arguments, run.architecture, *run.arguments.longest_run())
         # All runs are pinned before the first is started.
         pinned_with_sweep(run.arguments, run.folder)
         waiting.append((run, retries))
     free = environments(workers, processes_per_run, accelerate_config)
     command = launch_command("ACCELERATE_USE_CPU" in free[0], processes_per_run, accelerate_config)
     busy: list[_Running] = []
+    # Runs that no sweep executes any more.
+    abandoned: list[tuple[SweepRun, int, dict[str, str]]] = []
     try:
-        while waiting or busy:
+        while waiting or busy or abandoned:
             while waiting and free:
                 run, retries_left = waiting.pop(0)
+                process = _find_left_training(run)
+                if process:
+                    logger.warning("run %s: waiting for process %d, which trains it already", run.name, process.pid)
+                    abandoned.append((run, retries_left, _take(free, process)))
+                    continue
                 lock = _lock_unless_busy(run, outcome)
-                if lock is None:
-                    continue
-                if find_training(run):
-                    busy.append(_adopt(run, retries_left, free, lock))
-                    continue
-                running = _Running(run, retries_left, free.pop(), lock)
-                running.start(command)
-                busy.append(running)
+                if lock is not None:
+                    running = _Running(run, retries_left, free.pop(), lock)
+                    running.start(command)
+                    busy.append(running)
             time.sleep(0.5)
-            watch([running.run for running in busy])
-            for running in [running for running in busy if running.has_ended()]:
+            watch([*(running.run for running in busy), *(run for run, _, _ in abandoned)])
+            for run, retries_left, environment in [item for item in abandoned if not _find_left_training(item[0])]:
+                abandoned.remove((run, retries_left, environment))
+                free.append(environment)
+                attempt = Attempt.load(run.folder)
+                if attempt:
+                    outcome.add(run, attempt.exit_status)
+                else:
+                    waiting.append((run, retries_left))
+            for running in [running for running in busy if running.launcher.poll() is not None]:
                 busy.remove(running)
                 free.append(running.environment)
                 exit_status = running.release(stopped=False)
@@ -271,29 +247,32 @@ def _lock_unless_busy(run: SweepRun, outcome: Outcome) -> FileLock | None:
     except Timeout:
         outcome.elsewhere.append(run.name)
         return None
-    training = find_training(run)
-    if training and not training.is_here:
+    if find_trainer(run.folder):
         lock.release()
         outcome.elsewhere.append(run.name)
         return None
-    if run.complete and not training:
+    if run.complete:
         lock.release()
         outcome.add(run, 0)
         return None
     return lock
 
 
-def _adopt(run: SweepRun, retries: int, free: list[dict[str, str]], lock: FileLock) -> _Adopted:
-    """Take over a run that is being trained here, and of the `free` environments the one in which it is."""
-    before = Executor.load(run.folder)
-    environment = before.environment if before.environment in free else free[-1]
-    free.remove(environment)
-    adopted = _Adopted(run, retries, environment, lock)
-    _note_executor(adopted, before.launcher)
-    # That is of an attempt before.
-    (run.folder / "state.json").unlink(missing_ok=True)
-    logger.warning("run %s: waiting for %s, which trains it already", run.name, find_training(run))
-    return adopted
+def _find_left_training(run: SweepRun) -> psutil.Process | None:
+    """Find the process on this machine that trains a run, or is about to, without a sweep that executes it."""
+    holder = find_process(run)
+    return None if holder is None or isinstance(holder, Executor) else holder.find()
+
+
+def _take(free: list[dict[str, str]], process: psutil.Process) -> dict[str, str]:
+    """Take the environment in which a process works, or else the last, from those that are free."""
+    with suppress(psutil.NoSuchProcess):
+        variables = process.environ().items()
+        for environment in free:
+            if environment.items() <= variables:
+                free.remove(environment)
+                return environment
+    return free.pop()
 
 
 def stop_on_signals() -> None:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_high
 from typing import Any, Literal
@@ -31,24 +31,14 @@ _STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": 
 
 @dataclass(frozen=True)
 class Executor(Holder):
-    """The process of the sweep that executes, or executed, a run (`process.json`).
+    """The process of the sweep that executes, or executed, a run (`process.json`), and the launcher it started."""
 
-    Attributes:
-        launcher: the process it has started for the run.
-        environment: the variables that give the run its devices.
-    """
-
-    launcher: Holder | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def save(self, folder: Path) -> None:
-        """Write `process.json` into the run's folder."""
-        atomic.write_json(folder / "process.json", asdict(self))
+    launcher: int = 0
 
     @classmethod
     def load(cls, folder: Path) -> Executor:
         """Read `process.json`; an unknown process for a run that no sweep has started."""
-        executor: Executor = atomic.read_json(folder / "process.json", cls("", 0), cls)
+        executor: Executor = atomic.read_json(folder / "process.json", cls(), cls)
         return executor
 
 
@@ -99,7 +89,7 @@ class RunStatus:
 
 
 def lock_of(run: SweepRun) -> FileLock:
-    """Return the lock that the sweep holds which executes the run; it is released with its process."""
+    """Return the lock that the sweep holds which executes the run; its process and the launcher's release it."""
     return FileLock(run.folder / ".sweep.lock")
 
 
@@ -114,31 +104,24 @@ def is_locked(run: SweepRun) -> bool:
         return True
 
 
-def find_training(run: SweepRun) -> Holder | None:
-    """Find the process that trains a run or is about to, whoever started it; None without one.
+def find_process(run: SweepRun) -> Holder | None:
+    """Find the process at work on a run, whoever started it: of a sweep, or else of a training; None without one.
 
-    A sweep that is killed leaves its runs training.
+    A sweep that is killed leaves its runs training; its launcher has the lock until it ends.
     """
     trainer = find_trainer(run.folder)
-    if trainer is not None:
+    if not is_locked(run):
         return trainer
-    launcher = Executor.load(run.folder).launcher
-    process = launcher.find() if launcher else None
-    if process is None:
-        return None
+    executor = Executor.load(run.folder)
+    if executor.find() or not executor.is_here:
+        return executor
+    launcher = Holder(executor.host, executor.launcher).find()
     with suppress(psutil.NoSuchProcess):
-        # The launcher of several processes starts the one that will hold the lock first.
-        for child in process.children():
-            return Holder.of(child)
-        return launcher
-    return None
-
-
-def find_process(run: SweepRun) -> Holder | None:
-    """Find the process at work on a run: that of a sweep, or else of a training without one."""
-    if not run.folder.exists():
-        return None
-    return Executor.load(run.folder) if is_locked(run) else find_training(run)
+        if launcher and not trainer:
+            # One that it has started will train.
+            pids = [process.pid for process in (*launcher.children(), launcher)]
+            return Holder(executor.host, pids[0])
+    return trainer
 
 
 def state(run: SweepRun, queued: State | None = None) -> State:
@@ -148,7 +131,7 @@ def state(run: SweepRun, queued: State | None = None) -> State:
         return "diverged" if diverged else "finished"
     if not run.folder.exists():
         return "waiting"
-    if is_locked(run) or find_training(run):
+    if find_process(run):
         return "running"
     if queued in ("waiting", "running"):
         return queued

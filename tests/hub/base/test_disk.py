@@ -43,7 +43,7 @@ def free(monkeypatch):
     """A function: let so many bytes and entries be free."""
 
     def set_free(n_bytes: int, entries: int | None = 100) -> None:
-        monkeypatch.setattr(disk, "_measure_free_space", lambda folder: (n_bytes, entries))
+        monkeypatch.setattr(disk, "measure_free_space", lambda folder: (n_bytes, entries))
 
     return set_free
 

@@ -142,7 +142,7 @@ def test_a_tracker_that_does_not_answer_is_left_alone(tiny, monkeypatch, caplog,
 
 @pytest.fixture
 def nothing_free(monkeypatch):
-    monkeypatch.setattr(disk, "_measure_free_space", lambda folder: (1_000, 100))
+    monkeypatch.setattr(disk, "measure_free_space", lambda folder: (1_000, 100))
 
 
 def test_a_checkpoint_that_finds_no_room_says_how_much_is_missing(tiny, tmp_path, monkeypatch, nothing_free):

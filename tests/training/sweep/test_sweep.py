@@ -246,6 +246,13 @@ def test_runs_that_count_capacity_over_different_groups_are_pointed_out(sweep_of
     assert "capacity groups" not in notes(**{"model.capacity_group_tokens": 32})
 
 
+def test_a_run_that_a_law_has_no_rate_for_is_refused_before_any_is_started(sweep_of):
+    sweep = sweep_of({"optimizer__learning_rate": None})
+    for begin in (plan_sweep, partial(run_sweep, workers=1)):
+        with pytest.raises(ConfigurationError, match=r"optimizer\.learning_rate: too far"):
+            begin(sweep)
+
+
 # -- states
 
 

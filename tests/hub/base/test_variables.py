@@ -3,10 +3,10 @@
 import pytest
 
 from hub.base.errors import FilesError, InputError
+from hub.base.variables import check_network
 from hub.store.files import copy_release, release_of, run_folders
 from hub.store.folder import LocalStore
 from hub.store.transport import Transport
-from hub.store.variables import check_network_variables
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,6 @@ from hub.store.variables import check_network_variables
     [
         ({"SSL_CERT_FILE": "/gone/ca.pem"}, "SSL_CERT_FILE: /gone/ca.pem does not exist"),
         ({"SSL_CERT_FILE": __file__}, "SSL_CERT_FILE: .* holds no certificates"),
-        ({"SSL_CERT_DIR": "/gone"}, "SSL_CERT_DIR: /gone is no folder"),
         ({"HTTP_PROXY": "http://proxy:port"}, "HTTP_PROXY: 'http://proxy:port'; it must be an address"),
         ({"https_proxy": "ftp://me:secret@proxy:80"}, "https_proxy: 'ftp://.*@proxy:80'; it must be an address"),
         ({"ALL_PROXY": "http://"}, "ALL_PROXY: 'http://'; it must be an address"),
@@ -24,11 +23,11 @@ from hub.store.variables import check_network_variables
 )
 def test_a_variable_that_no_request_could_use_is_named(variables, message):
     with pytest.raises(InputError, match=message):
-        check_network_variables(variables)
+        check_network("hf_token", variables)
 
 
 def test_proxies_are_taken_as_the_client_takes_them():
-    check_network_variables({"HTTPS_PROXY": "proxy:8080", "http_proxy": "http://me:secret@proxy:3128"})
+    check_network("", {"HTTPS_PROXY": "proxy:8080", "http_proxy": "http://me:secret@proxy:3128"})
 
 
 @pytest.mark.parametrize(("token", "place"), [("hf_abc\u200b", "U+200B at place 7"), ("hf_é", "U+00E9 at place 4")])
