@@ -21,9 +21,9 @@ from scaling_law import (
     split,
 )
 from scaling_law.fitting.backtest import compare_with_separate_laws, select_by_rmse
-from scaling_law.fitting.prior import estimate
 from scaling_law.rates.surface import SettingsGrid
 from scaling_law.runs.rows import RunsError
+from studies.forecasts.members import estimate
 from tests.scaling_law.fitting.test_holdout import sweep
 from tests.scaling_law.fitting.test_measured_speedup import runs_of
 from tests.scaling_law.fitting.test_prior import USUAL, lab_laws
