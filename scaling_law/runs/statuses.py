@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scaling_law.runs.rows import Row, is_missing, names_in, row_name
 
 # Statuses of run records.
 RECORDED = ("final", "intermediate", "diverged")
-_VOCABULARY = json.loads(Path(__file__).with_name("statuses.json").read_bytes())
-
-
-def _meanings(kind: str) -> dict[str, str]:
-    """Return what each word of a kind means."""
-    return {word: meaning for meaning, words in _VOCABULARY[kind].items() for word in words.split()}
-
-
-_WORDS = _meanings("words")
+_WORDS = {
+    "final": "final finished completed complete done success succeeded published inactive idle closed ended",
+    "failed": "failed fail failure crashed killed cancelled canceled aborted stopped error errored timeout preempted "
+    "oom out_of_memory node_fail boot_fail deadline interrupted died pruned expired revoked not_responding "
+    "stopping cancelling canceling cancel_requested partially_succeeded",
+    "running": "running pending queued scheduled in_progress created active starting preempting requeued waiting "
+    "initializing initialized preparing provisioning suspended paused not_started finalizing completing publishing",
+}
 # Names of columns of such words, and of flags with what True means in them; False is the contrary.
 _NAMES = ("status", "state")
-_FLAGS = _meanings("flags")
-_TRUTHS = _meanings("truths")
+_FLAGS = {
+    "final": "finished completed complete done success successful succeeded ended final closed",
+    "failed": "failed crashed errored killed aborted cancelled canceled preempted interrupted oom diverged trashed "
+    "deleted",
+    "running": "active running pending alive ongoing incomplete unfinished",
+}
 # Words before these names: hasCrashed, sys/state, TrainingJobStatus. Others may speak of something else, such as the
 # state of an optimizer.
-_OWNERS = frozenset(_VOCABULARY["owners"].split())
+_OWNERS = (
+    "is has was did run runs sys system info meta metadata attributes attrs summary tags job task trial component "
+    "experiment training train process primary result life cycle lifecycle "
+    "wandb mlflow neptune aim comet clearml sagemaker slurm"
+)
+_TRUTHS = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
 # Runs of a status that a message names.
 _MOST = 3
 
@@ -41,12 +47,17 @@ def status_of(word: Any) -> str:
     # CANCELLED by 1000, InProgress, JOB_STATE_FAILED.
     normalized = "_".join(_words_of(text.partition(" by ")[0]))
     normalized = re.sub(r"^((job|trial|state)_)+", "", normalized)
-    return _WORDS.get(normalized, text)
+    return _meaning(normalized, _WORDS) or text
 
 
 def _words_of(name: str) -> list[str]:
     """Split a name into words in lower case, at signs and where a capital follows: hasCrashed, sys/state."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().split()
+
+
+def _meaning(word: str, vocabulary: Mapping[str, str]) -> str | None:
+    """Return the status for which a vocabulary has this word."""
+    return next((status for status, words in vocabulary.items() if word in words.split()), None)
 
 
 def status_columns(rows: Sequence[Row]) -> list[str]:
@@ -56,15 +67,17 @@ def status_columns(rows: Sequence[Row]) -> list[str]:
     columns = []
     for column in names_in(rows):
         *owners, last = _words_of(column) or [""]
-        is_flag = last in _FLAGS
-        if not (is_flag or last in _NAMES) or not _OWNERS.issuperset(owners):
+        is_flag = _meaning(last, _FLAGS) is not None
+        if not (is_flag or last in _NAMES) or not {*owners} <= {*_OWNERS.split()}:
             continue
-        words = {str(row[column]).strip() for row in rows if not is_missing(row.get(column))} - {""}
-        known_words = [word for word in words if status_of(_read_cell(column, word)) in _VOCABULARY["words"]]
-        least_share = 1.0 if is_flag else 0.5
+        cells = [row.get(column) for row in rows]
+        words = {str(cell).strip() for cell in cells if not is_missing(cell)}
+        words.discard("")
+        statuses = [status_of(_read_cell(column, word)) for word in words]
+        count = sum(status in _WORDS for status in statuses)
         # A column of ones may be a count.
-        is_known = words not in (set(), {"1"}) and len(known_words) >= least_share * len(words)
-        if column == "status" or is_known:
+        is_known = words != {"1"} and (count == len(words) if is_flag else 2 * count >= len(words))
+        if column == "status" or (words and is_known):
             columns.append(column)
     return columns
 
@@ -72,13 +85,12 @@ def status_columns(rows: Sequence[Row]) -> list[str]:
 def _read_cell(column: str, cell: Any) -> str:
     """Return the word in which a cell says how its run ended; a flag is read as what it means in its column."""
     text = "" if is_missing(cell) else str(cell).strip()
-    flag = _FLAGS.get(_words_of(column)[-1])
+    flag = _meaning(_words_of(column)[-1], _FLAGS)
     truth = _TRUTHS.get(text.lower())
     if flag is None or truth is None:
         return text
-    if truth == "True":
-        return flag
-    return "running" if flag == "final" else "final"
+    contrary = "running" if flag == "final" else "final"
+    return flag if truth else contrary
 
 
 def read_status(row: Row, columns: Sequence[str]) -> tuple[str, str]:
