@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -195,6 +195,10 @@ def _bases(form: Form, above: Mapping[str, str] | None) -> Mapping[str, str]:
     return {p.name: p.above for p in form.parameters if p.above}
 
 
+# Fields of a penalty that have a row for each prior.
+_ARRAYS = ("mean", "precision", "dof", "variance")
+
+
 @dataclass(frozen=True)
 class Penalty:
     """Priors [S] of mean [S, k], precision [S, k, k] and degrees of freedom [S]; S = 1 serves every θ.
@@ -212,13 +216,7 @@ class Penalty:
         """Return the priors of these rows of θ."""
         if len(self.mean) == 1:
             return self
-        return Penalty(
-            mean=self.mean[rows],
-            precision=self.precision[rows],
-            dof=self.dof[rows],
-            variance=self.variance[rows],
-            coordinates=self.coordinates,
-        )
+        return replace(self, **{name: getattr(self, name)[rows] for name in _ARRAYS})
 
     def root(self, natural: FloatArray) -> FloatArray:
         """Return L of the precision L Lᵀ by which laws lie about the first mean, [k, k].
@@ -239,13 +237,9 @@ class Penalty:
         """Repeat the one prior at `count` means, which scatter as it does for a law at natural coordinates [k]."""
         root = np.linalg.inv(self.root(natural))
         scatter = np.random.default_rng(seed).standard_normal((count, len(natural))) @ root
-        return Penalty(
-            mean=self.mean + scatter,
-            precision=np.repeat(self.precision, count, axis=0),
-            dof=np.repeat(self.dof, count, axis=0),
-            variance=np.repeat(self.variance, count, axis=0),
-            coordinates=self.coordinates,
-        )
+        repeated = {name: np.repeat(getattr(self, name), count, axis=0) for name in _ARRAYS}
+        repeated["mean"] = self.mean + scatter
+        return replace(self, **repeated)
 
     def evaluate(self, natural: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Compute cost [S], gradient [S, k] and Gauss-Newton matrix [S, k, k] at natural coordinates [S, k]."""

@@ -158,14 +158,16 @@ class Runs(Summarised):
 
     __getitem__ = column
 
-    def positive(self, name: str) -> FloatArray:
+    def positive(self, name: str, or_zero: bool = False) -> FloatArray:
         """Return a numeric column [n]; RunsError names the first run whose value is not positive and finite."""
         values = self.column(name)
-        wrong_rows = np.flatnonzero(~(values > 0) | ~np.isfinite(values))
+        is_right = values >= 0 if or_zero else values > 0
+        wrong_rows = np.flatnonzero(~is_right | ~np.isfinite(values))
         if wrong_rows.size:
             first = wrong_rows[0]
             run = f"{self.source}: {self.run_id[first]}"
-            raise RunsError(f"{run}: {name}={values[first]:g} must be positive and finite")
+            sign = "finite and not negative" if or_zero else "positive and finite"
+            raise RunsError(f"{run}: {name}={values[first]:g} must be {sign}")
         return values
 
     def __contains__(self, name: object) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from hub.base.errors import InputError
 from hub.base.tables import column_name
 from scaling_law.runs.rows import RunsError
-from scaling_law.runs.settings import SAME, codes_of
+from scaling_law.runs.settings import SAME, codes_of, places
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray, IntArray
 
@@ -80,7 +80,7 @@ def best_of(
     if not names:
         raise InputError("over=() must name at least one column that was tuned")
 
-    settings = np.stack([_setting(runs, name) for name in names], axis=1)
+    settings = np.stack([runs.positive(name, or_zero=True) for name in names], axis=1)
     for name, values in zip(names, settings.T, strict=True):
         if values.max() <= values.min() * (1 + SAME):
             only = f"{name} is {values[0]:g} in every run"
@@ -121,7 +121,7 @@ def tune(settings: FloatArray, losses: FloatArray) -> Tuned:
     logs = np.log(np.where(has_zeros, 1.0, settings))
     x = np.where(has_zeros, settings, logs)
 
-    steps = np.stack([_steps(column) for column in settings.T], axis=1)
+    steps = np.stack([places(column) for column in settings.T], axis=1)
     best_steps = steps[best]
     at_edge = bool(np.any((best_steps == 0) | (best_steps == steps.max(axis=0))))
     distances = np.abs(steps - best_steps)
@@ -153,7 +153,7 @@ def models_of(
 
     See `best_of` for `over` and `by`.
     """
-    keys: list[Any] = [runs.n_active, runs.experts, _steps(runs.tokens)]
+    keys: list[Any] = [runs.n_active, runs.experts, places(runs.tokens)]
     for name in by:
         if name in runs.columns and name not in over:
             keys.append(np.nan_to_num(runs[name], nan=-1))
@@ -165,27 +165,6 @@ def models_of(
     rows = np.stack(keys, axis=1)
     _, first, model = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return [np.flatnonzero(model.ravel() == i) for i in np.argsort(first)]
-
-
-def _setting(runs: Runs, name: str) -> FloatArray:
-    """Read a column that was tuned. RunsError names the first run whose value is negative or missing."""
-    values = runs.column(name)
-    wrong_rows = np.flatnonzero(~(values >= 0) | ~np.isfinite(values))
-    if wrong_rows.size:
-        first = wrong_rows[0]
-        run = f"{runs.source}: {runs.run_id[first]}"
-        raise RunsError(f"{run}: {name}={values[first]:g} must be finite and not negative")
-    return values
-
-
-def _steps(values: FloatArray) -> FloatArray:
-    """Number the distinct values [n] in ascending order; values within `SAME` are equal."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    is_next = ordered[1:] > ordered[:-1] * (1 + SAME)
-    steps = np.empty(len(order))
-    steps[order] = np.concatenate([[0], np.cumsum(is_next)])
-    return steps
 
 
 def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from scaling_law import Runs
-from scaling_law.fitting.prior import POPULATION, read_population
+from scaling_law.fitting.prior import POPULATION
 from scaling_law.forecasting.counting import (
     BODY,
     WITH,
@@ -25,6 +25,7 @@ from scaling_law.forecasting.counting import (
 from scaling_law.forecasting.forecasters import BASE, PUBLISHED, forecasters
 from scaling_law.forecasting.stack import gather, read_defaults, stack
 from studies.common import Page, Part
+from studies.forecasts.members import read_population
 from studies.forecasts.methods import Forecast, by_lab
 from studies.forecasts.splits import Split, splits_of
 from studies.forecasts.stacking import prior_without

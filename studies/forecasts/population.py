@@ -17,25 +17,19 @@ import numpy as np
 
 from hub.base import strict_json
 from scaling_law import JointLaw, Prior, Runs, backtest
-from scaling_law.fitting.prior import (
-    CHINCHILLA,
-    FORMAT,
-    POPULATION,
+from scaling_law.fitting.prior import CHINCHILLA, FORMAT, POPULATION, VERSION, covariance_of_draws, for_kind, modes
+from studies.common import FloatArray, Page, Part, rms, round_numbers
+from studies.evidence.forecasts import Question, join_tables, questions
+from studies.evidence.points import Source, read_sources
+from studies.forecasts.members import (
     PUBLISHER,
-    VERSION,
     Member,
-    covariance_of_draws,
     estimate,
-    for_kind,
     member_of,
-    modes,
     read_population,
     terms_of_experts,
     vague_of_experts,
 )
-from studies.common import FloatArray, Page, Part, rms, round_numbers
-from studies.evidence.forecasts import Question, join_tables, questions
-from studies.evidence.points import Source, read_sources
 from studies.forecasts.methods import BY_HAND, CONSTANT, by_lab
 from studies.forecasts.sets import SETS, UNITS
 
@@ -43,6 +37,8 @@ BY_NAME = {run_set.name: run_set for run_set in SETS}
 POINTS = Path(__file__).parents[1] / "evidence"
 # Significant digits of every number kept.
 DIGITS = 6
+# Those of what is estimated from them.
+ESTIMATED_DIGITS = 12
 OF_SIZE = ("delta", "gamma")
 OF_TOKENS = ("omega", "zeta")
 OF_E = ("e_start", "e_max")
@@ -64,14 +60,29 @@ def write_population(tables: Mapping[str, Runs], path: Path = POPULATION) -> Pat
 
 
 def write_experts(members: Sequence[Member], folds: Sequence[Fold], path: Path = POPULATION) -> Path:
-    """Write the terms of E: members as numbers, and whose are used; the file keeps the rest."""
+    """Write the terms of E: members as numbers, and whose are used; with them what all members say together."""
     data = strict_json.read(path, FORMAT, VERSION)
     fields = {
         "settings": data["settings"],
         "members": data["members"],
         "experts": {"usual": better(folds), "members": _rounded_fields(members)},
     }
+    strict_json.write(path, FORMAT, VERSION, fields)
+    sets, settings, members_of_experts, _ = read_population(path)
+    population = estimate(sets, **settings)
+    fields["estimated"] = {
+        "population": _numbers_of(population),
+        "experts": _numbers_of(terms_of_experts(members_of_experts, population)),
+    }
     return strict_json.write(path, FORMAT, VERSION, fields)
+
+
+def _numbers_of(prior: Prior) -> dict[str, Any]:
+    """Return the numbers of a prior, to more digits than those of its members, and its sources."""
+    fields: dict[str, Any] = {name: getattr(prior, name) for name in ("dof", "noise", "dependence", "sources")}
+    fields["mean"] = prior.mean.tolist()
+    fields["covariance"] = prior.covariance.tolist()
+    return round_numbers(fields, ESTIMATED_DIGITS)
 
 
 def _rounded_fields(members: Sequence[Member]) -> list[Any]:

@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 from hub.base import strict_json
 from scaling_law import Runs
 from scaling_law.fitting.holdout import DIRECTIONS
-from scaling_law.fitting.prior import POPULATION, Member, Prior, estimate, read_population
+from scaling_law.fitting.prior import POPULATION, Prior
 from scaling_law.forecasting.forecast import UNITS
 from scaling_law.forecasting.forecasters import BASE, PUBLISHED, forecasters
 from scaling_law.forecasting.stack import (
@@ -36,6 +36,7 @@ from scaling_law.forecasting.stack import (
     stack,
 )
 from studies.common import FloatArray
+from studies.forecasts.members import Member, estimate, read_population
 from studies.forecasts.methods import Cell, cell_of
 from studies.forecasts.splits import Split, splits_of
 

@@ -16,6 +16,7 @@ from scaling_law.runs import reader
 from scaling_law.size import ROWS
 from studies.common import FloatArray
 from studies.crossing.records import BATCH, BLOCKS, HEAD, SEQUENCE, TUNED_AT, VOCABULARY, read_sweep
+from studies.learning_rates.best_rates import best_rates
 
 HERE = Path(__file__).parent
 # Bytes per token of Marin's tokenizer, which only turn its losses into nats per token.
@@ -61,7 +62,7 @@ def rates_of(runs: Runs) -> Rates:
     """Find the best rates of a grid."""
     # One batch counts as a batch, too.
     grid = replace(SettingsGrid.of([runs], "paper"), batch=runs.positive("batch_tokens"))
-    best = grid.best_rates()
+    best = best_rates(grid)
     model = best.model
     sizes = np.log([grid.size[model], grid.experts[model], grid.tokens[model]])
     variables = np.vstack([sizes, best.batch]).T

@@ -10,11 +10,12 @@ from hub.base import strict_json
 from hub.base.markdown import block_of
 from hub.base.tables import markdown_of
 from scaling_law import Backtest, ChinchillaLaw, HeldOut, Runs
-from scaling_law.fitting.prior import POPULATION, estimate, read_population
+from scaling_law.fitting.prior import POPULATION
 from scaling_law.forecasting.stack import read_defaults
 from scaling_law.formulas.conditions import evidence, support_of
 from studies.common import TABLES
 from studies.forecasts import accuracy, counts, extrapolation, methods, page, population, splits, stacking, trust
+from studies.forecasts.members import estimate, read_population
 from studies.forecasts.sets import GADRE_LOSS, NEOX, SETS, read_sets
 
 BY_NAME = {one.name: one for one in SETS}

@@ -21,9 +21,10 @@ from scaling_law import (
     split,
 )
 from scaling_law.fitting.backtest import compare_with_separate_laws, select_by_rmse
-from scaling_law.fitting.prior import estimate
 from scaling_law.rates.surface import SettingsGrid
 from scaling_law.runs.rows import RunsError
+from studies.forecasts.members import estimate
+from studies.learning_rates.best_rates import best_rates
 from tests.scaling_law.fitting.test_holdout import sweep
 from tests.scaling_law.fitting.test_measured_speedup import runs_of
 from tests.scaling_law.fitting.test_prior import USUAL, lab_laws
@@ -157,7 +158,7 @@ OTHERS = [
     (lambda: of_settings(grid(MODELS[::2])), "9 models with too few distinct N, E, D"),
     (lambda: of_settings(replace(g := grid(), loss=5 - g.loss), within=9.0), "no minimum of the loss"),
     (lambda: of_settings([]), "no runs to fit"),
-    (lambda: SettingsGrid.of([replace(g := grid(MODELS[:2]), loss=-g.loss)], "paper").best_rates(1.0), "no minimum"),
+    (lambda: best_rates(SettingsGrid.of([replace(g := grid(MODELS[:2]), loss=-g.loss)], "paper"), 1.0), "no minimum"),
 ]
 
 

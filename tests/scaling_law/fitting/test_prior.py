@@ -12,21 +12,16 @@ from hub.base.tables import as_text
 from scaling_law import ChinchillaLaw, JointLaw, Prior, Runs, errors_of, fit, prior, published
 from scaling_law.fitting.holdout import rms
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of
-from scaling_law.fitting.prior import (
-    CHINCHILLA,
-    INTERACTION_SPREAD,
-    POPULATION,
+from scaling_law.fitting.prior import CHINCHILLA, INTERACTION_SPREAD, POPULATION, for_kind, law_of, modes
+from scaling_law.law import InteractionLaw
+from studies.forecasts.members import (
     Member,
     estimate,
-    for_kind,
-    law_of,
     member_of,
-    modes,
     read_population,
     terms_of_experts,
     vague_of_experts,
 )
-from scaling_law.law import InteractionLaw
 from tests.scaling_law.synthetic import synthetic_runs
 
 MEAN = np.array([-1.0, -1.1, -1.05, -1.0, 0.6])

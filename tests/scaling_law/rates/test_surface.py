@@ -13,6 +13,7 @@ from scaling_law import LearningRateLaw, Runs
 from scaling_law.commands.cli import app
 from scaling_law.rates.surface import SettingsGrid, fit_learning_rate
 from scaling_law.runs.rows import RunsError
+from studies.learning_rates.best_rates import best_rates
 
 TUNED = {"intercept": 4.6, "slope_n": -0.7, "slope_e": -0.45, "slope_d": 0.14}  # of ln LR at the best batch
 BATCH = {"intercept": 5.0, "slope_n": -0.25, "slope_e": 0.0, "slope_d": 0.53}  # of ln of the best batch
@@ -131,7 +132,7 @@ def test_best_rates_of_batches_are_on_the_ridge_with_errors_that_cover():
     slope, covered = -CURVATURE[0, 1] / CURVATURE[0, 0], []
     for seed in range(10):
         table = SettingsGrid.of([grid(noise=0.002, seed=seed)], "paper")
-        best = table.best_rates()
+        best = best_rates(table)
         assert best.curvature == pytest.approx(CURVATURE[0, 0], rel=0.15)
         assert best.noise == pytest.approx(0.002, rel=0.25)
         assert 1 < len(best.model) / len(MODELS) < len(BATCHES)  # those far from the best batch are left out
