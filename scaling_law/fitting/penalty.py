@@ -237,7 +237,7 @@ class Penalty:
         """Repeat the one prior at `count` means, which scatter as it does for a law at natural coordinates [k]."""
         root = np.linalg.inv(self.root(natural))
         scatter = np.random.default_rng(seed).standard_normal((count, len(natural))) @ root
-        repeated = {name: np.repeat(getattr(self, name), count, axis=0) for name in _ARRAYS}
+        repeated: dict[str, Any] = {name: np.repeat(getattr(self, name), count, axis=0) for name in _ARRAYS}
         repeated["mean"] = self.mean + scatter
         return replace(self, **repeated)
 
