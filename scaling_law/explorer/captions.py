@@ -64,8 +64,6 @@ def _memory(elements: set[str]) -> list[str]:
     if "shades" in elements:
         faint = " that can be trusted" if "faint" in elements else ""
         sentences.append(f"Shading marks the best E{faint}.")
-    if "band" in elements:
-        sentences.append("The band is the 95 % interval of the best loss.")
     if "bar" in elements:
         sentences.append("Bars are 95 % intervals of the limit from which one E beats another, open without a stroke.")
     return [*sentences, *_lines(elements)]

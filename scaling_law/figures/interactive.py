@@ -91,7 +91,8 @@ def loss_by_memory(
 ) -> Figure:
     """Draw the loss against the memory limit in bytes, shaded where each E has the lowest.
 
-    A line marks the `limit` that is asked, and a star the memory and the loss of the `answer`.
+    A line marks the `limit` that is asked, and a star the memory and the loss of the `answer`. The interval of a loss
+    is left out: E share most of it, and outside the fitted range it is wider than the figure.
     """
     traces = []
     fades = _has_trusted(by_memory.curves)
@@ -115,9 +116,6 @@ def loss_by_memory(
                 layer="below",
             )
         )
-        if by_memory.interval is not None:
-            lower, upper = (bound[region.points] for bound in by_memory.interval)
-            traces.append(_interval(x, lower, upper, page.colour(region.experts, 0.3)))
     annotations = []
     for number, boundary in enumerate(by_memory.boundaries, 1):
         height = BAR_SPACING * number
@@ -128,9 +126,6 @@ def loss_by_memory(
     ends = [float(curve.loss.min()) for curve in by_memory.curves]
     highest = max(float(by_memory.loss[0]), *ends) + 0.02
     lowest = min(float(by_memory.loss.min()), *ends) - 0.03
-    if by_memory.interval is not None:
-        # A wide interval leaves the curves half of the figure.
-        lowest = max(min(lowest, float(by_memory.interval[0].min())), 2 * lowest - highest)
     # The bars have the lowest part of the figure to themselves.
     bars_share = BAR_SPACING * (len(annotations) + 1) if annotations else 0.0
     losses = (highest - (highest - lowest) / (1 - bars_share), highest)

@@ -128,7 +128,7 @@ def memory_optimal(
     shade(ax, by_memory.memory, by_memory.regions)
     for curve in by_memory.curves:
         drawing.draw(ax, curve)
-    _draw_intervals(ax, by_memory)
+    _draw_boundaries(ax, by_memory)
     ax.set(
         xlim=by_memory.memory[[0, -1]],
         ylim=(by_memory.loss.min() - 0.03, by_memory.loss[0] + 0.02),
@@ -145,12 +145,8 @@ def memory_optimal(
     return ax
 
 
-def _draw_intervals(ax: Axes, by_memory: MemoryCurves) -> None:
-    """Draw the interval of the best loss as a band, and a bar for each boundary between regions."""
-    if by_memory.interval is not None:
-        for region in by_memory.regions:
-            band = [bound[region.points] for bound in by_memory.interval]
-            drawing.draw_band(ax, by_memory.memory[region.points], band, region.experts, alpha=0.25)
+def _draw_boundaries(ax: Axes, by_memory: MemoryCurves) -> None:
+    """Draw a bar for each boundary between regions; E share most of the interval of a loss."""
     for number, boundary in enumerate(by_memory.boundaries):
         # Bars alternate between two heights, so that neighbours do not touch.
         height = 0.03 + 0.03 * (number % 2)

@@ -115,7 +115,7 @@ def test_released_models_lie_where_their_sizes_are():
 @pytest.mark.parametrize(
     ("question", "there", "absent"),
     [
-        ({}, ("best E that can be trusted", "The band", "Bars", "The star", "faint"), ("Kinks",)),
+        ({}, ("best E that can be trusted", "Bars", "The star", "faint"), ("Kinks",)),
         ({"law": "chinchilla"}, ("Each curve",), ("band", "Bars", "Shading")),
         ({"view": "map"}, ("Hatching", "The star"), ()),
         ({"view": "map", "law": "chinchilla", "memory": ""}, ("Dots",), ("Hatching", "The star")),

@@ -60,7 +60,7 @@ def test_bars_of_the_figure_are_named_by_the_experts_between_which_they_lie(law)
     figure = interactive.loss_by_memory(found)
     assert [note.text for note in figure.layout.annotations] == ["dense → 8", "E = 8 → 32"]
     low, high = figure.layout.yaxis.range
-    lowest = min(found.interval[0])
+    lowest = min(found.loss)
     assert (lowest - low) / (high - low) >= figure.layout.annotations[-1].y  # no bar lies on a curve
 
 
