@@ -254,13 +254,16 @@ def _folders_in(folder: Path) -> list[Path]:
     """List the folders in a folder, sorted; none if it does not exist."""
     if not folder.is_dir():
         return []
-    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    check_links(entries, "store")
-    return sorted(entry for entry in entries if entry.is_dir())
+    return [entry for entry in _entries_in(folder) if entry.is_dir()]
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """List the files in a folder, sorted. Raises FilesError for a link that has lost its file."""
-    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    """List the files in a folder, sorted."""
+    return [entry for entry in _entries_in(folder) if entry.is_file()]
+
+
+def _entries_in(folder: Path) -> list[Path]:
+    """List what a folder shows, sorted. Raises FilesError for a link that has lost its file."""
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     check_links(entries, "store")
-    return sorted(entry for entry in entries if entry.is_file())
+    return entries
