@@ -51,7 +51,7 @@ from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import rows_of_curves, with_few_checkpoints
 from scaling_law.size.architecture import DESIGN_VARIABLES
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -264,12 +264,12 @@ class FitResult(Answer, Generic[LawT_co]):
         return self.status.messages
 
     @property
-    def used(self) -> NDArray[np.bool_]:
+    def used(self) -> BoolArray:
         """Runs [n] of positive weight that were not set aside."""
         return self.problem.used
 
     @property
-    def measured(self) -> NDArray[np.bool_]:
+    def measured(self) -> BoolArray:
         """The runs [n] used that are no upper bounds."""
         return self.problem.measured
 
@@ -640,7 +640,7 @@ def _add_repetition(result: FitResult[Law], repetition: RepetitionFit) -> FitRes
 
 
 def _select_rows(
-    rows: NDArray[np.intp],
+    rows: IntArray,
     values: Any,
     count: int,
 ) -> Any:
@@ -763,7 +763,7 @@ def _split_batches(problem: Problem, theta: FloatArray) -> list[FloatArray]:
     return [theta[i : i + problem.batch] for i in range(0, len(theta), problem.batch)]
 
 
-def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
+def distinct_starts(problem: Problem, theta: FloatArray) -> BoolArray:
     """Mark those of many starts θ [S, p] that share E_start and E_max which may end elsewhere than the best.
 
     Of few, all. Each takes one step, without which starts far up in the box see one basin only, and the lowest are

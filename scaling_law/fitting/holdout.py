@@ -21,7 +21,7 @@ from hub.base.tables import ResultTable, Summarised, Table, column_name
 from hub.base.units import format_count
 from scaling_law.formulas.law import check_count
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     import pandas
@@ -269,9 +269,9 @@ def backtest_at_cuts(
     return tuple(evaluate_forecasters(train, test, forecasters) for train, test in pairs if len(test))
 
 
-def _find_cuts(runs: Runs, cuts: Sequence[tuple[str, float]]) -> list[NDArray[np.bool_]]:
+def _find_cuts(runs: Runs, cuts: Sequence[tuple[str, float]]) -> list[BoolArray]:
     """Return a mask of the runs below each cut that leaves enough of them."""
-    masks: dict[bytes, NDArray[np.bool_]] = {}
+    masks: dict[bytes, BoolArray] = {}
     for quantity, divisor in cuts:
         values = getattr(runs, quantity)
         is_below = values <= values.max() / divisor * (1 + TINY)
@@ -304,7 +304,7 @@ class PooledErrors(NamedTuple):
         return len(np.unique(self.cut))
 
 
-def pool_errors(backtests: Sequence[Backtest], names: Sequence[str]) -> tuple[NDArray[np.intp], PooledErrors]:
+def pool_errors(backtests: Sequence[Backtest], names: Sequence[str]) -> tuple[IntArray, PooledErrors]:
     """Join the errors of several cuts on the runs that all of the laws forecast.
 
     Returns the places in `names` of the laws that at least half of the cuts determine (all laws where no law is), and

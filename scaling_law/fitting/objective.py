@@ -20,14 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
 from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
-Mask = NDArray[np.bool_]
 Limits = Mapping[str, tuple[float, float]]
 # Logarithms of variables [n], and of transforms [S, n].
 Logs = Mapping[str, FloatArray]
@@ -115,7 +113,7 @@ class Objective:
         self,
         settings: FitSettings,
         columns: Mapping[str, FloatArray],
-        one_sided: Mask,
+        one_sided: BoolArray,
     ) -> None:
         self.law = settings.law
         self.fixed = settings.fixed
@@ -158,7 +156,7 @@ class Objective:
         """The distance in words whose logarithm is fitted for each parameter of a transform."""
         return {p.name: f"{p.name} − {self.follows.get(p.name, f'{p.floor:g}')}" for p in self.form.parameters}
 
-    def of_rows(self, rows: NDArray[np.intp]) -> Objective:
+    def of_rows(self, rows: IntArray) -> Objective:
         """Sum over these runs alone; θ keeps its meaning."""
         objective = copy.copy(self)
         objective.target = self.target[rows]
@@ -241,7 +239,7 @@ class Objective:
         residual, jacobian = self.linearise(theta[None])
         return residual[0], jacobian[0]
 
-    def is_idle(self, residual: FloatArray) -> Mask:
+    def is_idle(self, residual: FloatArray) -> BoolArray:
         """Mark one-sided runs that the law lies below, which cost nothing; of the residuals' shape."""
         return self.one_sided & (residual < 0)
 
@@ -265,7 +263,7 @@ class Objective:
         weight: FloatArray | None = None,
         *,
         hold_transform: bool = False,
-        rows: NDArray[np.int64] | None = None,
+        rows: IntArray | None = None,
     ) -> Evaluation:
         """Compute Q, gradient and Gauss-Newton matrix at θ [S, p].
 

@@ -20,7 +20,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling_law.formulas.terms import (
     BY_DESIGN,
@@ -35,7 +34,7 @@ from scaling_law.formulas.terms import (
     total,
 )
 from scaling_law.size.architecture import is_size
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, IntArray
 
 # The reference is a model of 1B parameters on 20B tokens.
 LOG_SIZE = float(np.log(1e9))
@@ -213,7 +212,7 @@ class Penalty:
     variance: FloatArray
     coordinates: Coordinates
 
-    def select(self, rows: NDArray[np.int64] | slice) -> Penalty:
+    def select(self, rows: IntArray | slice) -> Penalty:
         """Return the priors of these rows of θ."""
         if len(self.mean) == 1:
             return self
@@ -238,7 +237,7 @@ class Penalty:
         """Repeat the one prior at `count` means, which scatter as it does for a law at natural coordinates [k]."""
         root = np.linalg.inv(self.root(natural))
         scatter = np.random.default_rng(seed).standard_normal((count, len(natural))) @ root
-        repeated = {name: np.repeat(getattr(self, name), count, axis=0) for name in _ARRAYS}
+        repeated: dict[str, Any] = {name: np.repeat(getattr(self, name), count, axis=0) for name in _ARRAYS}
         repeated["mean"] = self.mean + scatter
         return replace(self, **repeated)
 

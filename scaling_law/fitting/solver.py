@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.fitting.objective import Evaluation
-from scaling_law.size.arrays import FloatArray
-
-Mask = NDArray[np.bool_]
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
 # Relative changes of a sum over runs that mean nothing.
 ROUNDING = 1e-12
@@ -33,7 +31,7 @@ class Solutions:
 
     theta: FloatArray
     cost: FloatArray
-    converged: Mask
+    converged: BoolArray
 
     @classmethod
     def sorted(cls, *solutions: Solutions) -> Solutions:
@@ -52,7 +50,7 @@ class Solutions:
 
 
 def minimise(
-    evaluate: Callable[[FloatArray, NDArray[np.int64]], Evaluation],
+    evaluate: Callable[[FloatArray, IntArray], Evaluation],
     theta: FloatArray,
     lower: FloatArray,
     upper: FloatArray,
@@ -132,7 +130,7 @@ class _State:
     curvature: FloatArray
     damping: FloatArray
     growth: FloatArray
-    calm_steps: NDArray[np.int64]
+    calm_steps: IntArray
 
     def step(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
         """Solve (H + damping·diag H) step = −gradient over the parameters that may move, inside the box."""
@@ -158,7 +156,7 @@ class _State:
                 break
         return step
 
-    def _solve(self, is_held: Mask, steps: FloatArray) -> FloatArray:
+    def _solve(self, is_held: BoolArray, steps: FloatArray) -> FloatArray:
         """Return the damped step of the parameters that move, [S, p].
 
         Args:
@@ -191,7 +189,7 @@ class _State:
 
     def accept(
         self,
-        is_accepted: Mask,
+        is_accepted: BoolArray,
         theta: FloatArray,
         evaluation: Evaluation,
         ratio: FloatArray,

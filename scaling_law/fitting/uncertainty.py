@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
@@ -17,7 +17,7 @@ from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.law import check_count, percentile_interval
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import BoolArray, FloatArray
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,7 +29,7 @@ class Bootstrap(ResultTable):
     """
 
     law: Law
-    converged: NDArray[np.bool_]
+    converged: BoolArray
     n_clusters: int
     log_residuals: FloatArray
     seed: int

@@ -476,8 +476,8 @@ class _Cells:
         """
         from scipy.special import fdtrc
 
-        before, rank = _unexplained(self.y, base)
-        after, larger = _unexplained(self.y, np.column_stack([base, candidate.features]))
+        before, rank = unexplained(self.y, base)
+        after, larger = unexplained(self.y, np.column_stack([base, candidate.features]))
 
         cells = self.cell.max() + 1
         spare = len(self.y) - cells - larger + PRIOR_RUNS
@@ -556,10 +556,10 @@ def _centred(values: FloatArray, cell: IntArray) -> FloatArray:
     return np.column_stack([_centred(column, cell) for column in values.T])
 
 
-def _unexplained(y: FloatArray, features: FloatArray) -> tuple[float, int]:
+def unexplained(y: FloatArray, features: FloatArray, tolerance: float = 1e-9) -> tuple[float, int]:
     """Compute the sum of squares of y [m] that no combination of the features [m, k] explains, and their rank."""
     if not features.shape[1]:
         return float(y @ y), 0
-    solution, _, rank, _ = np.linalg.lstsq(features, y, rcond=1e-9)
-    residuals = y - features @ solution
-    return float(np.sum(residuals**2)), int(rank)
+    scaled = features / np.maximum(np.linalg.norm(features, axis=0), 1e-300)
+    solution, _, rank, _ = np.linalg.lstsq(scaled, y, rcond=tolerance)
+    return float(np.sum((y - scaled @ solution) ** 2)), int(rank)
