@@ -30,11 +30,24 @@ from numpy.typing import NDArray
 from benchmarks.report import ROOT, Options, Report, benchmark
 from scaling_law import Law, Runs, load_runs
 from scaling_law.fitting.penalty import values_of
-from scaling_law.fitting.prior import POPULATION, Modes, Prior, for_kind, law_of, modes, vague
+from scaling_law.fitting.prior import (
+    POPULATION,
+    Modes,
+    Prior,
+    for_kind,
+    law_of,
+    modes,
+    vague,
+)
 from scaling_law.forecasting.repetition import count_worth, fit_worth
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.planning.design import next_runs, predicted_loss
-from studies.forecasts.members import estimate, read_population, terms_of_experts, vague_of_experts
+from studies.forecasts.members import (
+    estimate,
+    read_population,
+    terms_of_experts,
+    vague_of_experts,
+)
 
 FloatArray = NDArray[np.float64]
 Places = NDArray[np.intp]

@@ -64,7 +64,11 @@ def row_problems(
     return problems
 
 
-def rising_runs(sizes: Mapping[str, FloatArray], loss: FloatArray, names: Sequence[str]) -> list[Notice]:
+def rising_runs(
+    sizes: Mapping[str, FloatArray],
+    loss: FloatArray,
+    names: Sequence[str],
+) -> list[Notice]:
     """Warn of runs [n] whose loss lies above that of a shorter run of the same model.
 
     None are named where they are many: such runs differ in more than N, D and E.

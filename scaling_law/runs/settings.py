@@ -288,7 +288,12 @@ class _Cells:
     base: FloatArray
 
     @classmethod
-    def of(cls, cell: IntArray, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells | None:
+    def of(
+        cls,
+        cell: IntArray,
+        log_loss: FloatArray,
+        sizes: Mapping[str, FloatArray],
+    ) -> _Cells | None:
         """Make the cells of several runs, or a sample of them; None where losses within cells hardly differ."""
         counts = np.bincount(cell)
         shared_cells = np.flatnonzero(counts > 1)
@@ -367,7 +372,12 @@ class _Cells:
         settings = [self._setting(candidate, columns[candidate.name]) for candidate in choice.columns]
         return tuple(settings), choice.spread
 
-    def _without_groups(self, choice: _Choice, candidates: Sequence[_Candidate], least: float) -> _Choice:
+    def _without_groups(
+        self,
+        choice: _Choice,
+        candidates: Sequence[_Candidate],
+        least: float,
+    ) -> _Choice:
         """Choose again without a column of words that determines others, if these explain about as much."""
         for group in choice.columns:
             if group.numeric:
@@ -556,7 +566,11 @@ def _centred(values: FloatArray, cell: IntArray) -> FloatArray:
     return np.column_stack([_centred(column, cell) for column in values.T])
 
 
-def unexplained(y: FloatArray, features: FloatArray, tolerance: float = 1e-9) -> tuple[float, int]:
+def unexplained(
+    y: FloatArray,
+    features: FloatArray,
+    tolerance: float = 1e-9,
+) -> tuple[float, int]:
     """Compute the sum of squares of y [m] that no combination of the features [m, k] explains, and their rank."""
     if not features.shape[1]:
         return float(y @ y), 0

@@ -217,7 +217,11 @@ def _text_config(config: Config) -> Config:
     return config
 
 
-def _count_class(model_type: str, text: Config, config: Config) -> tuple[Architecture, Mapping[str, int], list[str]]:
+def _count_class(
+    model_type: str,
+    text: Config,
+    config: Config,
+) -> tuple[Architecture, Mapping[str, int], list[str]]:
     """Count a text model on its class, or on that of the larger model, and list the fields that no class reads."""
     reader, names_read_by = _installed_reader(text)
     names = names_read_by(model_type)
@@ -346,7 +350,12 @@ def _value_of(values: _Fields, key: Any) -> Any:
     return values[key] if isinstance(key, str) else key
 
 
-def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = None) -> list[list[Span]]:
+def _layers(
+    a: Architecture,
+    config: _Fields,
+    limit: str,
+    blocks: str | None = None,
+) -> list[list[Span]]:
     """Read the spans of each block: as many keys as the field `limit` says, or all."""
     size = config[limit] if config.get("use_sliding_window", True) else None
     if not size:
@@ -357,7 +366,11 @@ def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = N
     return [[window if is_limited else a.attention] for is_limited in _limited_blocks(a, config, blocks)]
 
 
-def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> list[bool]:
+def _limited_blocks(
+    a: Architecture,
+    config: _Fields,
+    blocks: str | None,
+) -> list[bool]:
     """Find which blocks see only a window or a chunk."""
     if blocks is None:
         return [True] * a.blocks
@@ -381,7 +394,11 @@ def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> lis
     return [rule.value(row) > 0 for row in rows]
 
 
-def _selected_spans(a: Architecture, config: _Fields, has_indexer: bool) -> list[Span]:
+def _selected_spans(
+    a: Architecture,
+    config: _Fields,
+    has_indexer: bool,
+) -> list[Span]:
     """Read the spans of a block with sparse attention (DeepSeek-V3.2)."""
     if not has_indexer:
         return selected_keys(a.attention, config["index_topk"])

@@ -354,10 +354,14 @@ def _output_with_cache(model: nn.Module, config: Any) -> Any:
     return _pass_with_cache(model, config, with_positions=True) if output is None else output
 
 
-def _pass_with_cache(model: nn.Module, config: Any, with_positions: bool = False) -> Any:
+def _pass_with_cache(
+    model: nn.Module,
+    config: Any,
+    with_positions: bool = False,
+) -> Any:
     """Make a pass with the cache of the class, and return its output; None where it fails."""
     length = _chunk(config)
-    options = {"position_ids": torch.arange(length, device="meta")[None]} if with_positions else {}
+    options: Any = {"position_ids": torch.arange(length, device="meta")[None]} if with_positions else {}
     # Every class has errors of its own. An indexer may look for the keys that are visible (Qwen4): here all of them.
     # Torch adds `patch` when the module is imported.
     patched = fx_config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
@@ -377,7 +381,11 @@ def generates(config: Any) -> bool:
     return _pass_with_cache(model, config, with_positions=True) is None
 
 
-def _count_left_out(model: Any, experts: list[nn.Module], architecture: Architecture) -> Counter[str]:
+def _count_left_out(
+    model: Any,
+    experts: list[nn.Module],
+    architecture: Architecture,
+) -> Counter[str]:
     """Count the parameters that laws leave out, by what they are; under "" those that laws count."""
     left_out = Counter[str]()
     tables = _lookup_tables(model)
@@ -509,7 +517,11 @@ def _dense_fields(dense: list[nn.Module], config: Any) -> dict[str, Any]:
     return {"d_ff": width, "gated": matrices == 3}
 
 
-def _sparse_fields(sparse: list[nn.Module], experts: list[nn.Module], config: Any) -> dict[str, Any]:
+def _sparse_fields(
+    sparse: list[nn.Module],
+    experts: list[nn.Module],
+    config: Any,
+) -> dict[str, Any]:
     """Read the number and widths of routed and shared experts."""
     unit = config.hidden_size * len(sparse)
     size = _size(*experts)

@@ -203,7 +203,11 @@ def _state(layer: Any, config: Any) -> list[Span]:
     return _span_of_state(recurrent, [*_tensors(getattr(layer, "conv_states", None))])
 
 
-def _span_of_state(recurrent: list[Tensor], convolved: list[Tensor], blocks: int = 1) -> list[Span]:
+def _span_of_state(
+    recurrent: list[Tensor],
+    convolved: list[Tensor],
+    blocks: int = 1,
+) -> list[Span]:
     """Make the span of a state that so many blocks share; none of an empty state.
 
     Elements of a recurrence are each updated and read once per token.
