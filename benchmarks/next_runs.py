@@ -42,7 +42,12 @@ from scaling_law.fitting.prior import (
 from scaling_law.forecasting.repetition import count_worth, fit_worth
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.planning.design import next_runs, predicted_loss
-from studies.forecasts.members import estimate, read_population, terms_of_experts, vague_of_experts
+from studies.forecasts.members import (
+    estimate,
+    read_population,
+    terms_of_experts,
+    vague_of_experts,
+)
 
 FloatArray = NDArray[np.float64]
 Places = NDArray[np.intp]

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 import hub
 from hub.base import commands
@@ -31,6 +30,7 @@ from scaling_law.law import Law
 from scaling_law.law_files import FILE_NAME, law_card, law_to_json, loading_code
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from hub import Publication, RunRecord, Store
@@ -50,7 +50,7 @@ class LawOnRuns:
     fitted: bool
 
     @property
-    def residuals(self) -> NDArray[np.float64]:
+    def residuals(self) -> FloatArray:
         """Predicted minus observed loss [n]."""
         return errors_of(self.law, self.runs)
 

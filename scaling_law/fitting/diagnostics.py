@@ -16,11 +16,10 @@ from hub.base.tables import join_words
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
+from scaling_law.runs.settings import unexplained
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import DESIGN_VARIABLES, is_size
 from scaling_law.size.arrays import BoolArray, FloatArray
-
-Mask = BoolArray
 
 # The standard error up to which a coefficient counts as determined, in the units of `examine`.
 RESOLUTION = {SLOPE: 0.05, BY_DESIGN: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7, OUTER: 0.3, TRANSFORM: 0.7}
@@ -45,8 +44,8 @@ CONFOUNDED = 0.05
 def examine(
     objective: Objective,
     theta: FloatArray,
-    free: Mask,
-    at_bound: Mask,
+    free: BoolArray,
+    at_bound: BoolArray,
 ) -> tuple[float, dict[str, float], tuple[str, ...]]:
     """Find out how well the runs determine the coefficients `free`, from the scaled Jacobian at θ [p].
 
@@ -93,7 +92,7 @@ def examine(
     return condition_number, standard_errors, tuple(undetermined)
 
 
-def _moving_coefficients(objective: Objective, free: Mask) -> tuple[list[str], FloatArray]:
+def _moving_coefficients(objective: Objective, free: BoolArray) -> tuple[list[str], FloatArray]:
     """Return the coefficients that move with the parameters `free`, and the matrix [m, k] from these to them."""
     # A coefficient that is tied to one at a bound does not move.
     is_tied = np.isin(objective.names, [*objective.tied])
@@ -251,7 +250,7 @@ def omitted_variables(
         powers = x[:, None] ** np.arange(1, min(len(means), 3))
         extended = np.column_stack([columns, powers])
         probability, freedom = _test_columns(residual, columns, extended)
-        is_confounded = not freedom or _unexplained(x, columns)[0] < CONFOUNDED * len(x)
+        is_confounded = not freedom or unexplained(x, columns, RANK_TOLERANCE)[0] < CONFOUNDED * len(x)
         label = "E" if name == "experts" else name
         sentence = f"{label} varies in the runs but not in this law"
         if is_confounded:
@@ -295,8 +294,8 @@ def _test_columns(
     """
     from scipy.special import fdtrc
 
-    squares, rank = _unexplained(residual, columns)
-    squares_left, rank_extended = _unexplained(residual, extended)
+    squares, rank = unexplained(residual, columns, RANK_TOLERANCE)
+    squares_left, rank_extended = unexplained(residual, extended, RANK_TOLERANCE)
     added = rank_extended - rank
     freedom = len(residual) - rank_extended
     if not added or freedom < 1:
@@ -317,13 +316,6 @@ def _count_distinct(*columns: FloatArray) -> int:
     return len(np.unique(np.column_stack(columns), axis=0))
 
 
-def _unexplained(residual: FloatArray, columns: FloatArray) -> tuple[float, int]:
-    """Return the sum of squares that no combination of the columns [n, k] explains, and their rank."""
-    scaled = columns / np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
-    solution, _, rank, _ = np.linalg.lstsq(scaled, residual, rcond=RANK_TOLERANCE)
-    return float(np.sum((residual - scaled @ solution) ** 2)), int(rank)
-
-
 @dataclass(frozen=True)
 class Outliers:
     """Suspicious runs [n], the deviation [n] of ln L from the fit without the run, and the fit to the others, θ [p].
@@ -331,7 +323,7 @@ class Outliers:
     `too_many`: more than `MOST` of the runs used are suspicious.
     """
 
-    suspicious: Mask
+    suspicious: BoolArray
     deviation: FloatArray
     theta: FloatArray
     too_many: bool
@@ -365,7 +357,7 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
     return Outliers(suspicious, deviation, theta, bool(suspicious.sum() > MOST * is_used.sum()))
 
 
-def _find_core(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
+def _find_core(problem: Problem, theta: FloatArray) -> tuple[BoolArray, FloatArray]:
     """Return the runs [n] of the best trimmed fit, one-sided ones included, and that fit; of many, from a sample."""
     sample = problem.sample(SAMPLED)
     core, theta = _trim(sample, theta)
@@ -376,7 +368,7 @@ def _find_core(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
     return nearest[0] | (problem.used & ~is_point), theta
 
 
-def _trim(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
+def _trim(problem: Problem, theta: FloatArray) -> tuple[BoolArray, FloatArray]:
     """Fit the runs that lie nearest to their own fit, from θ [p] and from random halves.
 
     Returns these runs [n], one-sided ones included, and the fit [p].
@@ -417,9 +409,9 @@ def _trim(problem: Problem, theta: FloatArray) -> tuple[Mask, FloatArray]:
 def _nearest(
     problem: Problem,
     points: FloatArray,
-    is_point: Mask,
+    is_point: BoolArray,
     size: int,
-) -> tuple[Mask, FloatArray]:
+) -> tuple[BoolArray, FloatArray]:
     """Find the runs nearest to each of several fits.
 
     Args:
@@ -440,7 +432,7 @@ def _nearest(
 def _judge(
     problem: Problem,
     theta: FloatArray,
-    follows: Mask,
+    follows: BoolArray,
 ) -> tuple[FloatArray, FloatArray]:
     """Compare every run with the fit without it.
 

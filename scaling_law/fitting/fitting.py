@@ -650,7 +650,11 @@ def _select_rows(
     return np.asarray(values)[rows] if has_each else values
 
 
-def _fit_best_kind(runs: Runs, options: Mapping[str, Any], advance: Advance) -> FitResult[Law]:
+def _fit_best_kind(
+    runs: Runs,
+    options: Mapping[str, Any],
+    advance: Advance,
+) -> FitResult[Law]:
     """Fit the kind that rolling origin ranks first. ValueError where no cut leaves enough runs below it."""
     _check_options_of_all(options)
     results: dict[str, FitResult[Law]] = {}

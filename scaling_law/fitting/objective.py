@@ -24,10 +24,9 @@ import numpy as np
 from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
 from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
-Mask = BoolArray
-Limits = Mapping[str, Interval]
+Limits = Mapping[str, tuple[float, float]]
 # Logarithms of variables [n], and of transforms [S, n].
 Logs = Mapping[str, FloatArray]
 Slopes = list[FloatArray]
@@ -114,7 +113,7 @@ class Objective:
         self,
         settings: FitSettings,
         columns: Mapping[str, FloatArray],
-        one_sided: Mask,
+        one_sided: BoolArray,
     ) -> None:
         self.law = settings.law
         self.fixed = settings.fixed
@@ -240,7 +239,7 @@ class Objective:
         residual, jacobian = self.linearise(theta[None])
         return residual[0], jacobian[0]
 
-    def is_idle(self, residual: FloatArray) -> Mask:
+    def is_idle(self, residual: FloatArray) -> BoolArray:
         """Mark one-sided runs that the law lies below, which cost nothing; of the residuals' shape."""
         return self.one_sided & (residual < 0)
 

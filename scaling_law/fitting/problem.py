@@ -37,7 +37,6 @@ from scaling_law.runs.table import Runs, RunsError
 from scaling_law.runs.thinning import spread_evenly
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
-Mask = BoolArray
 # The (low, high) of coefficients; an open end is infinite.
 Intervals = dict[str, tuple[float, float]]
 
@@ -80,12 +79,12 @@ class Problem:
     columns: Mapping[str, FloatArray]
 
     @property
-    def used(self) -> Mask:
+    def used(self) -> BoolArray:
         """Runs [n] of positive weight."""
         return self.objective.weight > 0
 
     @property
-    def measured(self) -> Mask:
+    def measured(self) -> BoolArray:
         """Runs [n] of positive weight whose loss the law should meet, not only stay below."""
         return self.used & ~self.objective.one_sided
 
@@ -99,7 +98,7 @@ class Problem:
         """The number of starts to solve together: their arrays of starts × runs stay small."""
         return int(np.clip(CELLS // max(len(self.objective.target), 1), 1, BATCH))
 
-    def free(self, theta: FloatArray) -> Mask:
+    def free(self, theta: FloatArray) -> BoolArray:
         """Mark the parameters [p] that are neither fixed nor at a bound at θ [p]."""
         margin = 1e-9 * np.maximum(1.0, np.abs(theta))
         return np.asarray((theta > self.lower + margin) & (theta < self.upper - margin))
@@ -122,7 +121,7 @@ class Problem:
         columns = {name: column[rows] for name, column in self.columns.items()}
         return replace(self, objective=self.objective.of_rows(rows), columns=columns)
 
-    def without(self, set_aside: Mask) -> Problem:
+    def without(self, set_aside: BoolArray) -> Problem:
         """Return the problem without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
         is_left = self.used & ~set_aside
         objective = copy.copy(self.objective)
@@ -273,7 +272,7 @@ def _read_weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
     return array, name
 
 
-def _read_one_sided(runs: Runs, one_sided: Any) -> Mask:
+def _read_one_sided(runs: Runs, one_sided: Any) -> BoolArray:
     """Return the mask [n] of the runs that are upper bounds: given, or as the column that is 1 for them, else 0."""
     if one_sided is None:
         return np.zeros(len(runs), bool)

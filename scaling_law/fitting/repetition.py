@@ -16,7 +16,7 @@ import numpy as np
 
 from hub.base.errors import InputError
 from scaling_law.fitting.diagnostics import depends
-from scaling_law.fitting.objective import Designs, Evaluation, FitSettings, Logs, Mask, Objective, Slopes
+from scaling_law.fitting.objective import Designs, Evaluation, FitSettings, Logs, Objective, Slopes
 from scaling_law.fitting.problem import Problem
 from scaling_law.fitting.solver import Solutions
 from scaling_law.formulas.law import numbers, positive
@@ -24,7 +24,7 @@ from scaling_law.formulas.repeated import Repetition, saturate
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import is_parameters
-from scaling_law.size.arrays import FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
 # Columns that say how often tokens repeat, and the one in which a fit finds it.
 REPEATED = ("unique_tokens", "epochs")
@@ -93,7 +93,7 @@ class RepeatedObjective(Objective):
         self,
         settings: FitSettings,
         columns: Mapping[str, FloatArray],
-        one_sided: Mask,
+        one_sided: BoolArray,
         unique_tokens: FloatArray,
         repetition: Repetition,
     ) -> None:

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from scaling_law.fitting.objective import Evaluation
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
-Mask = BoolArray
-
 # Relative changes of a sum over runs that mean nothing.
 ROUNDING = 1e-12
 # A start has converged after this many steps of little promise.
@@ -33,7 +31,7 @@ class Solutions:
 
     theta: FloatArray
     cost: FloatArray
-    converged: Mask
+    converged: BoolArray
 
     @classmethod
     def sorted(cls, *solutions: Solutions) -> Solutions:
@@ -158,7 +156,7 @@ class _State:
                 break
         return step
 
-    def _solve(self, is_held: Mask, steps: FloatArray) -> FloatArray:
+    def _solve(self, is_held: BoolArray, steps: FloatArray) -> FloatArray:
         """Return the damped step of the parameters that move, [S, p].
 
         Args:
@@ -191,7 +189,7 @@ class _State:
 
     def accept(
         self,
-        is_accepted: Mask,
+        is_accepted: BoolArray,
         theta: FloatArray,
         evaluation: Evaluation,
         ratio: FloatArray,

@@ -365,14 +365,8 @@ def _predict(
     flops = a.training_flops(tokens)
     weight_bytes = a.weight_bytes(sizes["bytes_per_parameter"])
     cache_bytes = a.kv_cache_bytes(sizes["kv_tokens"], sizes["bytes_per_kv"], sizes["context"])
-    limits: dict[str, Any] = {
-        "bytes_per_parameter": sizes["bytes_per_parameter"],
-        "bytes_per_kv": sizes["bytes_per_kv"],
-        "kv_tokens": sizes["kv_tokens"],
-        "memory": weight_bytes + cache_bytes,
-        "vocab_size": a.vocab_size,
-        "force": force,
-    }
+    limits = {name: size for name, size in sizes.items() if name != "context"}
+    limits.update(memory=weight_bytes + cache_bytes, vocab_size=a.vocab_size, force=force)
     optimum = None
     refusal: str | None
     try:

@@ -18,7 +18,6 @@ from scaling_law.formulas.law import SMALLEST
 from scaling_law.runs.architectures import size_problem
 from scaling_law.runs.columns import INPUTS
 from scaling_law.runs.rows import SKIP, FloatArray, Row, label, number
-from scaling_law.size.arrays import Columns
 
 # Least factors in tokens, and in loss, by which a longer run of a model lies above a shorter one and is not noise.
 LEAST_STEP = 1.2
@@ -65,7 +64,11 @@ def row_problems(
     return problems
 
 
-def rising_runs(sizes: Columns, loss: FloatArray, names: Sequence[str]) -> list[Notice]:
+def rising_runs(
+    sizes: Mapping[str, FloatArray],
+    loss: FloatArray,
+    names: Sequence[str],
+) -> list[Notice]:
     """Warn of runs [n] whose loss lies above that of a shorter run of the same model.
 
     None are named where they are many: such runs differ in more than N, D and E.

@@ -93,7 +93,11 @@ def with_counts(row: Row) -> Row:
     return {**row, **values} if values else row
 
 
-def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str) -> tuple[list[Row], dict[int, str]]:
+def with_columns(
+    rows: Sequence[Row],
+    columns: Mapping[str, Column],
+    origin: str,
+) -> tuple[list[Row], dict[int, str]]:
     """Add these columns to the rows; return the rows, and the problem of each row where a column cannot be computed.
 
     Columns are made in order, so that later ones may use earlier ones. RunsError for an expression that cannot be read
@@ -118,7 +122,12 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     return [*extended], failed
 
 
-def _function(name: str, column: Column, present: set[str], place: str) -> Callable[[Row], Any]:
+def _function(
+    name: str,
+    column: Column,
+    present: set[str],
+    place: str,
+) -> Callable[[Row], Any]:
     """Return the function that computes a column of a row; an error begins with the `place` of the column."""
     if callable(column):
         return column
@@ -152,7 +161,12 @@ def _function(name: str, column: Column, present: set[str], place: str) -> Calla
     return expression
 
 
-def _number_in(pattern: str, source: str, present: Collection[str], place: str) -> Callable[[Row], float]:
+def _number_in(
+    pattern: str,
+    source: str,
+    present: Collection[str],
+    place: str,
+) -> Callable[[Row], float]:
     """Return a function that reads a number in a text, such as a run's name.
 
     It stands in the place of {} in the pattern, or else after it: "N" and "{}xC" in N1000000-5xC.
@@ -179,7 +193,12 @@ def _number_in(pattern: str, source: str, present: Collection[str], place: str) 
     return read
 
 
-def _in_backticks(name: str, column: str, present: Collection[str], end: str = "") -> list[str]:
+def _in_backticks(
+    name: str,
+    column: str,
+    present: Collection[str],
+    end: str = "",
+) -> list[str]:
     """Suggest backticks where an expression has a column whose name is not a word; returns parts of a message."""
     longest = ""
     for other_column in present:

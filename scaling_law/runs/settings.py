@@ -288,7 +288,12 @@ class _Cells:
     base: FloatArray
 
     @classmethod
-    def of(cls, cell: IntArray, log_loss: FloatArray, sizes: Columns) -> _Cells | None:
+    def of(
+        cls,
+        cell: IntArray,
+        log_loss: FloatArray,
+        sizes: Mapping[str, FloatArray],
+    ) -> _Cells | None:
         """Make the cells of several runs, or a sample of them; None where losses within cells hardly differ."""
         counts = np.bincount(cell)
         shared_cells = np.flatnonzero(counts > 1)
@@ -367,7 +372,12 @@ class _Cells:
         settings = [self._setting(candidate, columns[candidate.name]) for candidate in choice.columns]
         return tuple(settings), choice.spread
 
-    def _without_groups(self, choice: _Choice, candidates: Sequence[_Candidate], least: float) -> _Choice:
+    def _without_groups(
+        self,
+        choice: _Choice,
+        candidates: Sequence[_Candidate],
+        least: float,
+    ) -> _Choice:
         """Choose again without a column of words that determines others, if these explain about as much."""
         for group in choice.columns:
             if group.numeric:
@@ -476,8 +486,8 @@ class _Cells:
         """
         from scipy.special import fdtrc
 
-        before, rank = _unexplained(self.y, base)
-        after, larger = _unexplained(self.y, np.column_stack([base, candidate.features]))
+        before, rank = unexplained(self.y, base)
+        after, larger = unexplained(self.y, np.column_stack([base, candidate.features]))
 
         cells = self.cell.max() + 1
         spare = len(self.y) - cells - larger + PRIOR_RUNS
@@ -556,10 +566,14 @@ def _centred(values: FloatArray, cell: IntArray) -> FloatArray:
     return np.column_stack([_centred(column, cell) for column in values.T])
 
 
-def _unexplained(y: FloatArray, features: FloatArray) -> tuple[float, int]:
+def unexplained(
+    y: FloatArray,
+    features: FloatArray,
+    tolerance: float = 1e-9,
+) -> tuple[float, int]:
     """Compute the sum of squares of y [m] that no combination of the features [m, k] explains, and their rank."""
     if not features.shape[1]:
         return float(y @ y), 0
-    solution, _, rank, _ = np.linalg.lstsq(features, y, rcond=1e-9)
-    residuals = y - features @ solution
-    return float(np.sum(residuals**2)), int(rank)
+    scaled = features / np.maximum(np.linalg.norm(features, axis=0), 1e-300)
+    solution, _, rank, _ = np.linalg.lstsq(scaled, y, rcond=tolerance)
+    return float(np.sum((y - scaled @ solution) ** 2)), int(rank)

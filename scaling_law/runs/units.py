@@ -53,7 +53,12 @@ _BITS = re.compile(r"(?i)(?<![a-z])(bpb|bpc|bpt|bits)(?![a-z])")
 Sizes = Columns
 
 
-def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArray | None) -> list[str]:
+def unit_problems(
+    sizes: Sizes,
+    loss: FloatArray,
+    loss_name: str,
+    trunk: IntArray | None,
+) -> list[str]:
     """Describe why the numbers of each run [n] cannot be in parameters, tokens and nats per token; "" if they can.
 
     `trunk` [n] tells checkpoints, which may have few tokens; None if trunks are not known.
@@ -77,7 +82,12 @@ def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArra
     return problems
 
 
-def check_no_accuracy(sizes: Sizes, loss: FloatArray, loss_name: str, source: str) -> None:
+def check_no_accuracy(
+    sizes: Sizes,
+    loss: FloatArray,
+    loss_name: str,
+    source: str,
+) -> None:
     """Raise RunsError for accuracies: they are named so, or all lie in 0…1 and rise with compute."""
     reason = "an accuracy by its name"
     if _ACCURACY.search(loss_name) is None:

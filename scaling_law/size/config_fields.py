@@ -91,11 +91,10 @@ def _read_format(quantization: Config, text: str) -> tuple[str, float | None]:
 
 def explain_prediction_modules(config: Config) -> list[str]:
     """Say which modules for multi-token prediction are not counted; [] without any."""
-    notes = []
     for name, modules in config.items():
         if _MTP.fullmatch(name) and isinstance(modules, int) and modules > 0:
-            notes.append(f"Not counted: modules for multi-token prediction ({name} {modules}).")
-    return notes[:1]
+            return [f"Not counted: modules for multi-token prediction ({name} {modules})."]
+    return []
 
 
 def list_unread(config: Config, names: Collection[str], model_type: str) -> list[str]:
@@ -123,7 +122,7 @@ def _unread_fields(config: Config, names: Collection[str]) -> Iterator[tuple[str
 
 
 def _is_size(name: str, value: Any) -> bool:
-    if isinstance(value, (list, Mapping)):
-        return bool(value) and _SIZE.search(name) is not None
-    is_number = isinstance(value, int) and not isinstance(value, bool) and value > 1
-    return is_number and _SIZE.search(name) is not None
+    if not isinstance(value, (list, Mapping)):
+        # True is a switch.
+        value = isinstance(value, int) and value > 1
+    return bool(value) and _SIZE.search(name) is not None

@@ -38,6 +38,8 @@ FILE_NAME = "config.json"
 CLASSES = "scaling_law.classes"
 # Sections of the text model in the configuration of a larger one.
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
+# Fields of the larger one that hold for it, unless it has its own.
+_OF_ALL = ("quantization_config", "dtype", "torch_dtype")
 # Sections of its other models.
 _OTHER_MODELS = ("vision_config", "audio_config")
 # Names of the number of routed experts.
@@ -204,19 +206,22 @@ def _text_config(config: Config) -> Config:
     for section in _TEXT:
         inner = config.get(section)
         if isinstance(inner, Mapping):
-            text = dict(inner)
+            text = {field: config[field] for field in _OF_ALL if field in config}
+            text_type = f"{config.get('model_type')}_text"
+            if text_type in FAMILIES:
+                text["model_type"] = text_type
+            text.update(inner)
             if "tie_word_embeddings" in config:
                 text["tie_word_embeddings"] = config["tie_word_embeddings"]
-            for field in ("quantization_config", "dtype", "torch_dtype"):
-                if field in config:
-                    text.setdefault(field, config[field])
-            if f"{config.get('model_type')}_text" in FAMILIES:
-                text.setdefault("model_type", f"{config['model_type']}_text")
             return _text_config(text)
     return config
 
 
-def _count_class(model_type: str, text: Config, config: Config) -> tuple[Architecture, Mapping[str, int], list[str]]:
+def _count_class(
+    model_type: str,
+    text: Config,
+    config: Config,
+) -> tuple[Architecture, Mapping[str, int], list[str]]:
     """Count a text model on its class, or on that of the larger model, and list the fields that no class reads."""
     reader, names_read_by = _installed_reader(text)
     names = names_read_by(model_type)
@@ -345,7 +350,12 @@ def _value_of(values: _Fields, key: Any) -> Any:
     return values[key] if isinstance(key, str) else key
 
 
-def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = None) -> list[list[Span]]:
+def _layers(
+    a: Architecture,
+    config: _Fields,
+    limit: str,
+    blocks: str | None = None,
+) -> list[list[Span]]:
     """Read the spans of each block: as many keys as the field `limit` says, or all."""
     size = config[limit] if config.get("use_sliding_window", True) else None
     if not size:
@@ -356,7 +366,11 @@ def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = N
     return [[window if is_limited else a.attention] for is_limited in _limited_blocks(a, config, blocks)]
 
 
-def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> list[bool]:
+def _limited_blocks(
+    a: Architecture,
+    config: _Fields,
+    blocks: str | None,
+) -> list[bool]:
     """Find which blocks see only a window or a chunk."""
     if blocks is None:
         return [True] * a.blocks
@@ -368,23 +382,23 @@ def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> lis
             raise InputError(f"layer_types={layer_types!r} must be a list of {a.blocks}, each one of {allowed}")
         return [layer_type not in _FULL_ATTENTION for layer_type in layer_types]
     rule = Arithmetic.parse(blocks)
-    # One value for all blocks, or one for each.
-    values = {name: config[name] for name in rule.names.values() if name != "block"}
-    for name, value in values.items():
-        if isinstance(value, list) and len(value) != a.blocks:
-            raise InputError(f"{name} has {len(value)} entries; it must have one for each of {a.blocks} blocks")
-        for number in value if isinstance(value, list) else [value]:
+    rows: list[dict[str, Any]] = [{"block": block} for block in range(a.blocks)]
+    for name in {*rule.names.values()} - {"block"}:
+        # One value for all blocks, or one for each.
+        values = config[name] if isinstance(config[name], list) else [config[name]] * a.blocks
+        if len(values) != a.blocks:
+            raise InputError(f"{name} has {len(values)} entries; it must have one for each of {a.blocks} blocks")
+        for row, number in zip(rows, values, strict=True):
             check_size(name, number, least=1 if name.endswith("pattern") else 0)
-    is_limited = []
-    for block in range(a.blocks):
-        numbers: dict[str, Any] = {"block": block}
-        for name, value in values.items():
-            numbers[name] = value[block] if isinstance(value, list) else value
-        is_limited.append(rule.value(numbers) > 0)
-    return is_limited
+            row[name] = number
+    return [rule.value(row) > 0 for row in rows]
 
 
-def _selected_spans(a: Architecture, config: _Fields, has_indexer: bool) -> list[Span]:
+def _selected_spans(
+    a: Architecture,
+    config: _Fields,
+    has_indexer: bool,
+) -> list[Span]:
     """Read the spans of a block with sparse attention (DeepSeek-V3.2)."""
     if not has_indexer:
         return selected_keys(a.attention, config["index_topk"])

@@ -348,25 +348,24 @@ def _output_with_cache(model: nn.Module, config: Any) -> Any:
     """
     model.to(torch.bfloat16)
     output = _pass_with_cache(model, config)
-    if output is None:
-        # Hybrids without attention cannot find the positions.
-        output = _pass_with_cache(model, config, position_ids=_positions_of_chunk(config))
-    return output
+    # Hybrids without attention cannot find the positions.
+    return _pass_with_cache(model, config, with_positions=True) if output is None else output
 
 
-def _pass_with_cache(model: nn.Module, config: Any, **options: Any) -> Any:
+def _pass_with_cache(
+    model: nn.Module,
+    config: Any,
+    with_positions: bool = False,
+) -> Any:
     """Make a pass with the cache of the class, and return its output; None where it fails."""
+    length = _chunk(config)
+    options: Any = {"position_ids": torch.arange(length, device="meta")[None]} if with_positions else {}
     # Every class has errors of its own. An indexer may look for the keys that are visible (Qwen4): here all of them.
     # Torch adds `patch` when the module is imported.
     patched = fx_config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
     with suppress(Exception), torch.no_grad(), patched:
-        output, _ = _forward(model, _chunk(config), use_cache=True, **options)
-        return output
+        return _forward(model, length, use_cache=True, **options)[0]
     return None
-
-
-def _positions_of_chunk(config: Any) -> Tensor:
-    return torch.arange(_chunk(config), device="meta")[None]
 
 
 def generates(config: Any) -> bool:
@@ -377,10 +376,14 @@ def generates(config: Any) -> bool:
     model = on_meta(config).eval()
     if _pass_with_cache(model, config) is not None:
         return True
-    return _pass_with_cache(model, config, position_ids=_positions_of_chunk(config)) is None
+    return _pass_with_cache(model, config, with_positions=True) is None
 
 
-def _count_left_out(model: Any, experts: list[nn.Module], architecture: Architecture) -> Counter[str]:
+def _count_left_out(
+    model: Any,
+    experts: list[nn.Module],
+    architecture: Architecture,
+) -> Counter[str]:
     """Count the parameters that laws leave out, by what they are; under "" those that laws count."""
     left_out = Counter[str]()
     tables = _lookup_tables(model)
@@ -512,7 +515,11 @@ def _dense_fields(dense: list[nn.Module], config: Any) -> dict[str, Any]:
     return {"d_ff": width, "gated": matrices == 3}
 
 
-def _sparse_fields(sparse: list[nn.Module], experts: list[nn.Module], config: Any) -> dict[str, Any]:
+def _sparse_fields(
+    sparse: list[nn.Module],
+    experts: list[nn.Module],
+    config: Any,
+) -> dict[str, Any]:
     """Read the number and widths of routed and shared experts."""
     unit = config.hidden_size * len(sparse)
     size = _size(*experts)

@@ -195,21 +195,29 @@ def _state(layer: Any, config: Any) -> list[Span]:
 
     The configuration may say in which type engines keep a recurrence; else it is kept as the class does.
     """
-    recurrent = getattr(layer, "recurrent_states", None)
-    convolved = getattr(layer, "conv_states", None)
-    recurrent_bytes = _bytes(recurrent)
+    recurrent = [*_tensors(getattr(layer, "recurrent_states", None))]
     for name in _STATE_DTYPES:
         dtype = getattr(torch, str(getattr(config, name, None)), None)
         if isinstance(dtype, torch.dtype):
-            recurrent_bytes = _elements(recurrent) * dtype.itemsize
-    return _span_of_state(_elements(recurrent), _elements([recurrent, convolved]), recurrent_bytes + _bytes(convolved))
+            recurrent = [tensor.to(dtype) for tensor in recurrent]
+    return _span_of_state(recurrent, [*_tensors(getattr(layer, "conv_states", None))])
 
 
-def _span_of_state(recurrent: int, cached: int, state_bytes: int) -> list[Span]:
-    """Make the span of a state whose elements are each updated and read once per token; none of an empty state."""
+def _span_of_state(
+    recurrent: list[Tensor],
+    convolved: list[Tensor],
+    blocks: int = 1,
+) -> list[Span]:
+    """Make the span of a state that so many blocks share; none of an empty state.
+
+    Elements of a recurrence are each updated and read once per token.
+    """
+    tensors = recurrent + convolved
+    cached = _elements(tensors) // blocks
     if not cached:
         return []
-    return [Span(1, once=True, multiplied=2 * recurrent, cached=cached, entry_bytes=state_bytes)]
+    state_bytes = sum(tensor.nbytes for tensor in tensors) // blocks
+    return [Span(1, once=True, multiplied=_elements(recurrent) // blocks * 2, cached=cached, entry_bytes=state_bytes)]
 
 
 def _loose_states(output: Any, blocks: nn.ModuleList, keys: list[Span]) -> list[list[Span]]:
@@ -221,13 +229,11 @@ def _loose_states(output: Any, blocks: nn.ModuleList, keys: list[Span]) -> list[
         if span.multiplied:
             states.append([])
             continue
-        elements = _elements(values) // recurrent_blocks
-        state_bytes = _bytes(values) // recurrent_blocks
-        if not values and output is not None:
+        if values or output is None:
+            states.append(_span_of_state([*_tensors(values)], [], recurrent_blocks))
+        else:
             buffers = [[*vars(module).values()] for module in block.modules()]
-            elements = _elements(buffers)
-            state_bytes = _bytes(buffers)
-        states.append(_span_of_state(elements, elements, state_bytes))
+            states.append(_span_of_state([*_tensors(buffers)], []))
     return states
 
 
@@ -235,12 +241,8 @@ def _beside_layers(value: Any) -> Any:
     return {**vars(value), "layers": None} if hasattr(value, "layers") else value
 
 
-def _elements(value: Any) -> int:
-    return sum(tensor.numel() for tensor in _tensors(value))
-
-
-def _bytes(value: Any) -> int:
-    return sum(tensor.numel() * tensor.itemsize for tensor in _tensors(value))
+def _elements(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
