@@ -24,7 +24,7 @@ RECOVERED: dict[str, float] = DATA["recovered"]
 PRINTED: dict[str, float] = DATA["printed"]
 # The error of the paper's fit on its own runs, nats.
 RMSE: float = DATA["rmse"]
-# Draws [1000, 11], made by `scaling_law.paper.published_draws`.
+# Draws [1000, 11], made by `studies.paper.draws`.
 DRAWS_FILE = Path(__file__).with_name("published_draws.npy")
 
 

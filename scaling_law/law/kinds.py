@@ -131,7 +131,7 @@ class JointLaw(ChinchillaForm, Law):
     def published(cls, rounded: bool = False) -> JointLaw:
         """Return the paper's law: coefficients recovered at full precision, or (`rounded`) as its table prints them.
 
-        Only the recovered law has draws: this package's, not the authors' (see `scaling_law.paper.published_draws`).
+        Only the recovered law has draws: this package's, not the authors' (see `studies.paper.draws`).
         """
         coefficients: Any = published.PRINTED if rounded else published.RECOVERED
         law = cls(**coefficients, conditions=published.conditions(rounded))

@@ -2,7 +2,7 @@
 
 A parametric bootstrap by this package, not the authors': the 270 listed runs get the published law's losses plus
 independent Gaussian noise, and are refitted from its coefficients. docs/studies/paper.md lists what they leave out.
-`python -m scaling_law.paper.published_draws FILE.npy` makes the file again that the package ships (20 seconds).
+`python -m studies.paper.draws FILE.npy` makes the file again that the package ships (20 seconds).
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ from numpy.typing import NDArray
 from hub.base.atomic import write_bytes
 from hub.base.commands import App, Version
 from hub.base.errors import InputError
-from scaling_law.fitting.fitting import fit
-from scaling_law.formulas.published import RMSE
-from scaling_law.law import JointLaw
-from scaling_law.runs.table import Runs
-from scaling_law.size.recipe import published_design
+from scaling_law import JointLaw, Runs, fit, published_design
 
 N_DRAWS = 1000
 SEED = 0
@@ -33,8 +29,12 @@ app = App(single=True)
 def noise_level() -> float:
     """Return the standard deviation of the simulated losses, nats: the paper's RMSE, enlarged for its fit."""
     n_runs = len(published_design().tokens)
-    n_coefficients = len(JointLaw.published().coefficients)
-    return RMSE * float(np.sqrt(n_runs / (n_runs - n_coefficients)))
+    law = JointLaw.published()
+    n_coefficients = len(law.coefficients)
+    # The published law has both.
+    assert law.conditions is not None
+    assert law.conditions.rmse is not None
+    return law.conditions.rmse * float(np.sqrt(n_runs / (n_runs - n_coefficients)))
 
 
 def make_draws(n_draws: int = N_DRAWS, seed: int = SEED) -> NDArray[np.float64]:

@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, published_design
-from scaling_law.paper.published_draws import make_draws, noise_level
+from studies.paper.draws import make_draws, noise_level
 
 DESIGN = published_design()[:3]
 
 
+@pytest.fixture(scope="module")
+def published():
+    return JointLaw.published()
+
+
 def test_the_command_makes_the_shipped_draws_again(published, tmp_path):
     target = tmp_path / "draws.npy"
-    command = [sys.executable, "-m", "scaling_law.paper.published_draws", str(target), "--draws", "4"]
+    command = [sys.executable, "-m", "studies.paper.draws", str(target), "--draws", "4"]
     subprocess.run(command, check=True, capture_output=True)
     again = published.replace(draws=np.load(target))
     # E_max may differ between machines, the losses may not
