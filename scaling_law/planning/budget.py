@@ -204,6 +204,8 @@ class Cluster(Layouts):
         counts = np.broadcast_to(tokens, shape)
         if self.rule.ramp is not None or not counts.size:
             return evaluate(self, model, tokens)
+        if not shape:
+            return evaluate(self.of_run(model, float(tokens)), model, tokens)
         runs = np.stack([self.rule.lengths(n_active), self.rule.sequences(n_active, counts)])
         values: Any = None
         is_asked = np.broadcast_to(where, shape)
