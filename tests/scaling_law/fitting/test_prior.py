@@ -174,6 +174,19 @@ def test_the_public_population_is_of_labs_with_sources():
     assert fit(measured(12), "chinchilla", prior="public").law.coefficients
 
 
+def test_the_population_that_ships_is_estimated_from_its_members():
+    members, settings, members_of_experts, _ = read_population(POPULATION)
+    population = estimate(members, **settings)
+    experts = terms_of_experts(members_of_experts, population)
+    shipped = prior("public", experts="pooled")
+    for ours, theirs in ((shipped, population), (shipped.experts, experts)):
+        np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-9)
+        np.testing.assert_allclose(ours.covariance, theirs.covariance, rtol=1e-9, atol=1e-10)
+        assert (ours.dof, ours.dependence, ours.sources) == (theirs.dof, theirs.dependence, theirs.sources)
+        assert ours.noise == pytest.approx(theirs.noise, rel=1e-9)
+        assert (ours.kind, ours.coordinates.names) == (theirs.kind, theirs.coordinates.names)
+
+
 # ------------------------------------------------------------------ the terms of E
 
 ABOUT = vague_of_experts()
