@@ -48,7 +48,7 @@ def test_the_heavy_packages_are_not_installed():
 
 def test_the_published_law_answers_and_is_drawn(tmp_path):
     table = JointLaw.published().optimal(1e22, memory=80e9, kv_tokens=16_384, integral=True)
-    assert table.best.experts == 8
+    assert table.best.experts == 16
     assert table.best.loss_interval is not None  # the draws lie in the package
     memory_optimal(JointLaw.published()).figure.savefig(tmp_path / "memory.png")
     assert (tmp_path / "memory.png").stat().st_size > 10_000
