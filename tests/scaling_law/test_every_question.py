@@ -115,6 +115,10 @@ QUESTIONS: dict[str, Question] = {
         arrays(lambda law, architecture: law.interval_at(law.counted(architecture), 8), rated),
     ),
     "LearningRateLaw.learning_rate": (RATES, arrays("learning_rate", rated)),
+    "LearningRateLaw.peak": (
+        RATES,
+        arrays(lambda law, architecture: law.peak(law.counted(architecture), 8, None, None).learning_rate, rated),
+    ),
     "Law.break_even": (JOINT, lambda law, c: law.break_even(model(c)["n_active"], 8)),
     "Law.reach": (JOINT, lambda law, c: law.reach(reachable(law, c), 8)),
     "Law.reach within a budget": (JOINT, lambda law, c: law.reach(reachable(law, c, 8.0) * 1.002, 8, flops=c)),
