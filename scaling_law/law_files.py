@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-from typing import Any
 
 # Its rooms are imported when a law is pushed to the Hub.
 import hub
@@ -16,6 +15,7 @@ from hub.base import strict_json
 from hub.base.errors import InputError
 from hub.base.markdown import escape_markdown
 from hub.base.tables import Table
+from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.figures import drawing, law_figures
 from scaling_law.formulas import ChinchillaForm, Conditions, Formula
@@ -39,9 +39,9 @@ RANGE_COLUMNS = {
 }
 
 
-def law_to_dict(law: Formula) -> dict[str, Any]:
+def law_to_dict(law: Formula) -> Fields:
     """Return JSON values from which `law.base.law_from_dict` makes an equal law (floats keep every bit)."""
-    data: dict[str, Any] = {
+    data: Fields = {
         "format": FORMAT,
         "version": VERSION,
         "law": law.name,

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from hub.base import atomic
 from hub.base.errors import InputError
+from hub.base.types import Fields
 from scaling_law import Law, LiveEstimate, LiveForecast, TrainingCurve
 from scaling_law.forecasting.live import FOREIGN
 from scaling_law.law.shelf import choose_law
@@ -144,7 +145,7 @@ class FinalLossCallback(TrainerCallback):
             rates=self.rates,
         )
 
-    def _tokens(self, step: int, entry: dict[str, Any]) -> float:
+    def _tokens(self, step: int, entry: Fields) -> float:
         if self.tokens_per_step:
             return float(step * self.tokens_per_step)
         return float(entry.get("num_input_tokens_seen", step))
@@ -169,7 +170,7 @@ class FinalLossCallback(TrainerCallback):
         return curves
 
 
-def _ends_well(history: list[dict[str, Any]], max_steps: int) -> bool:
+def _ends_well(history: list[Fields], max_steps: int) -> bool:
     """Return whether the last line of training, and all of the last share of the steps, have sound losses.
 
     Trainer logs a loss of 0 for NaN, or the mean of the steps before it; the norm of its gradient is then not finite.

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from hub.base import atomic
 from hub.base.errors import InputError, RecordError
 from hub.base.paths import local_path
+from hub.base.types import Fields
 
 # The version of run records stands here, where it is read without loading the schema.
 SCHEMA_VERSION = 1
@@ -76,7 +77,7 @@ def versioned(format: str, version: int, fields: Mapping[str, Any]) -> bytes:
     return (dumps({"format": format, "version": version, **fields}, indent=1) + "\n").encode()
 
 
-def read(path: str | Path, format: str, newest: int) -> dict[str, Any]:
+def read(path: str | Path, format: str, newest: int) -> Fields:
     """Read a file of `write`, by this version of the package or an older one; unknown fields are kept.
 
     Raises:
@@ -90,7 +91,7 @@ def read(path: str | Path, format: str, newest: int) -> dict[str, Any]:
     return check_format(data, format, newest, str(path))
 
 
-def check_format(data: Any, format: str, newest: int, label: str) -> dict[str, Any]:
+def check_format(data: Any, format: str, newest: int, label: str) -> Fields:
     """Return `data` as a mapping if it says this format and a version that can be read; raise as `read` otherwise."""
     data_format = data.get("format") if isinstance(data, dict) else None
     if data_format != format:
@@ -113,8 +114,8 @@ def _refuse_constant(token: str) -> NoReturn:
     raise InputError(f"{token} is not a JSON number; write null for a value that is missing or not finite")
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
+def _unique_keys(pairs: list[tuple[str, Any]]) -> Fields:
+    result: Fields = {}
     for name, value in pairs:
         if name in result:
             raise InputError(f"the field {name[:80]!r} occurs twice")

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 from hub.base.errors import InputError
+from hub.base.types import Fields
 
 # Levels of lists and mappings inside each other.
 MAX_DEPTH = 32
@@ -148,9 +149,9 @@ class _Reader:
         except InputError as error:
             _refuse(node, path, str(error), ":")
 
-    def _mapping(self, node: yaml.Node, path: list[str]) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
+    def _mapping(self, node: yaml.Node, path: list[str]) -> Fields:
+        fields: Fields = {}
+        merged: Fields = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAGS}str":
@@ -166,9 +167,9 @@ class _Reader:
         merged.update(fields)
         return merged
 
-    def _merge_sources(self, node: yaml.Node, path: list[str]) -> dict[str, Any]:
+    def _merge_sources(self, node: yaml.Node, path: list[str]) -> Fields:
         """Return the fields of the mappings that `<<` names, of which no two may set the same."""
-        merged: dict[str, Any] = {}
+        merged: Fields = {}
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in sources:
             if not isinstance(source, yaml.MappingNode):

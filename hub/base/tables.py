@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hub.base.markdown import escape_markdown
 from hub.base.notices import brief_lines
+from hub.base.types import Fields, Names
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class Table(Printable):
         # The title is as wide as the terminal; a narrow table would fold its own.
         if self.title:
             yield Text(self.title, style="bold")
-        frame: dict[str, Any] = {"box": box.HEAVY_HEAD}
+        frame: Fields = {"box": box.HEAVY_HEAD}
         if not self.header:
             frame = {"box": None, "show_header": False, "padding": (0, 2)}
         for piece in self._split_columns(columns, options.max_width):
@@ -294,7 +295,7 @@ def _are_mostly_numbers(texts: Sequence[str]) -> bool:
     return number_count > len(values) / 2
 
 
-def _rows(columns: Sequence[_Column]) -> list[tuple[str, ...]]:
+def _rows(columns: Sequence[_Column]) -> list[Names]:
     return list(zip(*(column.texts for column in columns), strict=True))
 
 
@@ -317,7 +318,7 @@ def _width(columns: Sequence[_Column]) -> int:
     return total
 
 
-def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows_of(columns: Mapping[str, Any]) -> list[Fields]:
     """Return one dict of plain values for each element of the columns, which broadcast; whole counts are integers."""
     import numpy as np
 
@@ -406,18 +407,18 @@ def _line(name: str, value: object) -> str:
 class ResultTable(Summarised):
     """The base of results with one value per question; `_question` names the columns that identify a question."""
 
-    _question: ClassVar[tuple[str, ...]] = ("flops", "experts")
+    _question: ClassVar[Names] = ("flops", "experts")
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Names:
         """The largest extrapolation of the answers in each quantity."""
         return ()
 
-    def _columns(self) -> dict[str, Any]:
+    def _columns(self) -> Fields:
         """Return the arrays by name; all broadcast to one shape."""
         raise NotImplementedError
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         """Return one dict of plain values for each question, in the order of the arrays."""
         return rows_of(self._columns())
 

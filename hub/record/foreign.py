@@ -18,6 +18,7 @@ from typing import Any
 from hub.base import strict_json
 from hub.base.errors import InputError, RecordError, redact
 from hub.base.numerals import read_cells
+from hub.base.types import Fields
 from hub.record.run_record import RunRecord
 
 DELIMITERS = ",;\t|"
@@ -63,7 +64,7 @@ def _encoding_of(content: bytes) -> str:
 # ------------------------------------------------------------------ CSV
 
 
-def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
     """Read the rows of a table with any of the `DELIMITERS`: numbers, None where a cell is empty, texts, and objects.
 
     Lines `# …` at the top are comments, and Excel's `sep=;` names the delimiter. RecordError for rows that are longer
@@ -298,7 +299,7 @@ def _rows_of_columns(value: Mapping[str, Any]) -> list[Any]:
     return [dict(zip(value, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
-def _rows_by_name(value: Mapping[str, dict[str, Any]]) -> list[Any]:
+def _rows_by_name(value: Mapping[str, Fields]) -> list[Any]:
     """Read the rows of {name: row}; of {column: {name: value}} if the names of fields stand outside."""
     inner_names = dict.fromkeys(itertools.chain.from_iterable(value.values()))
     is_numbered = bool(inner_names) and all(name.isdigit() for name in inner_names)
@@ -310,7 +311,7 @@ def _rows_by_name(value: Mapping[str, dict[str, Any]]) -> list[Any]:
     return [row if "run_id" in row else {"run_id": name, **row} for name, row in rows.items()]
 
 
-def _row_at(columns: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
+def _row_at(columns: Mapping[str, Fields], name: str) -> Fields:
     return {column: cells.get(name) for column, cells in columns.items()}
 
 

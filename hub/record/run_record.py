@@ -19,6 +19,7 @@ from hub.base import atomic, strict_json
 from hub.base.errors import FilesError, InputError, RecordError, problem_lines, redact, secret_in
 from hub.base.paths import local_path
 from hub.base.strict_json import SCHEMA_VERSION
+from hub.base.types import Fields
 
 # Bounds of an unknown field: characters of a text, entries of a list or object, and levels of nesting.
 MAX_TEXT = 4000
@@ -307,7 +308,7 @@ class RunRecord(_Part):
         atomic.write_bytes(file, self.to_json(indent=2).encode() + b"\n")
         return file
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return the record as plain JSON values, unknown fields included, in the schema's order."""
         fields = self.model_dump(mode="json")
         fields["optimizer"] = _without_nulls(fields["optimizer"], _MUON_FIELDS)
@@ -329,7 +330,7 @@ _OMITTED_WHERE_NULL = OF_A_CLASS | {"n_kv_heads", "balance_bias_rate", "stopped"
 _MUON_FIELDS = frozenset(name for name in OptimizerSettings.model_fields if name.startswith("muon_"))
 
 
-def _without_nulls(fields: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+def _without_nulls(fields: Fields, names: frozenset[str]) -> Fields:
     """Leave out those of the named fields that are null."""
     return {name: value for name, value in fields.items() if value is not None or name not in names}
 

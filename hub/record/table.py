@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from hub.base import atomic, strict_json
 from hub.base.errors import FilesError, RecordError, redact
+from hub.base.types import Fields
 from hub.record.foreign import csv_rows, json_rows
 from hub.record.run_record import RunRecord, type_of
 
@@ -192,7 +193,7 @@ def _json_lines(content: bytes, name: str) -> Iterator[tuple[str, bytes]]:
             yield f"{name} line {number}", line
 
 
-def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -234,9 +235,9 @@ def _columns() -> dict[str, _Column]:
     return columns
 
 
-def _flatten(fields: dict[str, Any]) -> dict[str, Any]:
+def _flatten(fields: Fields) -> Fields:
     """Lay the fields of a record into a row; they are emptied meanwhile."""
-    row: dict[str, Any] = {}
+    row: Fields = {}
     for name, column in _columns().items():
         source = fields[column.parent] if column.parent else fields
         value = source.pop(column.key, None)
@@ -246,13 +247,13 @@ def _flatten(fields: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _unflatten(row: dict[str, Any], label: str) -> dict[str, Any]:
+def _unflatten(row: Fields, label: str) -> Fields:
     """Restore the fields of a record from a row; columns of somebody else's stay beside them."""
     row = dict(row)
     unknown = _parse_json(row.pop(_UNKNOWN_FIELDS, None), label, _UNKNOWN_FIELDS) or {}
     if not isinstance(unknown, dict):
         raise RecordError(f"{label}: {_UNKNOWN_FIELDS}: allowed is an object as JSON text")
-    fields: dict[str, Any] = {}
+    fields: Fields = {}
     for name, column in _columns().items():
         if name not in row:
             continue

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from hub.base.errors import FilesError
 from hub.base.markdown import (
@@ -25,6 +24,7 @@ from hub.base.markdown import (
     update_metadata,
 )
 from hub.base.tables import Table
+from hub.base.types import Fields
 from hub.base.units import UNKNOWN, format_count, format_decimal
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
@@ -233,10 +233,10 @@ def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license
     return compose_card(metadata, paragraphs)
 
 
-def _metadata(records: Sequence[RunRecord], license: str | None) -> dict[str, Any]:
+def _metadata(records: Sequence[RunRecord], license: str | None) -> Fields:
     """Collect licence, tags, datasets and results of the runs, each revision a model in the `model-index`."""
     datasets = {record.dataset.id for record in records if _HUB_ID.fullmatch(record.dataset.id)}
-    models: list[dict[str, Any]] = []
+    models: list[Fields] = []
     for record in records[:_MAX_RESULTS]:
         models += _model_index(record)
     return {
@@ -258,7 +258,7 @@ def _tags(records: Sequence[RunRecord]) -> list[str]:
     return [*project_tags, *sorted(classes - {OURS}), *sorted(sweep_tags)]
 
 
-def _model_index(record: RunRecord) -> list[dict[str, Any]]:
+def _model_index(record: RunRecord) -> list[Fields]:
     """Make the entry of a `model-index`: held-out loss and perplexity; none if the run has no held-out loss."""
     from huggingface_hub import EvalResult
     from huggingface_hub.repocard_data import eval_results_to_model_index

@@ -22,6 +22,7 @@ from typing import Any
 
 from hub.base.atomic import write_bytes
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
+from hub.base.types import Fields
 from hub.store import cache, transport
 from hub.store.base import MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, check_name
 from hub.store.files import copy_release, is_allowed
@@ -179,7 +180,7 @@ class HubStore(Store):
         self, kind: Kind, repo: str, revision: str | None, attempts: int | None = None, *, patient: bool = False
     ) -> Head:
         """Read commit and files (with sizes and hashes) of a revision, in one call."""
-        options: dict[str, Any] = {"repo_type": kind, "revision": revision, "files_metadata": True}
+        options: Fields = {"repo_type": kind, "revision": revision, "files_metadata": True}
         info = self._call(lambda: self._api.repo_info(self.repo_id(repo), **options), attempts, patient=patient)
         commit = str(info.sha)
         items = info.siblings or []
@@ -195,7 +196,7 @@ class HubStore(Store):
             raise NotFoundError(f"{repo_id} has no file {path!r} at {head.commit}")
         if file.size > max_bytes:
             raise IntegrityError(f"{path} of {repo_id} has {file.size:,} bytes, allowed are {max_bytes:,}")
-        options: dict[str, Any] = {"repo_type": head.kind, "revision": head.commit}
+        options: Fields = {"repo_type": head.kind, "revision": head.commit}
         return cache.download(self.transport, repo_id, path, file, **options).read_bytes()
 
     def _remember(self, kind: Kind, repo_id: str, revision: str, commit: str) -> None:
@@ -222,7 +223,7 @@ class HubStore(Store):
             raise NotFoundError(f"{repo_id} has no files of a release at {revision}")
 
         def download(name: str) -> Path:
-            options: dict[str, Any] = {"revision": head.commit, "local_dir": destination}
+            options: Fields = {"revision": head.commit, "local_dir": destination}
             return cache.download(self.transport, repo_id, name, files[name], **options)
 
         # One file goes first: a Hub that fails is asked as often as for one file.
@@ -306,7 +307,7 @@ class HubStore(Store):
 
     def _create_or_read(self, kind: Kind, repo: str) -> _Repository:
         repo_id = self.repo_id(repo)
-        options: dict[str, Any] = {"repo_type": kind, "private": self.private or None}
+        options: Fields = {"repo_type": kind, "private": self.private or None}
         if kind == "space":
             options["space_sdk"] = "gradio"
         is_model = kind == "model"

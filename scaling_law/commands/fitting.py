@@ -9,6 +9,7 @@ import typer
 
 from hub.base.errors import InputError
 from hub.base.tables import Tables, print_table, show
+from hub.base.types import Fields
 from scaling_law.commands.options import (
     Mode,
     by_name,
@@ -99,16 +100,16 @@ def fit(
     if bootstrap < 0 or bootstrap == 1:
         raise InputError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
     table = load(**read)
-    robust: dict[str, Any] = {"huber_delta": huber_delta, "one_sided": one_sided, "mix": mix}
+    robust: Fields = {"huber_delta": huber_delta, "one_sided": one_sided, "mix": mix}
     robust["weights"] = None if weights == "equal" else weights
     if unique_tokens is not None or epochs is not None:  # a split reads them from its parts
         table = with_unique_tokens(table, unique_tokens, epochs)
         robust["unique_tokens"] = UNIQUE
-    further: dict[str, Any] = {"outliers": outliers, "l2": l2, "starts": starts, "release": release}
+    further: Fields = {"outliers": outliers, "l2": l2, "starts": starts, "release": release}
     further["allow_unidentifiable"] = allow_unidentifiable
     law = choose_law(prior, flag="--prior") if prior not in (None, "public") else prior
     kind = kind or (law.name if isinstance(law, Law) else "joint")
-    limits: dict[str, Any] = {"fixed": by_name(fixed, "--fix"), "bounds": by_name(bounds, "--bound"), "prior": law}
+    limits: Fields = {"fixed": by_name(fixed, "--fix"), "bounds": by_name(bounds, "--bound"), "prior": law}
     if split is not None:
         parts = holdout.split(table, split, validation, test)
         compared = backtest.compare_with_separate_laws(parts, select, joint_options=limits, **robust, **further)
@@ -128,7 +129,7 @@ def _show(
     result: fitting.FitResult,
     resamples: int,
     output: Path | None,
-    more: dict[str, Any],
+    more: Fields,
     as_json: bool,
     verbose: bool,
 ) -> None:

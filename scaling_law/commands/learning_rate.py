@@ -11,6 +11,7 @@ import typer
 from hub.base.commands import BATCH, EXPERTS, TOKENS
 from hub.base.errors import InputError
 from hub.base.tables import Table, show
+from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.commands.options import RATES, Mode, command, exit_untrusted, names, option, quantity, rare
 from scaling_law.commands.run_options import OfRuns, load
@@ -114,7 +115,7 @@ def learning_rate(
     exit_untrusted(answer["trusted"])
 
 
-def _ask(law: LearningRateLaw, d_model: float, experts: int, question: dict[str, Any]) -> dict[str, Any]:
+def _ask(law: LearningRateLaw, d_model: float, experts: int, question: Fields) -> Fields:
     """Ask the law for the rate of one architecture, with its sizes and the range check."""
     vocabulary = law.vocab_size if question["vocab_size"] is None else question["vocab_size"]
     n_blocks = question["n_blocks"]
@@ -164,7 +165,7 @@ def _batch_of(
     return usual_batch(n_active, float(positive("tokens", tokens)))
 
 
-def _describe(answer: dict[str, Any]) -> Table:
+def _describe(answer: Fields) -> Table:
     """Lay out the rate, its model, its law and its warnings."""
     size = name_size(answer["experts"], answer["n_active"], answer["n_total"])
     if answer["tokens"] is not None:
@@ -183,7 +184,7 @@ def _describe(answer: dict[str, Any]) -> Table:
     return Table((), rows, title=headline, warnings=answer["warnings"])
 
 
-def _fit(runs: list[str], experts: list[int] | None, question: dict[str, Any]) -> LearningRateFit:
+def _fit(runs: list[str], experts: list[int] | None, question: Fields) -> LearningRateFit:
     """Fit the law of the runs in these tables, of these E where they are given."""
     extras: Any = names(question["extras"] or "none")
     if extras == ("none",):

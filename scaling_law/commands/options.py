@@ -13,6 +13,7 @@ import typer
 from hub.base.commands import NOT_TRUSTED, Json, flag, parser
 from hub.base.errors import InputError
 from hub.base.tables import join_words, show
+from hub.base.types import Fields, Names
 from scaling_law.formulas.law import one_positive
 from scaling_law.law.shelf import choose_law
 from scaling_law.law_files import FILE_NAME
@@ -57,7 +58,7 @@ def named(read: Callable[[str], Any], form: str) -> Callable[[str], tuple[str, A
     return parse
 
 
-def by_name(pairs: list[tuple[str, Any]], flag: str) -> dict[str, Any]:
+def by_name(pairs: list[tuple[str, Any]], flag: str) -> Fields:
     """Return the values of a repeated option by their names. InputError for a name with two values."""
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -114,8 +115,8 @@ def field_option(name: str) -> inspect.Parameter:
 class Mode(NamedTuple):
     """What a command does when one of its options is typed: options that only go with it, and that never do."""
 
-    only: tuple[str, ...] = ()
-    never: tuple[str, ...] = ()
+    only: Names = ()
+    never: Names = ()
 
 
 def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None = None) -> Callable[..., Any]:

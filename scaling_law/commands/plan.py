@@ -12,6 +12,7 @@ from hub.base.atomic import write_bytes
 from hub.base.commands import BATCH, CONTEXT, COUNTS, EXPERTS, FLOPS, TOKENS, Revision
 from hub.base.errors import InputError, unknown
 from hub.base.tables import join_words, show
+from hub.base.types import Fields
 from hub.base.units import parse_count, parse_flops, parse_parameters, parse_tokens
 from scaling_law.commands.options import command, exit_untrusted, nearest_width, option, quantity, rare
 from scaling_law.formulas.answers import Answer
@@ -70,7 +71,7 @@ def plan(
     has_rate = planned.learning_rate is not None
     if output is not None and has_rate:
         write_bytes(output, planned.to_yaml(sweep).encode())
-    written: dict[str, Any] = {"written": []}
+    written: Fields = {"written": []}
     if output is not None and has_rate:
         written = {"written": [str(output)], "launch": planned.launch(str(output))}
     show(planned.to_dict() | written if as_json else None, as_json, planned.summary().for_shell(verbose))
@@ -120,7 +121,7 @@ def scale_out(
         raise InputError(f"experts={experts} goes with a width, as in 2304: {model} has its own")
     source = model if width is None else Architecture(width, 8 if experts is None else experts)
     counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
-    sizes: dict[str, Any] = {"batch": batch, "sequence_length": sequence_length, "revision": revision}
+    sizes: Fields = {"batch": batch, "sequence_length": sequence_length, "revision": revision}
     engine = others.pop("engine") or TRAIN_PY
     return scaling.scale_out(source, counts, gpu, tokens=tokens, engine=engine, **sizes, **others)
 
@@ -166,7 +167,7 @@ def next_runs(
     max_run_flops: Annotated[Any, quantity(FLOPS, "Budget of one run. [default: a quarter of all]", rare=True)] = None,
     noise: Annotated[float | None, rare("Standard deviation of ln L of one run. [default: from the fit]")] = None,
     **limits: Any,
-) -> tuple[Answer, dict[str, Any]]:
+) -> tuple[Answer, Fields]:
     """Choose the runs that, for a FLOP budget, make the answer to one question most certain.
 
         scaling-law next-runs --law my-law --flops 1e20 --ask optimum:1e22,8 --max-runs 6
@@ -192,7 +193,7 @@ def next_runs(
         grid = {"experts": experts, "widths": widths, "tokens_per_parameter": tokens_per_parameter}
         models = design.budget_grid(budget, max_run_flops, **grid, vocab_size=vocabulary)
     answer = _answer(ask, limits, vocab_size)
-    run: dict[str, Any] = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}
+    run: Fields = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}
     return law.next_runs(answer, flops, models, **run, force=force), {"ask": ask}
 
 
@@ -207,7 +208,7 @@ ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {
 READERS: dict[str, Callable[[str, str], float]] = {"FLOPS": parse_flops, "N": parse_parameters, "D": parse_tokens}
 
 
-def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> design.Target:
+def _answer(ask: str, limits: Fields, vocab_size: int | None) -> design.Target:
     kind, _, rest = ask.partition(":")
     options = {name: value for name, value in limits.items() if value}
     if options and kind in ("optimum", "loss"):

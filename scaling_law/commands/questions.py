@@ -20,6 +20,7 @@ from hub.base.commands import (
 )
 from hub.base.errors import InputError, given
 from hub.base.tables import Table, join_words, show
+from hub.base.types import Fields
 from hub.base.units import in_brackets, parse_count
 from scaling_law.commands.options import Mode, command, exit_untrusted, named, names, option, quantity, rare
 from scaling_law.formulas.answers import Answer
@@ -86,7 +87,7 @@ def _refuse_missing(law: Law, values: Mapping[str, Any]) -> None:
         raise InputError(f"{join_words(flags)} {verb} needed: {depends}")
 
 
-def _predict(law: Law, variables: dict[str, Any]) -> dict[str, Any]:
+def _predict(law: Law, variables: Fields) -> Fields:
     """Predict the loss of one model, with its interval where the law has draws."""
     row = {**variables, "loss": float(law.loss(**variables))}
     if law.draws is not None:
@@ -96,7 +97,7 @@ def _predict(law: Law, variables: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _losses_table(law: Law, rows: list[dict[str, Any]]) -> Table:
+def _losses_table(law: Law, rows: list[Fields]) -> Table:
     """Make the table of predicted losses."""
     lines = []
     for row in rows:
@@ -114,7 +115,7 @@ def _losses_table(law: Law, rows: list[dict[str, Any]]) -> Table:
     )
 
 
-def _losses_in_words(rows: list[dict[str, Any]]) -> str:
+def _losses_in_words(rows: list[Fields]) -> str:
     """Say the loss of one model, or of several the lowest and the highest."""
     first = rows[0]
     if len(rows) > 1:
@@ -161,7 +162,7 @@ def reach(
     loss: Annotated[float, option("The loss to reach, nats per token: 2.2.")],
     flops: Annotated[Any, quantity(FLOPS, "With a budget: the least memory that reaches the loss within it.")] = None,
     **question: Any,
-) -> tuple[Answer, dict[str, Any]]:
+) -> tuple[Answer, Fields]:
     """Find the cheapest budget that reaches a loss; or, given a budget, the least memory that does.
 
         scaling-law reach --loss 2.2 --memory 24GB --kv-tokens 16k
@@ -199,7 +200,7 @@ def speedup(
     experts: Annotated[Any, quantity(SOME_EXPERTS, WHICH_EXPERTS, default="8; with --n-active the law's own")] = None,
     baseline: Annotated[float, option("E of the baseline, which must reach its loss.", min=1)] = 1.0,
     **question: Any,
-) -> Answer | tuple[Answer, dict[str, Any]]:
+) -> Answer | tuple[Answer, Fields]:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off.
 
         scaling-law speedup --flops 1e21 --experts 8

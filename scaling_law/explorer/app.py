@@ -24,6 +24,7 @@ from urllib.parse import parse_qsl
 
 from hub.base.commands import status_of
 from hub.base.errors import redact
+from hub.base.types import Fields
 from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import pick_law, tools
@@ -68,7 +69,7 @@ SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {
 STEP = 0.05
 UNLIMITED = ("memory",)
 # As gradio.skip(), which leaves a component alone.
-SKIP: dict[str, Any] = {"__type__": "update"}
+SKIP: Fields = {"__type__": "update"}
 # Components of an answer: those of `_results`, and the link.
 SHOWN = 10
 TURN = "String(performance.now() + Math.random())"
@@ -198,7 +199,7 @@ def page(own: Mapping[str, Law] | None = None, reads_files: bool = True) -> Bloc
     first = Question.first(*next(iter(laws.items())))
     # The page itself has its first answer, so that it opens with it.
     start = [None if value == SKIP else value for value in _answer_components(laws, first, False)]
-    quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+    quiet: Fields = {"api_visibility": "private", "show_progress": "hidden"}
     with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
         gr.Markdown(INTRODUCTION)
         link, turn, law_text = (gr.Textbox("", visible="hidden") for _ in range(3))
@@ -234,17 +235,17 @@ def page(own: Mapping[str, Law] | None = None, reads_files: bool = True) -> Bloc
     return app
 
 
-def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fields]:
     """Make the presets, the components of a question but for its view, and its sliders."""
     import gradio as gr
 
-    inputs: dict[str, Any] = {}
-    sliders: dict[str, Any] = {}
+    inputs: Fields = {}
+    sliders: Fields = {}
     at = _slider_positions(first)
 
     def text(name: str, label: str, info: str, **options: Any) -> None:
         empty = EMPTY.get(name)
-        looks: dict[str, Any] = {"label": label, "info": info, "placeholder": empty, "max_lines": 1, **options}
+        looks: Fields = {"label": label, "info": info, "placeholder": empty, "max_lines": 1, **options}
         inputs[name] = gr.Textbox(getattr(first, name), elem_id=name, **looks)
 
     def slider(name: str, label: str, *classes: str) -> None:
@@ -262,7 +263,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("hours", "Hours", "wall-clock time of training: 168, 7d or 1w", elem_classes="in-hours")
     slider("hours", "log₁₀ of the hours", "in-hours")
     text("gpus", "Number of GPUs", "such as 8", elem_classes="in-hours")
-    in_hours: dict[str, Any] = {"elem_classes": "in-hours", "elem_id": "gpu"}
+    in_hours: Fields = {"elem_classes": "in-hours", "elem_id": "gpu"}
     inputs["gpu"] = gr.Dropdown(list(CHOICES["gpu"]), label="GPU", value=first.gpu, **in_hours)
     text("memory", "Memory", "such as 80GB, for weights and KV cache")
     slider("memory", "log₁₀ of the bytes")
@@ -281,7 +282,7 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     """Make the choice of the figure, a button, and what answers: sentence, figure, caption, table and code."""
     import gradio as gr
 
-    fixed: dict[str, Any] = {"interactive": False, "show_line_numbers": False, "elem_classes": ["wide", "result"]}
+    fixed: Fields = {"interactive": False, "show_line_numbers": False, "elem_classes": ["wide", "result"]}
     problem = gr.HTML(start[0], elem_id="problem")
     sentence = gr.Markdown(start[1], elem_classes=["answer", "result"])
     view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory", elem_id="view")
@@ -465,7 +466,7 @@ def explore(
     return str(address)
 
 
-def settings() -> dict[str, Any]:
+def settings() -> Fields:
     """Return the settings of every way of serving the page."""
     import gradio as gr
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from pydantic_core import to_jsonable_python
 
 from hub.base.errors import InputError, given, unknown
+from hub.base.types import Fields
 from hub.base.units import parse_context, parse_count, parse_counts, parse_parameters, parse_tokens
 from scaling_law.explorer.question import FITTED, LAW_FILE, PUBLISHED
 from scaling_law.fitting.fitting import fit as fit_runs
@@ -22,7 +23,7 @@ from scaling_law.law.describe import describe as describe_model
 from scaling_law.planning.question import FIELD_TYPES, FIELDS, Field, describe_field
 from scaling_law.runs.loading import load_runs
 
-Tool = Callable[..., dict[str, Any]]
+Tool = Callable[..., Fields]
 
 CLUSTER = "gpus gpu mfu engine precision price sequence_length batch"
 MODELS = "memory max_parameters kv_tokens inference_tokens experts bytes_per_parameter bytes_per_kv kv_heads_ratio"
@@ -93,12 +94,12 @@ ARGUMENTS = {
 }
 
 
-def optimal(law: Law, **question: Any) -> dict[str, Any]:
+def optimal(law: Law, **question: Any) -> Fields:
     """Find the best model for a training budget: how many experts, parameters and tokens, with the predicted loss."""
     return law.optimal(**question, integral=True).to_dict()
 
 
-def plan(law: Law, branches: float = 1, **question: Any) -> dict[str, Any]:
+def plan(law: Law, branches: float = 1, **question: Any) -> Fields:
     """Plan a run to launch for a training budget: architecture, schedule, learning rate, cost, and its YAML."""
     run = law.plan(branches=_whole(branches), **question)
     answer = run.to_dict()
@@ -108,7 +109,7 @@ def plan(law: Law, branches: float = 1, **question: Any) -> dict[str, Any]:
     return answer
 
 
-def loss(law: Law, **variables: float) -> dict[str, Any]:
+def loss(law: Law, **variables: float) -> Fields:
     """Predict the loss of a model, in nats per token, and say how far that extrapolates."""
     return {
         **variables,
@@ -118,12 +119,12 @@ def loss(law: Law, **variables: float) -> dict[str, Any]:
     }
 
 
-def reach(law: Law, **question: Any) -> dict[str, Any]:
+def reach(law: Law, **question: Any) -> Fields:
     """Find the cheapest training budget that reaches a loss; or, given a budget, the least memory that does."""
     return law.reach(question.pop("loss"), **question).to_dict()
 
 
-def speedup(law: Law, **question: Any) -> dict[str, Any]:
+def speedup(law: Law, **question: Any) -> Fields:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off."""
     experts = question.pop("experts", None)
     if "n_active" in question:
@@ -135,7 +136,7 @@ def speedup(law: Law, **question: Any) -> dict[str, Any]:
     return law.speedup(model, baseline, **question).to_dict()
 
 
-def describe(law: Law, **question: Any) -> dict[str, Any]:
+def describe(law: Law, **question: Any) -> Fields:
     """Describe a model in the terms of a law (parameters, effective E, FLOPs, memory), from its config.json."""
     return describe_model(question.pop("model"), law=law, **question).to_dict()
 
@@ -146,7 +147,7 @@ def fit(
     kind: str = "joint",
     prior: Any = None,
     where: str | None = None,
-) -> dict[str, Any]:
+) -> Fields:
     """Fit a law to a table of runs, and say how far it misses them and what they determine."""
     table = load_runs(runs, where=where)
     result = fit_runs(table, kind, prior=prior)
@@ -154,7 +155,7 @@ def fit(
 
 
 # Each tool with the fields that it takes; the first are required where it has no answer without them.
-TOOLS: Mapping[Callable[..., dict[str, Any]], str] = {
+TOOLS: Mapping[Callable[..., Fields], str] = {
     optimal: f"{BUDGET} accuracy decode_batch",
     plan: f"{BUDGET} branches",
     loss: "n_active tokens experts",
@@ -189,12 +190,12 @@ def tools(laws: Mapping[str, Law], reads_files: bool = True) -> list[Tool]:
     return offered
 
 
-def _make(laws: Mapping[str, Law], answer: Callable[..., dict[str, Any]]) -> Tool:
+def _make(laws: Mapping[str, Law], answer: Callable[..., Fields]) -> Tool:
     """Make a tool of a function: it takes texts, and the name of a law."""
     fields = fields_of(answer)
     required = NEEDED.get(answer, ())
 
-    def tool(*arguments: Any, **named: Any) -> dict[str, Any]:
+    def tool(*arguments: Any, **named: Any) -> Fields:
         texts = {}
         for name, value in signature.bind(*arguments, **named).arguments.items():
             # Programs may send numbers, too.
@@ -234,7 +235,7 @@ def _make(laws: Mapping[str, Law], answer: Callable[..., dict[str, Any]]) -> Too
     return tool
 
 
-def fields_of(answer: Callable[..., dict[str, Any]]) -> dict[str, Field]:
+def fields_of(answer: Callable[..., Fields]) -> dict[str, Field]:
     """List the fields that a tool takes, those that are required first, and the law."""
     arguments = ARGUMENTS.get(answer.__name__, {})
     fields = {}
@@ -274,7 +275,7 @@ def plan_command(texts: Mapping[str, str], law: str) -> str:
     return " ".join([*words, "-o run.yaml"])
 
 
-def plain(value: dict[str, Any]) -> dict[str, Any]:
+def plain(value: Fields) -> Fields:
     """Turn values into plain JSON ones; what is not finite is None."""
-    jsonable: dict[str, Any] = to_jsonable_python(value, inf_nan_mode="null", fallback=lambda array: array.tolist())
+    jsonable: Fields = to_jsonable_python(value, inf_nan_mode="null", fallback=lambda array: array.tolist())
     return jsonable

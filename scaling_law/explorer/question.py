@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 from urllib.parse import urlencode
 
 from hub.base.errors import InputError, unknown
+from hub.base.types import Fields
 from hub.base.units import format_flops, parse_count
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
@@ -91,12 +91,12 @@ class Question:
                 texts[field.name] = text
         return urlencode(texts)
 
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self) -> Fields:
         """Return all as keyword arguments of `law.optimal` and `law.plan`."""
         experts = parse_field("experts", self.experts) if self.experts.strip() else None
         return {**self.budget_keywords(), **self.limits(), "experts": experts}
 
-    def budget_keywords(self) -> dict[str, Any]:
+    def budget_keywords(self) -> Fields:
         """Return the budget, with how a run reads its tokens, as keyword arguments."""
         run = {name: parse_field(name, text) for name, text in self._run_texts().items()}
         if self.unit == FLOPS:
@@ -114,7 +114,7 @@ class Question:
         texts = {name: getattr(self, name).strip() for name in RunFields.__annotations__}
         return {name: text for name, text in texts.items() if text}
 
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> Fields:
         """Return the limits as keyword arguments. ValueError names the field, the text and what is allowed."""
         return {
             "memory": parse_field("memory", self.memory) if self.memory else None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hub.base.types import Fields
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
@@ -185,7 +186,7 @@ class _MemoryModels:
     limits: Limits
     memory: FloatArray
     d_model: FloatArray
-    variables: dict[str, Any]
+    variables: Fields
     loss: FloatArray
     is_compared: BoolArray
 
@@ -276,7 +277,7 @@ def _models_by_memory(
     law: Formula, budget: Budget, experts: FloatArray, points: int, prefers_trusted: bool, costs: ModelFields
 ) -> _MemoryModels:
     """Find the best model of each E under each of so many memory limits, the best trusted one if preferred."""
-    fields: dict[str, Any] = {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
+    fields: Fields = {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
     limits = Limits.of(law, **fields)
     optimum = optimal_widths(law, budget, experts, limits)
     sizes = limits.memory_bytes(optimum.d_model, experts)[optimum.exists]
@@ -381,7 +382,7 @@ def budget_curves(
 
 def _models_of_equal_hours(
     law: Formula, budget: Budget, experts: float, width: float, limits: Limits, points: int
-) -> tuple[dict[str, Any], int]:
+) -> tuple[Fields, int]:
     """Return the models of widths about the optimal `width`, and the number of the optimum among them."""
     widths = width * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
     variables = budget.models(law, widths, experts, limits)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hub.base.types import Fields
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import BestExperts, Curve, FloatArray, MemoryCurves
@@ -180,12 +181,12 @@ def _lowest_mark(curve: Curve) -> float:
     return float(curve.loss.min() if curve.mark is None else curve.loss[curve.mark])
 
 
-def _in_layers(traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _in_layers(traces: Sequence[Fields]) -> list[Fields]:
     """Sort intervals behind all lines, and these behind all marks."""
     return sorted(traces, key=lambda trace: ("fill" not in trace, trace["mode"] == "markers"))
 
 
-def _limit(limit: float, losses: Interval, page: Page) -> dict[str, Any]:
+def _limit(limit: float, losses: Interval, page: Page) -> Fields:
     """Draw the memory limit that is asked, from the bottom of the figure to its top."""
     return {
         "type": "scatter",
@@ -225,7 +226,7 @@ def best_by_budget(
     return _figure(traces, page, x_axis, y_axis)
 
 
-def _star(name: str, x: float, y: float) -> dict[str, Any]:
+def _star(name: str, x: float, y: float) -> Fields:
     marker = {
         "symbol": "star",
         "size": 14,
@@ -236,7 +237,7 @@ def _star(name: str, x: float, y: float) -> dict[str, Any]:
     return {**_markers(name, [x], [y], marker), "cliponaxis": False}
 
 
-def _cells(grid: BestExperts, experts: float, page: Page) -> list[dict[str, Any]]:
+def _cells(grid: BestExperts, experts: float, page: Page) -> list[Fields]:
     """Draw the region of the map where E is best, and its entry in the legend: a heatmap's has no colour."""
     is_best = grid.experts == experts
     name = label_of(experts)
@@ -269,7 +270,7 @@ def _cells(grid: BestExperts, experts: float, page: Page) -> list[dict[str, Any]
     return [cells, key]
 
 
-def _hatch(grid: BestExperts, page: Page) -> dict[str, Any]:
+def _hatch(grid: BestExperts, page: Page) -> Fields:
     """Hatch the budgets and limits at which the best E ties with another."""
     flops, memory = np.meshgrid(grid.flops, grid.memory)
     hatch = {
@@ -282,7 +283,7 @@ def _hatch(grid: BestExperts, page: Page) -> dict[str, Any]:
     return _markers("tie", flops[grid.tied], memory[grid.tied], hatch)
 
 
-def _outline(grid: BestExperts, page: Page) -> list[dict[str, Any]]:
+def _outline(grid: BestExperts, page: Page) -> list[Fields]:
     """Draw a line around the models within the fitted range, on a wider one that sets it off from dark cells."""
     outline = {
         "type": "contour",
@@ -298,7 +299,7 @@ def _outline(grid: BestExperts, page: Page) -> list[dict[str, Any]]:
     return [ground, {**outline, "line": {"color": page.ink, "width": 2, "dash": "dot"}, "showlegend": True}]
 
 
-def _markers(name: str, x: Any, y: Any, marker: dict[str, Any]) -> dict[str, Any]:
+def _markers(name: str, x: Any, y: Any, marker: Fields) -> Fields:
     return {
         "type": "scatter",
         "name": name,
@@ -310,7 +311,7 @@ def _markers(name: str, x: Any, y: Any, marker: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _points(models: Sequence[ModelPoint], page: Page) -> dict[str, Any]:
+def _points(models: Sequence[ModelPoint], page: Page) -> Fields:
     marker = {
         "size": 9,
         "color": [page.colour(model.experts) for model in models],
@@ -341,7 +342,7 @@ def _lines(
     fades: bool,
     remarks: Sequence[str] = (),
     dot: Interval | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Fields]:
     """Draw a curve: solid within the fitted range, dashed outside, with its interval and its dot.
 
     If it `fades`, it is faint where it is not trusted. `remarks` [points] are added to what a pointer shows.
@@ -349,7 +350,7 @@ def _lines(
     colour = page.colour(curve.experts)
     name = label_of(curve.experts)
     group = {"legendgroup": name, "name": name}
-    dashed: dict[str, Any] = {
+    dashed: Fields = {
         "type": "scatter",
         "x": curve.x,
         "y": curve.loss,
@@ -399,7 +400,7 @@ def _hover(curve: Curve, remarks: Sequence[str]) -> list[str]:
     return texts
 
 
-def _interval(x: FloatArray, low: FloatArray, high: FloatArray, colour: str) -> dict[str, Any]:
+def _interval(x: FloatArray, low: FloatArray, high: FloatArray, colour: str) -> Fields:
     return {
         "type": "scatter",
         "x": np.concatenate([x, x[::-1]]),
@@ -413,7 +414,7 @@ def _interval(x: FloatArray, low: FloatArray, high: FloatArray, colour: str) -> 
     }
 
 
-def _shape(kind: str, low: float, high: float, **look: Any) -> dict[str, Any]:
+def _shape(kind: str, low: float, high: float, **look: Any) -> Fields:
     """Draw a shape from the bottom of the figure to its top."""
     return {
         "type": kind,
@@ -427,7 +428,7 @@ def _shape(kind: str, low: float, high: float, **look: Any) -> dict[str, Any]:
     }
 
 
-def _bar(bar: Interval, span: Interval, height: float, page: Page) -> dict[str, Any]:
+def _bar(bar: Interval, span: Interval, height: float, page: Page) -> Fields:
     """Draw an interval along x at this share of the height of the figure, with a stroke at each end within `span`."""
     low, high = bar
     strokes = [f"M {x},{height - 0.01} L {x},{height + 0.01}" for x in bar if span[0] < x < span[1]]
@@ -446,7 +447,7 @@ def _bar_label(
     span: Interval,
     height: float,
     page: Page,
-) -> dict[str, Any]:
+) -> Fields:
     """Write what a bar is of at the end of it that has more room within the `span` of the axis, or upon it."""
     low, high = np.log10(bar).tolist()
     first, last = np.log10(span).tolist()
@@ -469,8 +470,8 @@ def _bar_label(
     return {**label, "x": low, "xanchor": "right", "xshift": -4}
 
 
-def _axis(title: str, page: Page, bounds: Interval | None = None) -> dict[str, Any]:
-    axis: dict[str, Any] = {
+def _axis(title: str, page: Page, bounds: Interval | None = None) -> Fields:
+    axis: Fields = {
         "title": {"text": title},
         "gridcolor": page.grid,
         "linecolor": page.ink,
@@ -483,11 +484,11 @@ def _axis(title: str, page: Page, bounds: Interval | None = None) -> dict[str, A
     return axis
 
 
-def _loss_axis(page: Page, bounds: Interval | None) -> dict[str, Any]:
+def _loss_axis(page: Page, bounds: Interval | None) -> Fields:
     return {**_axis(drawing.LOSS, page, bounds), "tickformatstops": LOSS_TICKS}
 
 
-def _log_axis(title: str, values: FloatArray, form: Callable[[float], str], page: Page) -> dict[str, Any]:
+def _log_axis(title: str, values: FloatArray, form: Callable[[float], str], page: Page) -> Fields:
     low = float(np.min(values))
     high = float(np.max(values))
     ticks = _spaced_ticks(low, high)
@@ -513,10 +514,10 @@ def _spaced_ticks(low: float, high: float) -> list[float]:
 
 
 def _figure(
-    traces: Sequence[dict[str, Any]],
+    traces: Sequence[Fields],
     page: Page,
-    x: dict[str, Any],
-    y: dict[str, Any],
+    x: Fields,
+    y: Fields,
     shapes: Sequence[Any] = (),
     annotations: Sequence[Any] = (),
 ) -> Figure:

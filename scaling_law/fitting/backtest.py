@@ -11,6 +11,7 @@ import numpy as np
 from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Table
+from hub.base.types import Fields
 from scaling_law.fitting.fitting import FitResult, describe, errors_of, fit
 from scaling_law.fitting.holdout import Backtest, Forecaster, HeldOut, Split, evaluate_forecasters, rms
 from scaling_law.law import Law
@@ -77,7 +78,7 @@ class Comparison(ResultTable):
             values[row["law"]][row["part"]] = row[measure]
         return values
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         return {
             "by": self.split.by,
             "runs": {name: len(runs) for name, runs in self.split.parts.items()},
@@ -86,7 +87,7 @@ class Comparison(ResultTable):
             "left_out": list(self.left_out),
         }
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         rows = []
         for law, errors_by_part in self.errors.items():
             for name, held_out in errors_by_part.items():

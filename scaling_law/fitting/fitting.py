@@ -18,6 +18,7 @@ from hub.base.inputs import as_it_is, reads, whole
 from hub.base.notices import Notice
 from hub.base.progress import Advance, progress_line
 from hub.base.tables import Listed, Table, Tables
+from hub.base.types import Fields, Names
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
@@ -60,7 +61,7 @@ LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 # Starts within this relative distance of the best objective agree with it.
 AGREEMENT = 1e-6
 # Options of the first stage.
-HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}
+HELD: Fields = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}
 LEAVE_OUT = "outliers: set_aside leaves them out"
 # This asks for the best of all kinds of laws.
 ALL = "all"
@@ -90,23 +91,23 @@ class FitStatus(Listed):
     n_starts: int
     n_released: int
     n_agree: int
-    bounds_hit: tuple[str, ...]
+    bounds_hit: Names
     condition_number: float
     standard_errors: Mapping[str, float]
-    undetermined: tuple[str, ...]
-    logarithmic: tuple[str, ...] = ()
+    undetermined: Names
+    logarithmic: Names = ()
     distances: Mapping[str, str] = field(default_factory=dict)
-    suspicious: tuple[str, ...] = ()
+    suspicious: Names = ()
     deviations: tuple[float, ...] = ()
-    set_aside: tuple[str, ...] = ()
+    set_aside: Names = ()
     n_trunks: int | None = None
     trunk_source: str | None = None
-    warnings: tuple[str, ...] = ()
-    omitted: tuple[str, ...] = ()
+    warnings: Names = ()
+    omitted: Names = ()
     prior: str = ""
-    doubts: tuple[str, ...] = ()
+    doubts: Names = ()
     blended: bool = False
-    repetition: tuple[str, ...] = ()
+    repetition: Names = ()
     tied: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -115,7 +116,7 @@ class FitStatus(Listed):
         return self.converged and not self.blended and (self.determines_any or bool(self.prior))
 
     @property
-    def open_coefficients(self) -> tuple[str, ...]:
+    def open_coefficients(self) -> Names:
         """The coefficients that the runs do not determine, or that lie at a bound."""
         return tuple(dict.fromkeys(self.undetermined + self.bounds_hit))
 
@@ -154,7 +155,7 @@ class FitStatus(Listed):
         return f"{state}, {agreement}; {determination}{ties}"
 
     @property
-    def messages(self) -> tuple[str, ...]:
+    def messages(self) -> Names:
         """The status as sentences, most important first."""
         sentences: list[str] = []
         if not self.converged:
@@ -208,7 +209,7 @@ class FitStatus(Listed):
             return f"more than ×÷ 1e6{distance}"
         return f"×÷ {np.exp(error):.3g}{distance}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return the status as plain JSON values, None for infinite numbers."""
         values = asdict(self)
         values["standard_errors"] = {name: finite(error) for name, error in self.standard_errors.items()}
@@ -250,7 +251,7 @@ class FitResult(Answer, Generic[LawT_co]):
         return f"{self.law.name} law of {count} runs: RMSE {self.rmse:.4f} nats, {self.status.state}"
 
     @property
-    def rows(self) -> tuple[dict[str, Any], ...]:
+    def rows(self) -> tuple[Fields, ...]:
         """One row for each coefficient."""
         return tuple(self.to_rows())
 
@@ -260,7 +261,7 @@ class FitResult(Answer, Generic[LawT_co]):
         return self.status.trusted
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Names:
         return self.status.messages
 
     @property
@@ -311,8 +312,8 @@ class FitResult(Answer, Generic[LawT_co]):
         """Refit to resampled trunks, from the optimum; under a prior, each with a mean drawn from it."""
         return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress)
 
-    def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {
+    def facts(self) -> Fields:
+        facts: Fields = {
             "law": self.law.name,
             "coefficients": self.law.coefficients,
             "objective": self.objective,
@@ -331,7 +332,7 @@ class FitResult(Answer, Generic[LawT_co]):
             facts["repetition"] = asdict(self.repetition)
         return facts
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         """Return one row per coefficient; the standard error is NaN where it is fixed or at a bound."""
         status = self.status
         tied = self.problem.settings.tied
@@ -610,7 +611,7 @@ def _name_prior_limits(result: FitResult[Law], law_prior: Prior) -> FitResult[La
     return replace(result, law=result.law.replace(conditions=replace(conditions, prior_limits=limits or None)))
 
 
-def _rank_suspicious(runs: Runs, outliers: Outliers) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def _rank_suspicious(runs: Runs, outliers: Outliers) -> tuple[Names, tuple[float, ...]]:
     """Return the names of suspicious runs, the farthest first, and how far they deviate, nats; none of too many."""
     if outliers.too_many:
         return (), ()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Summarised, Table, column_name
+from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.formulas.law import check_count
 from scaling_law.runs.table import Runs
@@ -210,7 +211,7 @@ class Backtest(ResultTable):
         nothing = np.full(len(self.test), np.nan)
         return np.array([self.laws[name].errors if name in self.laws else nothing for name in names])
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         """Return one row for each law that has a forecast."""
         rows = []
         for name, held_out in self.laws.items():
@@ -225,7 +226,7 @@ class Backtest(ResultTable):
             rows.append(row)
         return rows
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         runs = {"train": len(self.train), "test": len(self.test)}
         return {"runs": runs, "laws": self.to_rows(), "left_out": dict(self.left_out)}
 
@@ -342,11 +343,11 @@ class Ranking(ResultTable):
     held_out: int
     left_out: Mapping[str, str]
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         ranked = zip(self.kinds, self.rmse, self.failed, strict=True)
         return [{"kind": kind, "rmse": rmse, "cuts_failed": failed} for kind, rmse, failed in ranked]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         return {"rows": self.to_rows(), "cuts": self.cuts, "held_out": self.held_out, "left_out": dict(self.left_out)}
 
     def summary(self) -> Table:

@@ -20,6 +20,7 @@ from scipy.stats import t as student
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Table
+from hub.base.types import Fields
 from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.formulas.law import check_level
 from scaling_law.law import Law
@@ -40,10 +41,10 @@ class MeasuredSpeedup(ResultTable):
     `lack_of_fit` is the standard deviation of ln L about the ladder.
     """
 
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[Fields, ...]
     level: float
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         """Return one row for each evaluation set and run."""
         return [dict(row) for row in self.rows]
 
@@ -81,7 +82,7 @@ def measured_speedup(
     pins = dict(asymptotes or {})
     for name in pins.keys() - {*names}:
         raise InputError(unknown("asymptotes: evaluation set ", name, names))
-    rows: list[dict[str, Any]] = []
+    rows: list[Fields] = []
     for name in names:
         ladder = _fit_ladder(name, baseline, pins.get(name))
         rows += _compare(name, ladder, runs, level)
@@ -147,7 +148,7 @@ def _compare(
     ladder: _Ladder,
     runs: Runs,
     level: float,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Fields]:
     """Yield a row for each run: its factor and the interval of it, on this evaluation set."""
     a, alpha, c = ladder.law.coefficients.values()
     quantile = student.ppf(0.5 + level / 2, ladder.freedom)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hub.base.types import Fields
 from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
 from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
@@ -74,12 +75,12 @@ class FitSettings:
     prior: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return the settings for a record; an open end of a bound is None."""
         bounds = {}
         for name, limits in self.bounds.items():
             bounds[name] = [limit if np.isfinite(limit) else None for limit in limits]
-        settings: dict[str, Any] = {
+        settings: Fields = {
             "loss": "huber",
             "delta": self.huber_delta,
             "on": "ln L",

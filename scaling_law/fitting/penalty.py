@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from hub.base.types import Fields
 from scaling_law.formulas.terms import (
     BY_DESIGN,
     CONSTANT,
@@ -163,7 +164,7 @@ def natural_of(
 
     The distance of a transform's parameter is that from the one that `above` names, else from its floor.
     """
-    natural: dict[str, Any] = {}
+    natural: Fields = {}
     for name in form.coefficients:
         natural[name] = np.log(values[name]) if name in form.positive else np.asarray(values[name], float)
     bases = _bases(form, above)
@@ -237,7 +238,7 @@ class Penalty:
         """Repeat the one prior at `count` means, which scatter as it does for a law at natural coordinates [k]."""
         root = np.linalg.inv(self.root(natural))
         scatter = np.random.default_rng(seed).standard_normal((count, len(natural))) @ root
-        repeated: dict[str, Any] = {name: np.repeat(getattr(self, name), count, axis=0) for name in _ARRAYS}
+        repeated: Fields = {name: np.repeat(getattr(self, name), count, axis=0) for name in _ARRAYS}
         repeated["mean"] = self.mean + scatter
         return replace(self, **repeated)
 

@@ -25,6 +25,7 @@ from hub.base import strict_json
 from hub.base.errors import InputError
 from hub.base.inputs import as_it_is, reads
 from hub.base.tables import Summarised, Table
+from hub.base.types import Fields
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of, values_of
 from scaling_law.fitting.problem import Problem, make_problem
 from scaling_law.formulas.conditions import Conditions
@@ -111,7 +112,7 @@ class Prior(Summarised):
 
 def law_of(natural: FloatArray, kind: str = "chinchilla") -> Law:
     """Make the law of natural coordinates [k], such as (ln m, μ, ln n, ν, ln c)."""
-    values: dict[str, Any] = values_of(LAWS[kind].form, natural)
+    values: Fields = values_of(LAWS[kind].form, natural)
     return LAWS[kind](**values)
 
 
@@ -440,7 +441,7 @@ def _population(experts: str | None) -> Prior:
     return replace(population, experts=pooled)
 
 
-def _read_estimate(row: dict[str, Any], **options: Any) -> Prior:
+def _read_estimate(row: Fields, **options: Any) -> Prior:
     return Prior(**{**row, "sources": tuple(row["sources"])}, **options)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import numbers_of
 from hub.base.tables import column_name, literal
+from hub.base.types import Fields
 from scaling_law.fitting.objective import Evaluation, FitSettings, Limits, Objective
 from scaling_law.fitting.solver import Solutions, minimise
 from scaling_law.formulas.terms import (
@@ -583,7 +584,7 @@ def _paper_starts(objective: Objective, fixed: Mapping[str, float]) -> dict[str,
     for term in form.terms:
         for name in term.features:
             slopes[name] = _signed(term, name, PAPER_GRID, form.roles)
-    choices: dict[str, Any] = {}
+    choices: Fields = {}
     for name in objective.names:
         values = slopes.get(name, PAPER_GRID.get(form.roles[name], ()))
         if values:
@@ -637,10 +638,10 @@ def _scaled_choices(
     objective: Objective,
     powers: Sequence[Term],
     fixed: Mapping[str, float],
-) -> dict[str, Any]:
+) -> Fields:
     """Return the values of the shares of the loss and of the exponents of terms that starts combine."""
     form = objective.form
-    choices: dict[str, Any] = {
+    choices: Fields = {
         "constant share": CONSTANT_SHARES if objective.constants else 0.0,
         "first share": TERM_SHARES if len(powers) > 1 else 1.0,
     }

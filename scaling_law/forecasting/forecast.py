@@ -15,6 +15,7 @@ from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.notices import Notice
 from hub.base.tables import Table, Tables
+from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.fitting.fitting import fit, say_far_away
@@ -75,8 +76,8 @@ class Forecast(Answer):
     `n_counts` has the weights of those "with embeddings" and "without embeddings".
     """
 
-    rows: tuple[dict[str, Any], ...]
-    laws: tuple[dict[str, Any], ...]
+    rows: tuple[Fields, ...]
+    laws: tuple[Fields, ...]
     left_out: Mapping[str, str]
     level: float
     runs: Runs
@@ -100,7 +101,7 @@ class Forecast(Answer):
             verdict += f"; {len(self.rows) - 1} more"
         return verdict if self.trusted else f"{verdict}; not trusted"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         return {
             "level": self.level,
             "runs": len(self.runs),
@@ -266,15 +267,15 @@ def forecast(
     )
 
 
-def _make_rows(columns: Columns) -> list[dict[str, Any]]:
+def _make_rows(columns: Columns) -> list[Fields]:
     """Return a row of numbers for each point, of columns [n]."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Fields] = []
     for values in zip(*columns.values(), strict=True):
         rows.append(dict(zip(columns, map(float, values), strict=True)))
     return rows
 
 
-def _list_laws(prediction: _StackPrediction) -> list[dict[str, Any]]:
+def _list_laws(prediction: _StackPrediction) -> list[Fields]:
     """Return a row for each law, with its forecasts, weights and RMSE at each point."""
     rows = []
     for name, values in prediction.laws.items():

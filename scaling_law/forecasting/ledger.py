@@ -20,6 +20,7 @@ import hub
 from hub.base import atomic, strict_json
 from hub.base.errors import InputError, unknown
 from hub.base.tables import ResultTable, Table
+from hub.base.types import Fields
 from scaling_law.runs.table import Runs
 
 FORMAT = "forecast"
@@ -50,10 +51,10 @@ class Ledger(ResultTable):
         levels = ", ".join(f"{level:.0%}" for level in sorted({row["level"] for row in self.scored}))
         return f"{verdict}: {hits} inside their interval of {levels}"
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         return [dict(row) for row in self.rows]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         return {"verdict": self.verdict, "rows": self.to_rows()}
 
     def summary(self) -> Table:
@@ -156,7 +157,7 @@ def _open_dataset(ledger: str | Path) -> tuple[hub.Store, str] | None:
     return hub.open_store(f"hf://{organisation}"), name
 
 
-def _read(ledger: str | Path) -> dict[str, dict[str, Any]]:
+def _read(ledger: str | Path) -> dict[str, Fields]:
     """Read the records by name; none where there is no such ledger."""
     records = {}
     for name, content in _read_files(ledger).items():

@@ -29,6 +29,7 @@ from scipy.special import stdtrit
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads, shorten
+from hub.base.types import Fields
 from scaling_law.forecasting.coefficients import Evidence, Family, Prior, alone, believe, measure, mix, normalize, pool
 from scaling_law.forecasting.schedules import RateSchedule
 from scaling_law.formulas.law import Formula
@@ -420,9 +421,9 @@ class LiveForecast:
             log_losses = np.log(self.law.loss(**self._law_inputs(curve, tokens)))
         return float(log_losses[0]), float((log_losses[1] - log_losses[0]) / np.log(LAW_STEP))
 
-    def _law_inputs(self, curve: TrainingCurve, tokens: ArrayLike) -> dict[str, Any]:
+    def _law_inputs(self, curve: TrainingCurve, tokens: ArrayLike) -> Fields:
         variables = self.law.variables if self.law else ()
-        inputs: dict[str, Any] = {name: curve.model[name] for name in variables if name in curve.model}
+        inputs: Fields = {name: curve.model[name] for name in variables if name in curve.model}
         inputs["tokens"] = tokens
         return inputs
 

@@ -18,6 +18,7 @@ from scipy.special import ndtr, ndtri
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table, Tables
+from hub.base.types import Fields
 from hub.base.units import format_flops
 from scaling_law.figures import drawing
 from scaling_law.forecasting.trends import (
@@ -109,15 +110,15 @@ class Promotion(Answer):
     or where no size up to thirty times the largest would.
     """
 
-    rows: tuple[dict[str, Any], ...]
-    cells: tuple[dict[str, Any], ...]
+    rows: tuple[Fields, ...]
+    cells: tuple[Fields, ...]
     decision: Decision
     next_runs: dict[str, float] | None
     at_equal: Cost
     level: float
 
     @property
-    def best(self) -> dict[str, Any]:
+    def best(self) -> Fields:
         """The row that decides."""
         return next(row for row in self.rows if row["at"] == _times("C", DECIDED_AT))
 
@@ -463,7 +464,7 @@ def _rows(
     points: FloatArray,
     gaps: Gaps,
     level: float,
-) -> tuple[dict[str, Any], ...]:
+) -> tuple[Fields, ...]:
     """Lay out gap, speed-up and probability at each size."""
     ratio = pair.cost_ratio[-1]
     slope = pair.slopes[-1].mean()
@@ -479,7 +480,7 @@ def _rows(
     speedups = _exp(np.quantile(log_speedups, [0.5, *outer], axis=0))
     rows = []
     for i, label in enumerate(labels):
-        row: dict[str, Any] = {"at": label}
+        row: Fields = {"at": label}
         row.update(_describe_size(pair.sizes[-1] + points[i]))
         row["gap"] = float(gaps.mean[i])
         row["gap_low"] = float(lows[i])
@@ -553,13 +554,13 @@ def _chance_to_decide(
     return float(gaps.weights @ chances)
 
 
-def _cell_rows(pair: _Pair) -> tuple[dict[str, Any], ...]:
+def _cell_rows(pair: _Pair) -> tuple[Fields, ...]:
     """Lay out the cells."""
     speedups = _exp(_log_speedup(pair.cells.gaps, pair.slopes.mean(axis=1)))
     ratios = _exp(pair.cost_ratio)
     rows = []
     for i, size in enumerate(pair.sizes):
-        row: dict[str, Any] = {}
+        row: Fields = {}
         row.update(_describe_size(size))
         row["runs"] = int(pair.counts[i])
         row["cost ratio"] = float(ratios[i])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.tables import ResultTable, Table
+from hub.base.types import Fields, Names
 from scaling_law.formulas.conditions import RangeCheck
 
 
@@ -21,7 +22,7 @@ class Answer(ResultTable):
     """
 
     check: RangeCheck | None = field(kw_only=True, repr=False, compare=False)
-    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    notes: Names = field(default=(), kw_only=True)
 
     @property
     def verdict(self) -> str:
@@ -39,18 +40,18 @@ class Answer(ResultTable):
         return self.check is None or bool(np.all(self.check.trusted))
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Names:
         """What was noticed, and how far the answer extrapolates."""
         return (*self.notes, *(self.check.warnings if self.check else ()))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         """What the answer says beside its rows, as plain JSON values."""
         return plain_fields(self, "rows", "check", "notes")
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         return [plain(row) for row in self.rows]  # type: ignore[attr-defined]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Plain JSON values: what was asked, verdict, rows, best, trusted, warnings."""
         best = self.best.to_dict() if hasattr(self.best, "to_dict") else self.best
         answer = {"verdict": self.verdict, "rows": self.to_rows(), "best": best, "trusted": self.trusted}
@@ -65,17 +66,17 @@ class ArrayAnswer(Answer):
     """An answer whose `rows` are plain values: often arrays that broadcast, the questions one by one."""
 
     @property
-    def rows(self) -> tuple[dict[str, Any], ...]:
+    def rows(self) -> tuple[Fields, ...]:
         return tuple(self.to_rows())
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         return {}  # its rows say it all
 
-    def _columns(self) -> dict[str, Any]:
+    def _columns(self) -> Fields:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, (np.ndarray, float))}
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         """One dict of plain values for each question, in the order of the arrays."""
         return ResultTable.to_rows(self)
 
@@ -94,7 +95,7 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, (tuple, list)) else value
 
 
-def plain_fields(value: Any, *without: str) -> dict[str, Any]:
+def plain_fields(value: Any, *without: str) -> Fields:
     """The fields of a dataclass as JSON has them, but for those named."""
     return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name not in without}
 

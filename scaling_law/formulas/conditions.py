@@ -22,6 +22,7 @@ from hub.base import strict_json
 from hub.base.errors import InputError, given
 from hub.base.notices import Notice, condense
 from hub.base.tables import Summarised, Table, join_words
+from hub.base.types import Fields, Names
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
 from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Intervals, Variables
@@ -121,7 +122,7 @@ def guard_of(name: str) -> float:
 
 
 @cache
-def evidence() -> dict[str, Any]:
+def evidence() -> Fields:
     """Read how far outside the fitted ranges backtests of laws went."""
     return strict_json.read(EVIDENCE, FORMAT, VERSION)
 
@@ -174,13 +175,13 @@ class Conditions(Summarised):
     commit: str | None = None
     trunks: int | None = None
     trunk_source: str | None = None
-    set_aside: tuple[str, ...] = ()
+    set_aside: Names = ()
     warmup_tokens: float | None = None
     vocab_size: int | None = None
     where: str | None = None
     variables: Mapping[str, Interval] | None = None
-    omitted: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
+    omitted: Names = ()
+    doubts: Names = ()
     prior_limits: Mapping[str, Interval] | None = None
 
     @property
@@ -230,7 +231,7 @@ class Conditions(Summarised):
         warnings = (*self.doubts, *self.omitted)
         return Table(("", "from", "to"), rows, title=self._headline(), warnings=warnings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return plain JSON values that `from_dict` reads."""
         data = asdict(self)
         data["objective"] = dict(self.objective)
@@ -274,7 +275,7 @@ class RangeCheck(Summarised):
     """
 
     conditions: Conditions | None
-    needs: tuple[str, ...]
+    needs: Names
     at: Variables
     guard: Callable[[str], float] = guard_of
     trusts_guard: bool = False
@@ -395,7 +396,7 @@ class RangeCheck(Summarised):
         return np.asarray(within)
 
     @cached_property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Names:
         """A sentence on each doubt about its runs, what it omits, and each quantity outside its range or without one.
 
         N and D are compared with the runs of the same E, where there are any.
@@ -590,7 +591,7 @@ def _limits_in_words(name: str, limits: Interval) -> tuple[str, str]:
     return form(low), form(high)
 
 
-def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+def _tuples(data: Mapping[str, Any]) -> Fields:
     values = dict(data)
     for name, value in data.items():
         if isinstance(value, list):

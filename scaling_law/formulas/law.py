@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import LARGEST, numbers_of, shorten
 from hub.base.tables import Summarised, Table, literal
+from hub.base.types import Fields, Names
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
 from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck
 from scaling_law.formulas.extrapolation import log_errors
@@ -88,7 +89,7 @@ class Formula(Summarised):
             object.__setattr__(self, "draws", draws)
 
     @classmethod
-    def coefficient_names(cls) -> tuple[str, ...]:
+    def coefficient_names(cls) -> Names:
         """Return the names of the coefficients in the order of the formula and of `draws`."""
         return tuple(f.name for f in fields(cls) if f.name not in OTHER_FIELDS)
 
@@ -103,7 +104,7 @@ class Formula(Summarised):
         return tuple(self.coefficients.values())
 
     @property
-    def variables(self) -> tuple[str, ...]:
+    def variables(self) -> Names:
         """The variables that the loss depends on, by the names of columns of runs."""
         return self.form.variables
 
@@ -182,7 +183,7 @@ class Formula(Summarised):
         variables: Variables,
         unique_tokens: Any,
         models: Models | None = None,
-    ) -> dict[str, Any]:
+    ) -> Fields:
         """Replace D and N by D' and N', their worth where tokens repeat; broadcasts, NaN for no tokens.
 
         Every size of a model shrinks as its N does. N stays where the law has no compute optimum. `models` returns the
@@ -216,7 +217,7 @@ class Formula(Summarised):
         if not sizes or "tokens" not in self.form.variables:
             return np.full(np.shape(tokens), np.nan)
 
-        def in_proportion(x: FloatArray) -> dict[str, Any]:
+        def in_proportion(x: FloatArray) -> Fields:
             scaled_sizes = {name: variables[name] * np.exp(x) for name in sizes}
             return {**variables, **scaled_sizes}
 
@@ -330,7 +331,7 @@ class Formula(Summarised):
         For a law without E, an answer about another E than its own is not trusted. With `unique_tokens`, epochs are
         compared with those of the runs.
         """
-        inputs: dict[str, Any] = {}
+        inputs: Fields = {}
         for name, values in {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}.items():
             inputs[name] = None if values is None else numbers(name, values)
         unique = inputs.pop("unique_tokens", None)
@@ -370,7 +371,7 @@ class Formula(Summarised):
             for row, low, high in zip(rows, lows, highs, strict=True):
                 row += [f"{low:.5g}", f"{high:.5g}"]
         notes: list[str] = []
-        warnings: tuple[str, ...] = ()
+        warnings: Names = ()
         if self.conditions is not None:
             notes.append(self.conditions.provenance)
             warnings = (*self.conditions.doubts, *self.conditions.omitted)

@@ -14,6 +14,7 @@ from typing import Any
 from hub.base.errors import reason_of
 from hub.base.inputs import reads
 from hub.base.tables import Table
+from hub.base.types import Fields
 from hub.base.units import format_bytes, format_flops
 from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import ExtrapolationError
@@ -41,7 +42,7 @@ class LawOptimum:
     granularity: float | None = None
     refusal: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return plain values; those of a model are None where there is none."""
         about = {name: value for name, value in asdict(self).items() if name != "optimum"}
         warnings = () if self.optimum is None else self.optimum.warnings
@@ -86,7 +87,7 @@ class LawComparison(Answer):
         which = f", E = {span(trusted, '{:.3g}'.format)}" if trusted else ""
         return f"{len(optima)} of {len(self.rows)} published laws of the loss have an optimum{which}"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         return {"flops": self.flops, "limits": asdict(self.limits)}
 
     def summary(self) -> Table:
@@ -157,7 +158,7 @@ def _find_optimum(
     """Ask the law, over granularities and shared experts where it depends on them."""
     is_fine = bool(FINE & {*law.variables})
     designs = product(GRANULARITIES if is_fine else (1.0,), SHARED if "shared_ratio" in law.variables else (0.0,))
-    asked: dict[str, Any] = {"memory": limits.memory, "vocab_size": limits.vocab_size, "force": force}
+    asked: Fields = {"memory": limits.memory, "vocab_size": limits.vocab_size, "force": force}
     optima = []
     refusals = []
     for granularity, shared_ratio in designs:

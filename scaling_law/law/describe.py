@@ -15,6 +15,7 @@ from hub.base.errors import InputError, reason_of
 from hub.base.inputs import as_it_is, reads
 from hub.base.notices import about
 from hub.base.tables import Table
+from hub.base.types import Fields
 from hub.base.units import format_bytes, format_count, format_flops, parse_context, parse_tokens
 from scaling_law.formulas.answers import ArrayAnswer, plain
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
@@ -68,7 +69,7 @@ class Description(ArrayAnswer):
     kv_tokens: float | None = None
     bytes_per_kv: float = 2.0
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         """Return the model in one row."""
         prediction = self.prediction
         return [
@@ -108,7 +109,7 @@ class Description(ArrayAnswer):
         """The architecture of the model."""
         return self.model.architecture
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         """Return plain JSON values: model, architecture, variables of laws, FLOPs, bytes, prediction, warnings.
 
         With a context, `training_exact` and `inference_exact` have all matrix products of a token at that sequence
@@ -358,7 +359,7 @@ def _predict(
     a: Architecture,
     variables: dict[str, float],
     check: RangeCheck,
-    sizes: dict[str, Any],
+    sizes: Fields,
     force: bool,
 ) -> PredictedLoss:
     tokens = float(variables["tokens"])
@@ -387,7 +388,7 @@ def _predict(
     )
 
 
-def _refuse_own_experts(law: Law, a: Architecture, flops: float, limits: dict[str, Any]) -> str | None:
+def _refuse_own_experts(law: Law, a: Architecture, flops: float, limits: Fields) -> str | None:
     """Say why the law cannot compare models of this E with others, if it cannot.
 
     A choice among the others would say nothing of this model.

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Summarised, Table
+from hub.base.types import Fields, Names
 from scaling_law.formulas.conditions import LABELS, Conditions
 from scaling_law.formulas.literature import read_literature
 from scaling_law.law import LAWS, JointLaw, Law
@@ -47,7 +48,7 @@ class PublishedLaw(Summarised):
     parameters: str
     kind: type[Law] | None = None
     answers: str = "loss"
-    depends_on: tuple[str, ...] = ()
+    depends_on: Names = ()
     arxiv: str | None = None
     by: str | None = None
     coefficients: Mapping[str, Any] | None = None
@@ -71,7 +72,7 @@ class PublishedLaw(Summarised):
         return self.coefficients is not None
 
     @property
-    def variables(self) -> tuple[str, ...]:
+    def variables(self) -> Names:
         """The variables of the answer, by their names in `law.loss` and `Architecture.variables`."""
         return self.depends_on if self.kind is None else self.kind.form.variables
 
@@ -101,7 +102,7 @@ class PublishedLaw(Summarised):
         law: Law = make_law(**arguments)
         return law if law.conditions is not None else replace(law, conditions=self.conditions)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return plain JSON values."""
         law = self.law() if self.published and self.kind is not None else None
         return {
@@ -175,11 +176,11 @@ class Shelf(ResultTable):
 
     entries: tuple[PublishedLaw, ...]
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         """Return each law as plain JSON values."""
         return [entry.to_dict() for entry in self.entries]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return plain JSON values: the laws."""
         return {"laws": self.to_rows()}
 

@@ -22,6 +22,7 @@ from hub.base.errors import InputError, unknown
 from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads
 from hub.base.notices import Notice
 from hub.base.tables import Listed, literal
+from hub.base.types import Fields
 from scaling_law.machine.efficiency import MEGATRON, SMALL, TRAIN_PY, rates_of_engine
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture, Span
@@ -106,7 +107,7 @@ class ModelWork:
         """Stack the work of several models to arrays; the elements of a bounded span are 0 in other models."""
         if not works:
             raise InputError("model=[] must be an Architecture, or several")
-        numbers: dict[str, Any] = {}
+        numbers: Fields = {}
         for work_field in fields(cls):
             if work_field.name != "bounded":
                 numbers[work_field.name] = np.array([getattr(work, work_field.name) for work in works])
@@ -123,7 +124,7 @@ class ModelWork:
         sequence_length: Any,
         devices: int,
         shards: ArrayLike = 1,
-    ) -> dict[str, Any]:
+    ) -> Fields:
         """Compute the work of one device in a step, by the names of `TERMS`. Without micro-batches all is one pass.
 
         `shards` devices share the parameters that each casts and updates.
@@ -345,7 +346,7 @@ class Throughput(Listed):
         sequence_length: int | None = None,
         devices: int | None = None,
         shards: ArrayLike = 1,
-    ) -> dict[str, Any]:
+    ) -> Fields:
         """Compute the work of one device in one step. ValueError names what is not positive."""
         if micro_batch_tokens is None:
             micro_batch_tokens = self.micro_batch_tokens
@@ -391,7 +392,7 @@ class Throughput(Listed):
         precision = precision or sheet.precisions[0]
         if precision not in sheet.precisions:
             raise InputError(f"precision={precision!r}: {sheet.name} computes in {', '.join(sheet.precisions)}")
-        device: dict[str, Any] = {
+        device: Fields = {
             "device": sheet.name,
             "devices": devices,
             "memory_bytes": sheet.memory_bytes,

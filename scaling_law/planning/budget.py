@@ -18,6 +18,7 @@ import numpy as np
 
 from hub.base.errors import InputError, given, unknown
 from hub.base.notices import Notice
+from hub.base.types import Fields
 from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import one_positive
@@ -265,7 +266,7 @@ class Cluster(Layouts):
                 seconds = np.where(steps.fits, seconds, np.inf)
             yield overhead / self.ramp.sequence_length * seconds / sequences, start, end
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         throughput = self.throughput
         return {
             "gpus": self.gpus,
@@ -364,14 +365,14 @@ class Budget:
         """Infinite for a budget of FLOPs."""
         return float("inf") if self.hours is None else 3600.0 * self.hours
 
-    def variables(self, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
+    def variables(self, d_model: Any, experts: Any, limits: Limits) -> Fields:
         """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""
         if self.cluster is None:
             return limits.variables(d_model, experts, self.flops)
         tokens = self.cluster.tokens(limits.widths(d_model, experts), self.seconds)
         return {**limits.variables(d_model, experts, 1.0), "tokens": tokens}
 
-    def models(self, law: Formula, d_model: Any, experts: Any, limits: Limits) -> dict[str, Any]:
+    def models(self, law: Formula, d_model: Any, experts: Any, limits: Limits) -> Fields:
         """Return N_act, D, E and the law's other variables, for models that spend the budget; broadcasts."""
         return of_law(law, self.variables(d_model, experts, limits))
 
@@ -418,7 +419,7 @@ class Budget:
         amount = f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
         return f"{text}, which cost {amount} at {self.cluster.price:g} per GPU-hour"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         if self.cluster is None:
             return {"flops": self.flops}
         return {"hours": self.hours, "money": self.money, **self.cluster.to_dict()}

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table, literal
+from hub.base.types import Fields, Names
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, plain_fields
@@ -98,7 +99,7 @@ class Candidates:
     architectures: tuple[Architecture, ...]
     tokens: FloatArray
     columns: Columns = field(default_factory=dict)
-    names: tuple[str, ...] = ()
+    names: Names = ()
 
     @classmethod
     def of(cls, table: Any) -> Candidates:
@@ -291,7 +292,7 @@ class Design(ArrayAnswer):
             raise InputError("the candidates are rows of a table, which have no architectures: see `rows`")
         return [(self.candidates.architectures[i], float(self.candidates.tokens[i])) for i in self.chosen]
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         """Return one dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs.
 
         Those of a table have its columns instead of an architecture.
@@ -312,18 +313,18 @@ class Design(ArrayAnswer):
             )
         return rows
 
-    def _rows_of_table(self) -> list[dict[str, Any]]:
+    def _rows_of_table(self) -> list[Fields]:
         chosen = self.candidates.take(self.chosen)
         rows = []
         for i, flops in enumerate(chosen.flops.tolist()):
-            row: dict[str, Any] = {"run_id": chosen.names[i]} if chosen.names else {}
+            row: Fields = {"run_id": chosen.names[i]} if chosen.names else {}
             row.update({name: float(values[i]) for name, values in chosen.columns.items()})
             row["row"] = int(row["row"])
             row["training_flops"] = flops
             rows.append(row)
         return rows
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         return plain_fields(self, "candidates", "chosen", "check", "notes")
 
     def summary(self) -> Table:
@@ -421,7 +422,7 @@ def _read_noise(noise: ArrayLike, count: int) -> FloatArray:
     return np.broadcast_to(values, (count,))
 
 
-def _check_answer(law: Formula, answer: Target, force: bool) -> tuple[str, ...]:
+def _check_answer(law: Formula, answer: Target, force: bool) -> Names:
     """Say how far outside the law's range the answer lies. ExtrapolationError beyond the guard, unless `force`."""
     try:
         answer(law)

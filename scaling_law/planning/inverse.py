@@ -18,6 +18,7 @@ from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.notices import Notice, about
 from hub.base.tables import Table
+from hub.base.types import Fields, Names
 from hub.base.units import format_bytes, format_count, format_flops, format_rough, in_brackets
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
@@ -77,7 +78,7 @@ class Reached(ArrayAnswer):
     that of a run's loss, by the law and, within a budget of hours, step times; that of its hours, by the step times.
     """
 
-    _question: ClassVar[tuple[str, ...]] = ("loss", "experts")
+    _question: ClassVar[Names] = ("loss", "experts")
 
     loss: FloatArray
     experts: FloatArray
@@ -109,7 +110,7 @@ class Reached(ArrayAnswer):
         return tuple(places[np.isfinite(costs.ravel()[places])].tolist())
 
     @property
-    def best(self) -> dict[str, Any] | None:
+    def best(self) -> Fields | None:
         """The best row for the first loss; None if none reaches it."""
         first_loss = np.ravel(self.loss)[0]
         for place in self.bests:
@@ -123,7 +124,7 @@ class Reached(ArrayAnswer):
         return self.best is None or bool(self.best["trusted"])
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Names:
         """What was noticed, and how far the best row of each loss extrapolates."""
         warnings = list(self.notes)
         for place in self.bests:
@@ -175,10 +176,10 @@ class Reached(ArrayAnswer):
         rows = [[row[i] for i in columns] for row in table.rows]
         return replace(table, header=[header[i] for i in columns], rows=rows)
 
-    def _columns(self) -> dict[str, Any]:
+    def _columns(self) -> Fields:
         return {**super()._columns(), "trusted": cast(RangeCheck, self.check).trusted}
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         """Return the rows, with the interval of the loss and, in hours, of these; None where there is none."""
         rows = super().to_rows()
         intervals = {"loss_interval": self.loss_interval}
@@ -389,7 +390,7 @@ def _check_range(
     law: Formula, variables: Variables, is_reached: Any, axes_of_experts: int, limits: Limits, force: bool
 ) -> RangeCheck:
     """Check the models that there are. ExtrapolationError where all for one loss are beyond the guard."""
-    repeated: dict[str, Any] = {"unique_tokens": limits.unique_tokens}
+    repeated: Fields = {"unique_tokens": limits.unique_tokens}
     experts = np.where(is_reached, variables["experts"], np.nan)
     check = law.check(**{**variables, **repeated, "experts": experts})
     axes = tuple(range(is_reached.ndim - axes_of_experts, is_reached.ndim))

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError
 from hub.base.inputs import LARGEST
 from hub.base.tables import literal
+from hub.base.types import Fields
 from scaling_law.formulas import Formula
 from scaling_law.formulas.repeated import Models
 from scaling_law.planning.question import LimitFields, parse_field
@@ -115,13 +116,13 @@ class Limits:
             self.bytes_per_parameter * linear, quadratic, self.bytes_per_parameter * cubic, memory_bytes
         )
 
-    def variables(self, d_model: Any, experts: Any, flops: Any) -> dict[str, Any]:
+    def variables(self, d_model: Any, experts: Any, flops: Any) -> Fields:
         """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""
         variables = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
         tokens = affordable_tokens(flops, variables["n_active"], self.inference_tokens)
         return {**variables, "tokens": tokens}
 
-    def models(self, law: Formula, d_model: Any, experts: Any, tokens: Any) -> dict[str, Any]:
+    def models(self, law: Formula, d_model: Any, experts: Any, tokens: Any) -> Fields:
         """Return N_act, D, E and the law's other variables, for models of these widths and tokens; broadcasts."""
         return of_law(law, {**self.variables(d_model, experts, 1.0), "tokens": tokens})
 
@@ -139,7 +140,7 @@ class Limits:
     def _models(self, experts: Any) -> Models:
         """Return the models of one design, by ln d_model."""
 
-        def models(log_width: Any) -> dict[str, Any]:
+        def models(log_width: Any) -> Fields:
             width = np.exp(log_width)
             return variables_of_width(width, experts, self.granularity, self.shared_ratio, self.vocab_size)
 
@@ -172,7 +173,7 @@ def _read_number(spec: Field[Any], value: Any) -> float:
     return number
 
 
-def of_law(law: Formula, variables: Variables) -> dict[str, Any]:
+def of_law(law: Formula, variables: Variables) -> Fields:
     """Pick N_act, D, E and the law's other variables, broadcast to one shape. ValueError for one that is missing."""
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
     for name in names:

@@ -15,6 +15,7 @@ from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.notices import Notice
 from hub.base.tables import rows_of
+from hub.base.types import Fields, Names
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
@@ -291,7 +292,7 @@ def _make_rows(
     return tuple(rows)
 
 
-def _sizes(budget: Budget, limits: Limits, models: _Models) -> dict[str, Any]:
+def _sizes(budget: Budget, limits: Limits, models: _Models) -> Fields:
     """Return the columns that follow from the widths."""
     d_model = models.d_model
     experts = models.experts
@@ -340,10 +341,10 @@ def _costs(
     limits: Limits,
     decode_batch: float | None,
     models: _Models,
-) -> dict[str, Any]:
+) -> Fields:
     """Return the columns of training and serving on the GPUs of the budget, or on those named beside FLOPs."""
     cluster = budget.cluster or named_gpus
-    columns: dict[str, Any] = {}
+    columns: Fields = {}
     if cluster is None:
         if decode_batch is not None:
             raise InputError(given("decode_batch", decode_batch), " needs a gpu that serves, such as gpu='h100'")
@@ -366,9 +367,7 @@ def _costs(
     return columns
 
 
-def _explain_hours(
-    named_gpus: Cluster | None, limits: Limits, models: _Models, costs: Mapping[str, Any]
-) -> tuple[str, ...]:
+def _explain_hours(named_gpus: Cluster | None, limits: Limits, models: _Models, costs: Mapping[str, Any]) -> Names:
     """Say what hours rest on that FLOPs take on the GPUs named, and which E these cannot train."""
     hours = costs.get("hours")
     if named_gpus is None or hours is None:
@@ -383,7 +382,7 @@ def _explain_hours(
     return tuple(notes)
 
 
-def _worth(law: Formula, variables: Variables, limits: Limits) -> dict[str, Any]:
+def _worth(law: Formula, variables: Variables, limits: Limits) -> Fields:
     """Say how far the law extrapolates for a model."""
     check = law.check(**variables, unique_tokens=limits.unique_tokens)
     return {
@@ -394,7 +393,7 @@ def _worth(law: Formula, variables: Variables, limits: Limits) -> dict[str, Any]
     }
 
 
-def _learning_rate(law: LearningRateLaw | None, sizes: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+def _learning_rate(law: LearningRateLaw | None, sizes: Mapping[str, Any], limits: Limits) -> Fields:
     """Return the peak rate of a model, for the last batch of its run, with the law that it is by."""
     batch = sizes["batch_tokens"]
     peak = peak_rate(law, sizes["d_model"], sizes["experts"], sizes["tokens"], batch, limits.vocab_size)
@@ -408,7 +407,7 @@ def _learning_rate(law: LearningRateLaw | None, sizes: Mapping[str, Any], limits
     }
 
 
-def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bool) -> tuple[str, ...]:
+def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bool) -> Names:
     """Say for which E the optimum is smaller than the smallest model, which is taken instead.
 
     InputError for hours in which every optimum is, whose step times nobody knows, unless `force`.

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.notices import Notice, about
 from hub.base.tables import Listed, Table, join_words
+from hub.base.types import Fields, Names
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_experts, format_flops, in_brackets
 from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
@@ -34,7 +34,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp
 # E of which a comparison says how often each wins, or which is ahead.
 MOST_SHOWN = 6
 # Columns of a printed row, in their order; those without a value are left out.
-COLUMNS: tuple[str, ...] = (
+COLUMNS: Names = (
     "experts",
     "d_model",
     "n_active",
@@ -113,7 +113,7 @@ class OptimalRow(Listed):
     loss_interval: Interval | None
     learning_rate: float | None
     limited_by: str
-    warnings: tuple[str, ...]
+    warnings: Names
     trusted: bool
     architecture: Architecture | None
     epochs: float | None = None
@@ -128,7 +128,7 @@ class OptimalRow(Listed):
     learning_rate_interval: Interval | None = None
     learning_rate_law: str = ""
     learning_rate_batch: int | None = None
-    learning_rate_warnings: tuple[str, ...] = ()
+    learning_rate_warnings: Names = ()
     distrust: str = ""
     learning_rate_from: LearningRateLaw | None = field(default=None, repr=False, compare=False)
 
@@ -145,7 +145,7 @@ class OptimalRow(Listed):
     def memory_bytes(self) -> float:
         return self.weight_bytes + self.kv_cache_bytes
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         hidden = ["learning_rate_from"]
         if self.accuracy is None:
             hidden.append("accuracy")
@@ -376,12 +376,12 @@ class OptimalTable(Answer):
         )
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Names:
         """The warnings about the best row, about the comparison itself, and about learning rates."""
         return (*self.loss_warnings, *self.rate_warnings)
 
     @property
-    def loss_warnings(self) -> tuple[str, ...]:
+    def loss_warnings(self) -> Names:
         """The warnings about the best row, and about the comparison itself."""
         warnings = list(self.notes)
         if self.reordered:
@@ -410,7 +410,7 @@ class OptimalTable(Answer):
         return tuple(warnings)
 
     @property
-    def rate_warnings(self) -> tuple[str, ...]:
+    def rate_warnings(self) -> Names:
         """The warnings about the learning rate of the best row, and which rows have none."""
         best = self.best
         name = f"best row (E = {best.experts:g})"
@@ -471,7 +471,7 @@ class OptimalTable(Answer):
             return cluster.of_run(architecture, self.best.tokens).place(architecture)
         return None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         facts = {**plain_fields(self, *HIDDEN_FACTS), "comparison": plain(self.comparison)}
         facts["trusted_loss"] = self.trusted_loss
         facts["sequence_length"] = self.best.sequence_length
@@ -484,7 +484,7 @@ class OptimalTable(Answer):
             facts["bottleneck"] = self.placement and self.placement.bottleneck
         return facts
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Fields]:
         """Return the values of each row, whether it is the `best`, and its `win_share` (None without draws)."""
         shares = self.comparison.win_shares if self.comparison else {}
         rows = []

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.notices import Notice
+from hub.base.types import Fields
 from hub.base.units import format_count, format_experts, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
@@ -81,7 +82,7 @@ class ComputeOptimum(ArrayAnswer):
         loss = span(self.loss, "{:.3f}".format)
         return f"{span(self.flops, format_flops)} FLOPs: {size} active parameters on {tokens} tokens, loss {loss}"
 
-    def _columns(self) -> dict[str, Any]:
+    def _columns(self) -> Fields:
         return {
             "flops": self.flops,
             "experts": self.experts,
@@ -113,7 +114,7 @@ def compute_optimal(
     return ComputeOptimum(budget, e, n_active, tokens, law.loss(**variables), check=check)
 
 
-def _optimum_without_limits(law: Formula, flops: FloatArray, experts: FloatArray) -> dict[str, Any]:
+def _optimum_without_limits(law: Formula, flops: FloatArray, experts: FloatArray) -> Fields:
     """Return N_act, D, E and the law's other variables at the optimum, in closed form where there is one."""
     if isinstance(law, ChinchillaForm):
         coefficients = law.chinchilla_coefficients(experts)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table
+from hub.base.types import Fields, Names
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough, in_brackets
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
@@ -103,7 +104,7 @@ class Plan(Answer):
     batch_source: str = OF_PAPER
 
     @property
-    def rows(self) -> tuple[dict[str, Any], ...]:
+    def rows(self) -> tuple[Fields, ...]:
         """The measurements of the trunk, the shortest first."""
         rows = []
         for tokens in self.branches:
@@ -111,7 +112,7 @@ class Plan(Answer):
         return tuple(rows)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Names:
         return self.notes
 
     @property
@@ -138,7 +139,7 @@ class Plan(Answer):
             text += "; not trusted"
         return text
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         return {
             **super().facts(),
             "n_active": self.architecture.n_active,
@@ -148,7 +149,7 @@ class Plan(Answer):
             "launch": self.launch(),
         }
 
-    def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
+    def configuration(self, sweep: str = "run") -> dict[str, Fields]:
         """Return the sections of `train.py`'s YAML; everything left out has the paper's value there by default.
 
         The model is ours, or of a class of transformers that has the architecture (`size.model_sections`). ValueError
@@ -157,7 +158,7 @@ class Plan(Answer):
         if self.learning_rate is None:
             raise InputError("learning_rate=None must be given: the run is too far outside the runs of its law")
         a = self.architecture
-        run: dict[str, Any] = {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts_equivalent:g}", "sweep": sweep}
+        run: Fields = {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts_equivalent:g}", "sweep": sweep}
         if self.placement is not None:
             run["micro_batch_sequences"] = self.placement.micro_batch_sequences
             run["gradient_checkpointing"] = self.placement.gradient_checkpointing
@@ -291,10 +292,10 @@ def plan(
         raise InputError(f"branches={branches!r} must be a whole number from 1 to {MOST_BRANCHES}")
     if question.get("engine") not in (None, TRAIN_PY):
         raise InputError(given("engine", question["engine"]), f": a plan is a run of {TRAIN_PY}")
-    options: dict[str, Any] = {**question, "integral": True, "force": force, "learning_rate_law": learning_rate_law}
+    options: Fields = {**question, "integral": True, "force": force, "learning_rate_law": learning_rate_law}
     table = optimal(law, flops, experts, **options)
     cluster = table.budget.cluster or table.cluster
-    passed_over: tuple[str, ...] = ()
+    passed_over: Names = ()
     if cluster is not None:
         table, passed_over = _find_trainable(table, cluster, partial(optimal, law, flops, **options))
     row = table.best
@@ -369,14 +370,14 @@ class _Schedule:
     branches: tuple[int, ...]
     warmup_tokens: int
     total_tokens: int
-    warnings: tuple[str, ...]
+    warnings: Names
 
     @classmethod
     def of(cls, ramp: BatchRamp, budgeted: float, count: int) -> _Schedule:
         """Plan a trunk of about so many tokens with up to `count` branches, each half as long as the next."""
         steps = max(1, ramp.steps(budgeted))
         tokens = ramp.tokens(steps)
-        warnings: tuple[str, ...] = ()
+        warnings: Names = ()
         if tokens > budgeted:
             warnings = (f"one step takes {tokens:,} tokens, more than the {budgeted:,.0f} of the budget",)
         warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
@@ -387,7 +388,7 @@ class _Schedule:
         return cls(tokens, steps, (*shorter, tokens), warmup, total, warnings)
 
 
-def _read_rate(row: OptimalRow, given_rate: float | None) -> dict[str, Any]:
+def _read_rate(row: OptimalRow, given_rate: float | None) -> Fields:
     """Return the fields of the learning rate: the given one, or that of the row's law."""
     if given_rate is not None:
         return {
@@ -443,7 +444,7 @@ def _usual_cluster(architecture: Architecture, ramp: BatchRamp) -> Cluster:
 
 def _find_trainable(
     table: OptimalTable, cluster: Cluster, ask: Callable[..., OptimalTable]
-) -> tuple[OptimalTable, tuple[str, ...]]:
+) -> tuple[OptimalTable, Names]:
     """Find the table whose best row is the best model that the GPUs can train, and say what was passed over for it.
 
     A row that does not fit stands for the widest model of its E that does. Errors as of `place`.

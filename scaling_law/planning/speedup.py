@@ -20,6 +20,7 @@ from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.notices import about
 from hub.base.tables import Listed, Table
+from hub.base.types import Fields, Names
 from hub.base.units import format_count, format_ends, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
@@ -72,7 +73,7 @@ class SpeedupRow(Listed):
     hours: float | None = None
     time: float | None = None
     time_interval: Interval | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: Names = ()
 
     def _headline(self) -> str:
         flops = f"{_format_factor(self.compute)} times the FLOPs"
@@ -134,7 +135,7 @@ class EffectiveSpeedup(Answer):
         return float(ratio ** (1.0 / self.exponent))
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Names:
         warnings = list(self.notes)
         for row in self.rows:
             if np.isinf(row.compute):
@@ -147,7 +148,7 @@ class EffectiveSpeedup(Answer):
             warnings += [about(row.size, warning) for warning in row.warnings]
         return tuple(warnings)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Fields:
         return {**super().facts(), "factor": self.factor}
 
     def summary(self) -> Table:
@@ -174,9 +175,9 @@ class EffectiveSpeedup(Answer):
         return f"{text}, α = {self.exponent:.4f}. {other}"
 
 
-def _cells(baseline: str, row: SpeedupRow) -> dict[str, Any]:
+def _cells(baseline: str, row: SpeedupRow) -> Fields:
     """Return a row as it is printed."""
-    cells: dict[str, Any] = {baseline: row.size, "n_active": row.n_active, "tokens": row.tokens, "flops": row.flops}
+    cells: Fields = {baseline: row.size, "n_active": row.n_active, "tokens": row.tokens, "flops": row.flops}
     for name, label in FACTORS.items():
         cells[label] = getattr(row, name)
         cells[f"{name}_interval"] = getattr(row, f"{name}_interval")
@@ -283,13 +284,13 @@ class _Target:
         seconds = None if cluster is None else _seconds(cluster, model, np.full(len(loss), tokens))
         return cls(law, coefficients, loss, tokens, flops, seconds, cluster)
 
-    def asymptote(self, variables: Variables) -> dict[str, Any]:
+    def asymptote(self, variables: Variables) -> Fields:
         """Return L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
         endless = {name: value * ENDLESS if is_size(name) else value for name, value in variables.items()}
         floors = floor(self.law, self.coefficients, endless)[:, 0]
         return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
 
-    def frontier(self, experts: float, limits: Limits) -> dict[str, Any]:
+    def frontier(self, experts: float, limits: Limits) -> Fields:
         """Return L∞, α and the loss at the model's FLOPs, along the best models with E experts."""
         curve = self.asymptote(limits.variables(64.0, experts, 1.0))
         budgets = Budget.each(self.flops * np.array([1.0, 2.0]))
@@ -320,7 +321,7 @@ class _Target:
         high = np.full(self.loss.shape, np.log(start * AROUND))
         return np.exp(least(lambda log_width: models(np.exp(log_width))[2], low, high, POINTS))
 
-    def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[dict[str, Any], Widths]:
+    def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[Fields, Widths]:
         """Return the variables of models of one width, or of one for each draw, and the models themselves."""
         widths = np.broadcast_to(d_model, self.loss.shape)
         return limits.variables(widths, experts, 1.0), limits.widths(widths[:, 0], experts)
@@ -338,7 +339,7 @@ class _Target:
         check = self.law.check(**own)
 
         warnings = check.warnings
-        costs: dict[str, Any] = {}
+        costs: Fields = {}
         factors = {"compute": flops / self.flops, "data": tokens / self.tokens}
         if self.cluster is not None and self.seconds is not None:
             seconds = _seconds(self.cluster, model, tokens)
@@ -374,7 +375,7 @@ def _seconds(cluster: Cluster, model: Sized, tokens: FloatArray) -> FloatArray:
 
 def _read_spending(
     law: Formula, model: Model, flops: Any, tokens: Any, limits: Limits, force: bool
-) -> tuple[dict[str, Any], float]:
+) -> tuple[Fields, float]:
     """Read the variables of the model and its training tokens (N_act, D, E, and those of the law), and its d_model.
 
     An E stands for its best trusted model, as in `optimal`, unless forced.
@@ -384,7 +385,7 @@ def _read_spending(
         raise InputError(given("flops", flops), ", ", given("tokens", tokens), advice)
     if isinstance(model, Architecture):
         width = float(model.d_model)
-        variables: dict[str, Any] = dict(model.variables())
+        variables: Fields = dict(model.variables())
         if tokens is None:
             tokens = affordable_tokens(one_positive("flops", flops), variables["n_active"])
         variables["tokens"] = tokens

@@ -25,6 +25,7 @@ import numpy as np
 from hub.base.errors import InputError
 from hub.base.inputs import reads, shorten, whole
 from hub.base.tables import Summarised, Table, Tables
+from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.rates.law import COEFFICIENTS, PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
@@ -174,7 +175,7 @@ class LearningRateFit(Summarised):
         """Return 95 % intervals of the `coefficients`, by the bootstrap over models."""
         return {name: percentile_interval(values, level) for name, values in self.draws.items()}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         return {
             "law": asdict(self.law),
             "coefficients": dict(self.coefficients),
@@ -318,7 +319,7 @@ def _make_law(
     solution: FloatArray,
     metadata: Mapping[str, Any],
 ) -> LearningRateLaw:
-    fields: dict[str, Any] = {"slope_e": 0.0}
+    fields: Fields = {"slope_e": 0.0}
     for name, value in surface.coefficients(solution).items():
         if "." not in name:
             fields[name] = value
@@ -540,12 +541,12 @@ def _find_ranges(
     grid: SettingsGrid,
     near: Mask,
     extras: Collection[Extra],
-) -> dict[str, Any]:
+) -> Fields:
     """Return the ranges of the law, and the vocabulary if all tables have the same."""
     columns = {"n_range": grid.size, "experts_range": grid.experts, "tokens_range": grid.tokens}
     if "batch" in extras and grid.batch is not None:
         columns["batch_range"] = grid.batch[near]
-    ranges: dict[str, Any] = {name: (float(values.min()), float(values.max())) for name, values in columns.items()}
+    ranges: Fields = {name: (float(values.min()), float(values.max())) for name, values in columns.items()}
     vocabularies = {runs.vocab_size for runs in tables}
     if len(vocabularies) == 1 and None not in vocabularies:
         ranges["vocab_size"] = vocabularies.pop()

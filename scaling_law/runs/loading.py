@@ -14,6 +14,7 @@ import numpy as np
 import hub
 from hub.base.errors import InputError, Message, RecordError, given, message
 from hub.base.inputs import reads
+from hub.base.types import Fields, Names
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import repeated_runs, row_problems, unusable_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
@@ -197,7 +198,7 @@ class _Table:
     failed: Mapping[int, str]
     aliases: Mapping[str, str]
     authors_filter: str
-    skipped_steps: tuple[str, ...]
+    skipped_steps: Names
 
     @property
     def is_logged(self) -> bool:
@@ -242,7 +243,7 @@ def _read_table(
 
     is_table = kind == "table"
     groups = _group_steps(rows, final, origin) if is_table and public is None else None
-    skipped_steps: tuple[str, ...] = ()
+    skipped_steps: Names = ()
     if groups is not None:
         plural = "s" if len(groups) > 1 else ""
         earlier_rows = len(rows) - len(groups)
@@ -407,7 +408,7 @@ def _filter_rows(table: _Table, places: Sequence[int], where: str) -> list[int]:
     return matches
 
 
-def _filter_cells(row: Row) -> dict[str, Any]:
+def _filter_cells(row: Row) -> Fields:
     """Return the values of a row as a filter sees them: True and False are words, as in a CSV file."""
     cells = {}
     for name, value in row.items():
@@ -521,7 +522,7 @@ def _unit_problems(
 # ------------------------------------------------------------------ what is known about the runs
 
 
-def _sizes(rows: Sequence[Row]) -> dict[str, Any]:
+def _sizes(rows: Sequence[Row]) -> Fields:
     return {name: merge_rounded(_numbers(rows, name)) for name in INPUTS}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from hub.base.errors import InputError, given
+from hub.base.types import Fields
 from scaling_law.runs.rows import Row, is_loss, is_missing, leaves, names_in, number
 from scaling_law.runs.trunks import RATES
 
@@ -61,12 +62,12 @@ def row_of(
     identity: tuple[str, str],
     status: str,
     group: str | None = None,
-) -> dict[str, Any]:
+) -> Fields:
     """Make a run's row. A metric hides a configured value of its name, which may only be a plan.
 
     The `group` under which the tracker shows the run is a column, unless the run has one of that name.
     """
-    numbers: dict[str, Any] = {}
+    numbers: Fields = {}
     for name, value in metrics.items():
         if number(value) is not None:
             numbers[name] = number(value)
@@ -135,7 +136,7 @@ def end_of(
     lines: Sequence[int],
     final: Final,
     losses: Collection[str],
-) -> dict[str, Any]:
+) -> Fields:
     """Join the rows of one run into a single one, with the final loss by the rule `final`, else the last values."""
     values: dict[str, list[Any]] = {}
     for i in lines:
@@ -143,7 +144,7 @@ def end_of(
             if value is not None:
                 values.setdefault(column, []).append(value)
 
-    row: dict[str, Any] = {}
+    row: Fields = {}
     for column, cells in values.items():
         logged = [x for x in map(number, cells) if x is not None]
         if logged and (is_loss(column) or column in losses):

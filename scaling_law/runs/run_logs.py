@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 # Lazy: the rooms of hub are imported when runs are read.
 import hub
 from hub.base import strict_json
+from hub.base.types import Fields
 from scaling_law.runs.logged import Final, end_of, final_values, row_of
 from scaling_law.runs.rows import Row, RunsError, names_in, number, read_rows
 from scaling_law.runs.statuses import status_of
@@ -143,7 +144,7 @@ def _read_trainer_runs(
         yield row_of(_read_sizes(path), metrics, (name, name), status)
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def _read_state(path: Path) -> Fields:
     """Read a trainer_state.json. RunsError for another file."""
     content = path.read_bytes()
     state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
@@ -169,7 +170,7 @@ def _read_sizes(path: Path) -> Mapping[str, Any]:
     if not config.is_file():
         return {}
     content = strict_json.loads(config.read_bytes(), what=str(config))
-    fields: dict[str, Any] = {"config": content}
+    fields: Fields = {"config": content}
     # A class that cannot be counted has its sizes in columns.
     with suppress(ValueError, FileNotFoundError):
         architecture = read_model(config).architecture
@@ -244,7 +245,7 @@ class _Events:
         from tensorboard.util import tensor_util
 
         self.logged: dict[str, list[float]] = {}
-        self.settings: dict[str, Any] = {}
+        self.settings: Fields = {}
         self.status = "final"
         steps: list[float] = [0.0]
         read_tensor: Callable[[Any], Any] = tensor_util.make_ndarray

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hub.base.tables import join_words
+from hub.base.types import Fields, Names
 from scaling_law.runs.rows import is_missing
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
@@ -81,8 +82,8 @@ class Setting:
     """
 
     name: str
-    values: tuple[str, ...]
-    unpaired: tuple[str, ...]
+    values: Names
+    unpaired: Names
     tuned: bool
     numeric: bool
 
@@ -93,7 +94,7 @@ class Setting:
         return f"{self.name} ({', '.join(self.values[:LISTED])}{ellipsis})"
 
     @property
-    def filters(self) -> tuple[str, ...]:
+    def filters(self) -> Names:
         """Filters that choose one value each, with the runs that have no counterpart if they are few."""
         field = self.name if re.fullmatch(r"\w+", self.name) else f"`{self.name}`"
 
@@ -200,7 +201,7 @@ def find_blend(
     """
     if len(loss) < 2:
         return None
-    all_columns: dict[str, Any] = {**texts, **numbers}
+    all_columns: Fields = {**texts, **numbers}
     keys = [
         places(sizes["n_active"], SAME_SIZE),
         places(sizes["tokens"]),

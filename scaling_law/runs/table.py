@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads, shorten
 from hub.base.tables import Summarised, Table, column_name
+from hub.base.types import Fields, Names
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import check_shapes, numbers
@@ -48,10 +49,10 @@ class Runs(Summarised):
     experts: FloatArray
     loss: FloatArray
     trunk: IntArray
-    run_id: tuple[str, ...]
+    run_id: Names
     source: str = "columns"
     loss_name: str = "loss"
-    skipped: tuple[str, ...] = field(default=(), repr=False)
+    skipped: Names = field(default=(), repr=False)
     dataset: str | None = None
     commit: str | None = None
     trunk_source: str = "given"
@@ -96,7 +97,7 @@ class Runs(Summarised):
             "loss": np.atleast_1d(numbers("loss", loss)),
         }
         check_shapes(arrays)
-        inputs: dict[str, Any] = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
+        inputs: Fields = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
         losses = inputs["loss"]
         if losses.ndim != 1:
             raise RunsError(f"columns must be one-dimensional, not of shape {losses.shape}")
@@ -137,7 +138,7 @@ class Runs(Summarised):
         return len(self.loss)
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Names:
         """Names of all numeric columns."""
         return (*INPUTS, "loss", *self.columns)
 
@@ -188,7 +189,7 @@ class Runs(Summarised):
         def pick(values: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(values[row] for row in rows)
 
-        selected: dict[str, Any] = {name: getattr(self, name)[rows] for name in OWN_COLUMNS}
+        selected: Fields = {name: getattr(self, name)[rows] for name in OWN_COLUMNS}
         return replace(
             self,
             **selected,
@@ -210,7 +211,7 @@ class Runs(Summarised):
         return fitted_ranges(self.n_active, self.tokens, self.experts)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Names:
         """Sentences that say what is odd about the units of N, D and the loss, and about losses that rise with D."""
         has_shapes = "d_model" in self.columns
         units = unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size, has_shapes)
@@ -229,7 +230,7 @@ class Runs(Summarised):
         known = {column_name(name, (*self.columns, *texts)) for name in known}
         return find_blend(self._sizes, self.loss, self.columns, texts, HOLDERS, {*known, *self.recipe})
 
-    def doubts(self, known: Collection[str] = ()) -> tuple[tuple[str, ...], bool]:
+    def doubts(self, known: Collection[str] = ()) -> tuple[Names, bool]:
         """Find what is odd about these runs, a sentence each, and whether no law that blends them is to be trusted.
 
         They may differ in the columns `known`, the variables of the law and what the user agreed to mix.
@@ -260,7 +261,7 @@ class Runs(Summarised):
     def to_pandas(self) -> pandas.DataFrame:
         import pandas
 
-        columns: dict[str, Any] = {"run_id": list(self.run_id)}
+        columns: Fields = {"run_id": list(self.run_id)}
         for name in OWN_COLUMNS:
             columns[name] = list(getattr(self, name))
         columns.update(self.columns)

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import hub
 from hub.base.errors import redact, unknown
 from hub.base.tables import literal
+from hub.base.types import Fields
 from scaling_law.runs import w_and_b
 from scaling_law.runs.logged import Final, check_final, final_values, row_of
 from scaling_law.runs.rows import Row, RunsError, names_in, number
@@ -54,7 +55,7 @@ def is_tracker(source: Any) -> bool:
 
 def with_values(rows: Sequence[Row]) -> str:
     """List the columns of rows with a value of each, metrics first."""
-    values: dict[str, Any] = {}
+    values: Fields = {}
     for row in reversed(rows):
         values.update({name: value for name, value in row.items() if value is not None})
     return ", ".join(f"{name} ({literal(values[name])})" for name in names_in(rows))
@@ -81,7 +82,7 @@ def _post(
     body: Any,
     place: str,
     key: str | None,
-) -> dict[str, Any]:
+) -> Fields:
     """Ask a server for data, again while it is busy; RunsError, one line without the key, for any other answer."""
     # These are slow to import.
     from http.client import HTTPException
@@ -183,7 +184,7 @@ def _identity(row: Row) -> tuple[str, str]:
     return str(row["run_name"]), str(row.get("run_id") or row["run_name"])
 
 
-def _decode(row: Row, name: str) -> dict[str, Any]:
+def _decode(row: Row, name: str) -> Fields:
     """Decode a column of JSON; in parquet files it is spread over the other columns."""
     if name in row:
         return dict(json.loads(row[name]))

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import as_it_is, reads
+from hub.base.types import Fields
 from hub.base.units import format_count
 
 # The vocabulary of GPT-2's tokenizer.
@@ -87,7 +88,7 @@ def variables_of_width(
     granularity: float = 1.0,
     shared_ratio: float = 0.0,
     vocab_size: float = VOCAB_SIZE,
-) -> dict[str, Any]:
+) -> Fields:
     """Compute the variables of laws for models under the d / 64 rule, named as in `Architecture.variables`.
 
     It broadcasts. `experts` is total over active feed-forward width, E; each of the E·G experts has 1/G of the dense
@@ -264,7 +265,7 @@ class Span:
             return 0.0
         return context // self.stride - self.entries(context)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return the arguments that differ from their defaults."""
         arguments = {}
         for span_field in fields(self):
@@ -452,11 +453,11 @@ class Architecture:
         """Width, depth, heads and experts, as records and configurations name them."""
         return {"d_model": self.d_model, "n_blocks": self.blocks, "n_heads": self.heads, "experts": self.experts}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return the arguments of an equal architecture: shape, vocabulary, and those that are no defaults."""
         values = asdict(self)
         values["spans"] = tuple(span.to_dict() for span in self.spans)
-        arguments: dict[str, Any] = {**self.shape, "vocab_size": self.vocab_size}
+        arguments: Fields = {**self.shape, "vocab_size": self.vocab_size}
         for size_field in fields(self):
             name = size_field.name
             if name not in arguments:

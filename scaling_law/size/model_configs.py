@@ -25,6 +25,7 @@ from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, unknown
 from hub.base.paths import local_path
 from hub.base.strict_json import MAX_FILE_BYTES
+from hub.base.types import Fields, Names
 from scaling_law.size.architecture import Architecture, Span, check_size, selected_keys
 from scaling_law.size.config_fields import Precision, explain_prediction_modules, list_unread, read_precision
 
@@ -109,9 +110,9 @@ class Model:
     # The precision of the checkpoint's weights, where it is neither bf16 nor fp16.
     precision: Precision | None = None
     # What is not counted, or assumed.
-    notes: tuple[str, ...] = ()
+    notes: Names = ()
     # Fields of the file that nothing reads: the count is then one of another model.
-    unread: tuple[str, ...] = ()
+    unread: Names = ()
 
     @property
     def parameters(self) -> int:
@@ -284,7 +285,7 @@ def _names_in(section: Any) -> list[str]:
     return [section] if isinstance(section, str) else []
 
 
-class _Fields(dict[str, Any]):
+class _Fields(Fields):
     """A configuration that computes a missing field from others, or else raises an error with its name.
 
     `defaults` are sizes that the file leaves out.
@@ -382,7 +383,7 @@ def _limited_blocks(
             raise InputError(f"layer_types={layer_types!r} must be a list of {a.blocks}, each one of {allowed}")
         return [layer_type not in _FULL_ATTENTION for layer_type in layer_types]
     rule = Arithmetic.parse(blocks)
-    rows: list[dict[str, Any]] = [{"block": block} for block in range(a.blocks)]
+    rows: list[Fields] = [{"block": block} for block in range(a.blocks)]
     for name in {*rule.names.values()} - {"block"}:
         # One value for all blocks, or one for each.
         values = config[name] if isinstance(config[name], list) else [config[name]] * a.blocks

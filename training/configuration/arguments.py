@@ -30,6 +30,7 @@ from pydantic import (
 from hub.base.atomic import write_bytes
 from hub.base.errors import InputError
 from hub.base.strict_yaml import as_typed
+from hub.base.types import Fields
 from hub.base.units import parse_count
 from hub.record.names import size_name
 from hub.record.run_record import NAME_PATTERN
@@ -440,7 +441,7 @@ class TrainingArguments(_Section):
         choices = " or ".join(self.model.experts_ways)
         return [f"run.experts_implementation: {way}; for {self.model.type} it must be {choices}"]
 
-    def replaced(self, **sections: dict[str, Any]) -> TrainingArguments:
+    def replaced(self, **sections: Fields) -> TrainingArguments:
         """Copy with other values of some fields, such as `replaced(run={"seed": 1})`; they are not checked again."""
         update = {name: getattr(self, name).model_copy(update=fields) for name, fields in sections.items()}
         return self.model_copy(update=update)
@@ -515,11 +516,11 @@ class TrainingArguments(_Section):
                     f"of micro-batches that {processes} processes cannot share equally"
                 )
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, Fields]:
         """Return plain values for YAML and JSON."""
         return self.model_dump()
 
-    def flat(self) -> dict[str, Any]:
+    def flat(self) -> Fields:
         """Map `section.field` to its value, as types that trackers accept."""
         values = {}
         for section, fields in self.to_dict().items():

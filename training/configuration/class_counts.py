@@ -24,6 +24,7 @@ from torch.fx.experimental import _config as fx_config
 from torch.utils.flop_counter import FlopCounterMode
 
 from hub.base.errors import InputError
+from hub.base.types import Fields
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import FAMILIES, UnknownTypeError
 from training.configuration.class_fields import is_causal_type, read_names, text_model_class
@@ -154,7 +155,7 @@ def _culprits(config: Any, error: Exception) -> str:
     else:
         return ""
     fields = config.to_diff_dict()
-    inner_fields: dict[str, Any] = {}
+    inner_fields: Fields = {}
     for value in fields.values():
         if isinstance(value, dict):
             inner_fields.update(value)
@@ -284,7 +285,7 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     return architecture, dict(left_out), (constant, slope)
 
 
-def _read_config(values: dict[str, Any]) -> Any:
+def _read_config(values: Fields) -> Any:
     """Read the configuration of a causal decoder, or of a larger model's text decoder, from its config.json."""
     from transformers import CONFIG_MAPPING
 
@@ -300,7 +301,7 @@ def _read_config(values: dict[str, Any]) -> Any:
     return as_decoder(config)
 
 
-def _text_part(config: Any, values: dict[str, Any]) -> Any:
+def _text_part(config: Any, values: Fields) -> Any:
     """Return the configuration of a model's text decoder, the whole where it is one."""
     text = config.get_text_config(decoder=True)
     sections = [name for name in config.sub_configs if getattr(config, name, None) is text]
@@ -491,7 +492,7 @@ def _read_architecture(
     head = model.get_output_embeddings()
     sparse = [block for block in blocks if not {*experts}.isdisjoint(block.modules())]
     dense = [block for block in blocks if block not in sparse]
-    options: dict[str, Any] = {"tied_embeddings": head is None or head.weight is embedding.weight}
+    options: Fields = {"tied_embeddings": head is None or head.weight is embedding.weight}
     if dense:
         options.update(_dense_fields(dense, config), dense_blocks=len(dense) if sparse else 0)
     if sparse:
@@ -500,7 +501,7 @@ def _read_architecture(
     return Architecture(config.hidden_size, n_blocks=config.num_hidden_layers, vocab_size=config.vocab_size, **options)
 
 
-def _dense_fields(dense: list[nn.Module], config: Any) -> dict[str, Any]:
+def _dense_fields(dense: list[nn.Module], config: Any) -> Fields:
     """Read the width and kind of the feed-forwards of dense blocks."""
     d_model = config.hidden_size
     unit = d_model * len(dense)
@@ -519,7 +520,7 @@ def _sparse_fields(
     sparse: list[nn.Module],
     experts: list[nn.Module],
     config: Any,
-) -> dict[str, Any]:
+) -> Fields:
     """Read the number and widths of routed and shared experts."""
     unit = config.hidden_size * len(sparse)
     size = _size(*experts)
@@ -544,7 +545,7 @@ def _sparse_fields(
     return fields
 
 
-def _attention_fields(config: Any) -> dict[str, Any]:
+def _attention_fields(config: Any) -> Fields:
     heads = _first(config, "num_attention_heads", "num_heads") or 1
     if _first(config, "kv_lora_rank"):
         latent = {name: _first(config, field) for name, field in _LATENT.items()}

@@ -24,6 +24,7 @@ from hub.base import strict_json, strict_yaml
 from hub.base.errors import InputError, unknown
 from hub.base.paths import local_path
 from hub.base.strict_json import MAX_FILE_BYTES
+from hub.base.types import Fields, Names
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
@@ -72,7 +73,7 @@ class ModelClassArguments(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_section(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _read_section(cls, values: Fields) -> Fields:
         """Read a section of a YAML file or of flags; null is a value of a class's fields (`q_lora_rank`)."""
         fields = {name: _as_typed(value) for name, value in values.items()}
         settings = {name: fields.pop(name) for name in cls.model_fields if name in fields}
@@ -127,7 +128,7 @@ class ModelClassArguments(BaseModel):
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
             least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
-        fields: dict[str, Any] = {name: value for name, (value, _) in least.items()}
+        fields: Fields = {name: value for name, (value, _) in least.items()}
         fields.update(self.model_extra or {})
         tokens: dict[str, int | None] = dict.fromkeys(_TOKENS, eos_token_id)
         tokens["pad_token_id"] = None
@@ -174,7 +175,7 @@ class ModelClassArguments(BaseModel):
         return self._architecture.experts
 
     @cached_property
-    def experts_ways(self) -> tuple[str, ...]:
+    def experts_ways(self) -> Names:
         """Ways to multiply experts that the class has a choice of; without experts, none but its own."""
         if causal_class(self.config(1))._can_set_experts_implementation():
             return ("auto", "grouped_mm", "batched_mm", "eager")
@@ -208,7 +209,7 @@ def _check_type(kind: str) -> None:
     raise InputError(f"model.type: {kind!r}; {hint}it must be {choices}")
 
 
-def _check_fields(kind: str, fields: dict[str, Any]) -> None:
+def _check_fields(kind: str, fields: Fields) -> None:
     """Refuse fields that a class ignores, and fields that it does not have, each in a line."""
     ignored = [name for name in fields if name in unread_fields(kind)]
     if ignored:
@@ -235,7 +236,7 @@ def balance_loss_of(model_class: type) -> Callable[..., Any] | None:
 
 
 @cache
-def model_types() -> tuple[str, ...]:
+def model_types() -> Names:
     """List the causal model types of the installed transformers.
 
     Some refuse: docs/bring_your_own_architecture.md.
@@ -329,7 +330,7 @@ def _declared_fields(model_type: str) -> frozenset[str]:
     return frozenset(name for name in fields - _fields_beside_architecture() if not re.search("^_|_config$", name))
 
 
-def _read_config_file(path: Path) -> tuple[str, dict[str, Any]]:
+def _read_config_file(path: Path) -> tuple[str, Fields]:
     """Read model type and fields of a config.json; warn of those that the class does not read, and leave them out."""
     try:
         config = strict_json.loads(path.read_bytes(), what=path.name, max_bytes=MAX_FILE_BYTES, finite=False)

@@ -21,6 +21,7 @@ from hub.base import strict_yaml
 from hub.base.commands import version
 from hub.base.errors import InputError, problem_lines
 from hub.base.paths import local_path
+from hub.base.types import Fields
 from hub.record.names import size_name
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import ROWS
@@ -68,7 +69,7 @@ def answer_help(argv: Sequence[str]) -> None:
         raise SystemExit(0)
 
 
-def read_yaml(path: str | Path, source: str, numbers: bool = False) -> dict[str, Any]:
+def read_yaml(path: str | Path, source: str, numbers: bool = False) -> Fields:
     """Read the mapping in a YAML or JSON file, without its top-level keys x-…, which may hold anchors.
 
     `numbers` as in `hub.base.strict_yaml`. Raises ConfigurationError, which names the `source` of the path.
@@ -85,14 +86,14 @@ def read_yaml(path: str | Path, source: str, numbers: bool = False) -> dict[str,
     return {name: value for name, value in values.items() if not name.startswith("x-")}
 
 
-def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str = "") -> TrainingArguments:
+def from_dict(values: Fields, flags: Sequence[str] = (), output_dir: str = "") -> TrainingArguments:
     """Make arguments from nested sections, with `--section.field value` flags winning over them.
 
     `preset`, one name or a list, stands for sections that the others win over; None is a field's default; `output_dir`
     is the default of run.output_dir. Raises ConfigurationError with one line per problem.
     """
     problems: list[str] = []
-    preset: dict[str, Any] = {}
+    preset: Fields = {}
     try:
         preset = preset_sections(values.get("preset") or [])
     except ConfigurationError as error:
@@ -120,7 +121,7 @@ def _list_keys() -> list[str]:
     return keys
 
 
-def _drop_former_fields(sections: dict[str, Any], problems: list[str]) -> None:
+def _drop_former_fields(sections: Fields, problems: list[str]) -> None:
     """Leave out fields of earlier versions that have the value by which they did nothing."""
     for (section, name), idle_value in FORMER_FIELDS.items():
         fields = sections.get(section)
@@ -131,9 +132,9 @@ def _drop_former_fields(sections: dict[str, Any], problems: list[str]) -> None:
             problems.append(f"{section}.{name}: {value!r}; this field is no longer there: leave it out")
 
 
-def _read_flags(flags: Sequence[str], problems: list[str]) -> dict[str, dict[str, Any]]:
+def _read_flags(flags: Sequence[str], problems: list[str]) -> dict[str, Fields]:
     """Collect `--section.field word …` as sections of words, and of lists where there are several or none."""
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, Fields] = {}
     words: list[str] | None = None
     for flag in flags:
         if flag.startswith("--"):
@@ -218,7 +219,7 @@ class PaperConfiguration:
     tokens: tuple[int, ...]
 
     @property
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self) -> Fields:
         """Parameters and shape."""
         arch = self.architecture
         return {"n_active": arch.n_active, "n_total": arch.n_total, **arch.shape}
@@ -254,7 +255,7 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
 
 
-def preset_sections(preset: str | list[str]) -> dict[str, Any]:
+def preset_sections(preset: str | list[str]) -> Fields:
     """Read the fields that presets set, by section; later presets win.
 
     Raises ConfigurationError, which names the nearest preset.
@@ -263,9 +264,9 @@ def preset_sections(preset: str | list[str]) -> dict[str, Any]:
     return merge(*(_read_preset(strict_yaml.as_typed(name)) for name in names))
 
 
-def merge(*layers: dict[str, Any]) -> dict[str, Any]:
+def merge(*layers: Fields) -> Fields:
     """Merge sections of fields; later layers win. Values that are not mappings are left for validation to refuse."""
-    sections: dict[str, Any] = {}
+    sections: Fields = {}
     for layer in layers:
         for name, fields in layer.items():
             # The fields of an empty section are all left out.

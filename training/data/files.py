@@ -23,6 +23,7 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # fsspec has 
 from pyarrow.parquet import ParquetFile
 
 from hub.base.errors import InputError
+from hub.base.types import Fields
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -91,7 +92,7 @@ def open_parquet(file: str, stack: ExitStack) -> ParquetFile:
         raise InputError(f"data.dataset: {file} is damaged or no parquet file: {_first_line(error)}") from error
 
 
-def parquet_rows(file: ParquetFile, name: str, groups: range, columns: list[str]) -> Iterator[dict[str, Any]]:
+def parquet_rows(file: ParquetFile, name: str, groups: range, columns: list[str]) -> Iterator[Fields]:
     """Yield the rows of some row groups of a file. Raises InputError for what is damaged, with the row of `name`."""
     number = rows_before(file, groups)
     try:
@@ -111,7 +112,7 @@ def rows_before(file: ParquetFile, groups: range) -> int:
     return sum(file.metadata.row_group(number).num_rows for number in range(groups.start))
 
 
-def _decode(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
+def _decode(batch: pa.RecordBatch) -> Iterable[Fields]:
     try:
         return batch.to_pylist()
     except UnicodeDecodeError:
@@ -119,7 +120,7 @@ def _decode(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
         return (batch.slice(number, 1).to_pylist()[0] for number in range(batch.num_rows))
 
 
-def json_rows(file: str) -> Iterator[dict[str, Any]]:
+def json_rows(file: str) -> Iterator[Fields]:
     """Yield the rows of a JSON file. Raises InputError for a line that is not a JSON object, or cannot be read."""
     with open_file(file) as content:
         lines = _numbered_lines(file, content)
@@ -154,7 +155,7 @@ def _numbered_lines(file: str, content: BinaryIO) -> Iterator[tuple[int, bytes]]
         ) from error
 
 
-def _parse_row(file: str, number: int, line: bytes) -> dict[str, Any]:
+def _parse_row(file: str, number: int, line: bytes) -> Fields:
     try:
         row = json.loads(line.strip())
     except (ValueError, RecursionError) as error:
@@ -165,7 +166,7 @@ def _parse_row(file: str, number: int, line: bytes) -> dict[str, Any]:
     return row
 
 
-def _parse_values(file: str, content: bytes) -> Iterator[dict[str, Any]]:
+def _parse_values(file: str, content: bytes) -> Iterator[Fields]:
     """Yield the objects of arrays, or those printed over several lines; strings of an array are texts."""
     decoder = json.JSONDecoder()
     values: list[Any] = []

@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from filelock import FileLock
 
 from hub.base import atomic
 from hub.base.errors import HubError, UnavailableError
+from hub.base.types import Fields
 from hub.store import cache
 from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError, TrainingArguments
@@ -47,8 +48,8 @@ class RunData:
     not keep.
     """
 
-    dataset: dict[str, Any] | None = None
-    tokenizer: dict[str, Any] | None = None
+    dataset: Fields | None = None
+    tokenizer: Fields | None = None
     pins: list[Pin] = field(default_factory=list)
     peak_learning_rate: float | None = None
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from hub.base.atomic import sha256_of, write_bytes
 from hub.base.errors import InputError
 from hub.base.paths import check_links
+from hub.base.types import Fields
 from training.data.files import (
     ALLOWED,
     JSON,
@@ -547,10 +548,10 @@ def _digest(text: str) -> str:
 
 def _checksums(paths: list[Path], memory: Path | None) -> Iterator[tuple[str, str]]:
     """Yield (name, sha256) of files; those that `memory` has with their size and time of change are not read."""
-    remembered: dict[str, Any] = {}
+    remembered: Fields = {}
     if memory is not None and memory.exists():
         remembered = json.loads(memory.read_text())
-    current: dict[str, Any] = {}
+    current: Fields = {}
     for path in paths:
         status = path.stat()
         name = str(path.resolve())

@@ -16,6 +16,7 @@ import numpy as np
 
 from hub import RunRecord
 from hub.base import atomic
+from hub.base.types import Fields
 from scaling_law import Architecture, Law, LiveEstimate, LiveForecast, TrainingCurve
 from scaling_law.forecasting.live import FOREIGN, curve_of, points_of
 from scaling_law.law.shelf import choose_law
@@ -63,14 +64,14 @@ class RunForecast:
         if warnings:
             logger.warning("forecast of the final loss: %s", "; ".join(warnings))
 
-    def __call__(self, line: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, line: Mapping[str, Any]) -> Fields:
         self.lines.append({name: line[name] for name in ("tokens", "loss", "loss_spike") if name in line})
         estimate = self.estimate(self.branches[-1])
         if estimate is None:
             return {}
         self.text = str(estimate)
         low, high = estimate.interval()
-        fields: dict[str, Any] = {
+        fields: Fields = {
             "forecast_loss": estimate.loss,
             "forecast_low": low,
             "forecast_high": high,
@@ -161,7 +162,7 @@ def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]
     return sorted(nearest)
 
 
-def read_lines(log: Path) -> list[tuple[bytes, dict[str, Any]]]:
+def read_lines(log: Path) -> list[tuple[bytes, Fields]]:
     """Read text and values of every line of a step log.
 
     Incomplete ones, as a killed process leaves them, are skipped.

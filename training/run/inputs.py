@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hub.base.types import Fields
 from training.configuration.arguments import SECTIONS, ConfigurationError, ModelArguments, TrainingArguments
 from training.configuration.model_classes import ModelClassArguments, unread_fields
 from training.configuration.reading import read_yaml
@@ -66,7 +67,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
         raise ConfigurationError("the output folder holds another run; " + hint + "\n  ".join(problems))
 
 
-def _describe_differences(arguments: TrainingArguments, before: dict[str, Any]) -> list[str]:
+def _describe_differences(arguments: TrainingArguments, before: Fields) -> list[str]:
     """List the fields that differ from those of the run in the output folder, and may not."""
     path = Path(arguments.run.output_dir) / "config.yaml"
     now = arguments.to_dict()
@@ -143,7 +144,7 @@ def with_data_as_begun(arguments: TrainingArguments) -> TrainingArguments:
     return arguments.replaced(data={name: fields[name] for name in names})
 
 
-def _read_first_configuration(arguments: TrainingArguments) -> dict[str, Any] | None:
+def _read_first_configuration(arguments: TrainingArguments) -> Fields | None:
     """Read the configuration with which the run in the output folder was started; None without one."""
     path = Path(arguments.run.output_dir) / "config.yaml"
     if not path.exists():

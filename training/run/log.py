@@ -28,6 +28,7 @@ from hub.base.atomic import write_bytes, write_json
 from hub.base.disk import describe_full_disk
 from hub.base.errors import secret_in
 from hub.base.progress import progress_line
+from hub.base.types import Fields
 from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main, peak_memory
@@ -85,7 +86,7 @@ class StepLog(ExitStack):
         start_step: int,
         end_step: int,
         trackers: Trackers,
-        forecast: Callable[[list[dict[str, Any]]], RunForecast] | None = None,
+        forecast: Callable[[list[Fields]], RunForecast] | None = None,
     ):
         super().__init__()
         self.session = session
@@ -110,7 +111,7 @@ class StepLog(ExitStack):
         # The text of the last line.
         self._detail = ""
 
-    def _open(self, path: Path, start_step: int) -> list[dict[str, Any]]:
+    def _open(self, path: Path, start_step: int) -> list[Fields]:
         """Open the log without lines from beyond a step, and return those before it."""
         lines = [(text, line) for text, line in read_lines(path) if line["step"] <= start_step]
         content = b"".join(text for text, _ in lines)
@@ -148,7 +149,7 @@ class StepLog(ExitStack):
                 self._detail += f", {self.forecast.text}"
         self._write(line)
 
-    def _describe_batch(self, step: int) -> dict[str, Any]:
+    def _describe_batch(self, step: int) -> Fields:
         """Say where a step's batch lies in the order of the data, and which sequences of the token cache it has."""
         position = self.ramp.position(step)
         sequences = self.session.data.indices(position, self.ramp.sequences(step))
@@ -169,7 +170,7 @@ class StepLog(ExitStack):
         logger.info("step %d: held-out loss %.4f%s", progress.step, loss, "" if error is None else f" ± {error:.4f}")
         self._write(line)
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: Fields) -> None:
         for name, value in line.items():
             # JSON has no NaN.
             if isinstance(value, float) and not math.isfinite(value):
@@ -178,7 +179,7 @@ class StepLog(ExitStack):
             self._file.write(json.dumps(line))
         self.trackers.log(line)
 
-    def _line(self, progress: Progress, result: StepResult, rate: float) -> dict[str, Any]:
+    def _line(self, progress: Progress, result: StepResult, rate: float) -> Fields:
         """Return the line of the log that ends with this step. Collective."""
         accelerator = self.session.accelerator
         peak = self.session.peak_flops
@@ -210,7 +211,7 @@ class StepLog(ExitStack):
             line.update(self._routing(result, result.tokens_per_expert))
         return line
 
-    def _routing(self, result: StepResult, tokens_per_expert: torch.Tensor) -> dict[str, Any]:
+    def _routing(self, result: StepResult, tokens_per_expert: torch.Tensor) -> Fields:
         """Return what a line says of the experts. Collective."""
         assert result.dropped_tokens is not None
         assert result.router_entropy is not None
@@ -314,7 +315,7 @@ class Trackers:
 
         on_main(self._accelerator, wait)
 
-    def log(self, line: dict[str, Any]) -> None:
+    def log(self, line: Fields) -> None:
         """Log the numbers of a line of the step log; the load of the experts as its summary for every layer."""
         self._call(partial(self._log, line))
 
@@ -358,7 +359,7 @@ class Trackers:
         except (OSError, ValueError) as error:
             logger.warning("%s; training goes on without it", error)
 
-    def _log(self, line: dict[str, Any]) -> None:
+    def _log(self, line: Fields) -> None:
         values = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "step"}
         values["updates"] = line["step"]
         for layer, row in enumerate(line.get("tokens_per_expert", ())):
@@ -412,7 +413,7 @@ class Trackers:
             if tracker_name == "wandb":
                 tracker.tracker.define_metric("*", step_metric="tokens")
 
-    def _start_tracker(self, name: str, folder: Path, settings: dict[str, Any], is_new: bool) -> Any:
+    def _start_tracker(self, name: str, folder: Path, settings: Fields, is_new: bool) -> Any:
         """Start a tracker of Accelerate, which gets the configuration if it `is_new`."""
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
@@ -510,5 +511,5 @@ def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: 
     return b"".join(lines[i][0] for i in selected)
 
 
-def _lines_until(log: Path, tokens: int) -> list[tuple[bytes, dict[str, Any]]]:
+def _lines_until(log: Path, tokens: int) -> list[tuple[bytes, Fields]]:
     return [(text, line) for text, line in read_lines(log) if line["tokens"] <= tokens]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 
+from hub.base.types import Fields
 from training.configuration.arguments import OptimizerArguments
 from training.run import causal_model
 
@@ -75,7 +76,7 @@ class StackedMuon(torch.optim.Muon):
 
 
 def _directions(
-    tensors: Iterable[tuple[Tensor, ...]], group: dict[str, Any], scale: Tensor | None, skips: Tensor | None
+    tensors: Iterable[tuple[Tensor, ...]], group: Fields, scale: Tensor | None, skips: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Advance the momenta of (parameter, gradient, momentum); yields weights and their directions, bf16 [n, out, in].
 
@@ -116,7 +117,7 @@ def _cuts_matrices(parameter: DTensor) -> bool:
     return any(getattr(placement, "dim", 0) >= parameter.ndim - 2 for placement in parameter.placements)
 
 
-def _update(batch: list[tuple[Tensor, Tensor]], group: dict[str, Any], skips: Tensor | None) -> None:
+def _update(batch: list[tuple[Tensor, Tensor]], group: Fields, skips: Tensor | None) -> None:
     """Decay weights, and move them along their orthogonalised directions, which are all of one shape.
 
     Where `skips` is true, on the device, they stay.

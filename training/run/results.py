@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from hub.base.atomic import share_weights, weights_sha256, write_bytes
+from hub.base.types import Fields
 from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shorten
 from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.store.files import portable_tokenizer_config
@@ -136,7 +137,7 @@ def _training_losses(progress: Progress, status: str) -> _Losses:
     return _Losses(0.0, 0)
 
 
-def _evaluation(held_out: tuple[HeldOut, HeldOutLoss] | None) -> dict[str, Any]:
+def _evaluation(held_out: tuple[HeldOut, HeldOutLoss] | None) -> Fields:
     """Return the fields of the held-out loss, null without one."""
     sequences, loss = held_out or (None, None)
     return {
@@ -148,7 +149,7 @@ def _evaluation(held_out: tuple[HeldOut, HeldOutLoss] | None) -> dict[str, Any]:
     }
 
 
-def _cost(session: Session, progress: Progress, tokens: int) -> dict[str, Any]:
+def _cost(session: Session, progress: Progress, tokens: int) -> Fields:
     """Return the fields of FLOPs, time, memory and hardware."""
     accelerator = session.accelerator
     flops = session.flops
@@ -180,13 +181,13 @@ def _routing_at_end(progress: Progress, status: str, arch: Architecture) -> dict
     return {"drop_rate": drop_rate, "expert_load_max_over_mean": load}
 
 
-def configured_fields(a: TrainingArguments, arch: Architecture, peak: float, law: str) -> dict[str, Any]:
+def configured_fields(a: TrainingArguments, arch: Architecture, peak: float, law: str) -> Fields:
     """Return the fields of a record that follow from the configuration.
 
     The schedule lacks its fields that depend on the tokens.
     """
     o = a.optimizer
-    fields: dict[str, Any] = {
+    fields: Fields = {
         **{name: getattr(arch, name) for name in _SIZE},
         "sequence_length": a.data.sequence_length,
         "schedule": {
@@ -214,14 +215,14 @@ def configured_fields(a: TrainingArguments, arch: Architecture, peak: float, law
     return fields
 
 
-def _class_fields(model: ModelClassArguments, arch: Architecture) -> dict[str, Any]:
+def _class_fields(model: ModelClassArguments, arch: Architecture) -> Fields:
     """Return the type of a class of transformers, and the variables of laws."""
     variables = {
         **arch.variables(),
         "experts_equivalent": arch.experts_equivalent,
         "dense_blocks": arch.dense_blocks,
     }
-    fields: dict[str, Any] = {name: variables[name] for name in OF_A_CLASS - {"model_type"}}
+    fields: Fields = {name: variables[name] for name in OF_A_CLASS - {"model_type"}}
     fields["model_type"] = model.type
     fields["n_kv_heads"] = arch.n_kv_heads
     return fields

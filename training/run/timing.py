@@ -8,12 +8,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import psutil
 import torch
 
+from hub.base.types import Fields
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import from_dict
 from training.data.batches import inputs_and_targets
@@ -51,9 +52,7 @@ class RandomTokens:
             yield inputs_and_targets(generator.integers(self.vocab_size, size=shape), device)
 
 
-def arguments_of_steps(
-    run: dict[str, Any], model: dict[str, Any], sequence_length: int, passes: int = 1
-) -> TrainingArguments:
+def arguments_of_steps(run: Fields, model: Fields, sequence_length: int, passes: int = 1) -> TrainingArguments:
     """Return the arguments of a run that only makes single steps, of so many passes.
 
     `run` and `model` are sections of the configuration.

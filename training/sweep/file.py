@@ -15,6 +15,7 @@ from hub import RunRecord
 from hub.base.errors import InputError, RecordError, unknown
 from hub.base.paths import check_utf8, local_path
 from hub.base.strict_yaml import as_typed
+from hub.base.types import Fields
 from hub.base.units import parse_count
 from hub.record.filter import parse_filter
 from hub.record.names import final_branch_name
@@ -27,9 +28,9 @@ from training.run.inputs import resolve_arguments
 from training.run.model import architecture
 
 
-def _nest(values: dict[str, Any]) -> dict[str, Any]:
+def _nest(values: Fields) -> Fields:
     """Make sections of a mapping that may have dotted fields (model.experts), sections and `preset`."""
-    sections: dict[str, Any] = {}
+    sections: Fields = {}
     for name, value in values.items():
         section, dot, field = str(name).partition(".")
         if name == "preset":
@@ -63,14 +64,14 @@ def _comparable(value: Any) -> Any:
 
 
 Text = Annotated[str, BeforeValidator(_as_text)]
-Sections = Annotated[dict[str, Any], AfterValidator(_nest)]
+Sections = Annotated[Fields, AfterValidator(_nest)]
 
 
 class Override(BaseModel):
     """Fields for the runs where all of `where` holds."""
 
     model_config = ConfigDict(extra="forbid")
-    where: dict[str, Any] = {}
+    where: Fields = {}
     set: Sections
 
 
@@ -114,7 +115,7 @@ class SweepFile(BaseModel):
             raise InputError("where goes with `from: paper`; a grid has overrides")
         return self
 
-    def list_runs(self, folder: Path) -> list[dict[str, Any]]:
+    def list_runs(self, folder: Path) -> list[Fields]:
         """List the runs of `runs` or `from`, whose relative paths start in `folder`; one empty run for a grid."""
         if self.source == [reading.PAPER]:
             return _select_paper_runs(self.where)
@@ -122,7 +123,7 @@ class SweepFile(BaseModel):
             return self.runs
         return [_read_plan(folder / local_path(path)) for path in self.source]
 
-    def points(self) -> list[dict[str, Any]]:
+    def points(self) -> list[Fields]:
         """List every combination of the grid's values, as sections."""
         combinations = itertools.product(*self.grid.values())
         return [_nest(dict(zip(self.grid, combination, strict=True))) for combination in combinations]
@@ -192,7 +193,7 @@ class Sweep:
     runs: tuple[SweepRun, ...]
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], output_dir: Path | None = None, folder: Path = Path()) -> Sweep:
+    def from_dict(cls, values: Fields, output_dir: Path | None = None, folder: Path = Path()) -> Sweep:
         """Read a file's values; `output_dir` replaces the file's, relative paths in `from` start in `folder`.
 
         Raises:
@@ -239,7 +240,7 @@ class Sweep:
         return Sweep(self.name, tuple(run for run in self.runs if not names or run.name in names))
 
 
-def _select_paper_runs(where: str) -> list[dict[str, Any]]:
+def _select_paper_runs(where: str) -> list[Fields]:
     """Select the configurations of the paper's listing by a filter, each with the tokens for which it holds."""
     configurations = list(reading.listing().values())
     try:
@@ -257,7 +258,7 @@ def _select_paper_runs(where: str) -> list[dict[str, Any]]:
     return runs
 
 
-def _read_plan(path: Path) -> dict[str, Any]:
+def _read_plan(path: Path) -> Fields:
     """Read the run of `scaling-law plan` (`--json` or `--output`); JSON is YAML, too."""
     plan = reading.read_yaml(path, "sweep file: from")
     try:
@@ -271,7 +272,7 @@ def _read_plan(path: Path) -> dict[str, Any]:
     return {**sections, "run": run}
 
 
-def _make_run(file: SweepFile, folder: Path, fields: dict[str, Any], point: dict[str, Any]) -> SweepRun:
+def _make_run(file: SweepFile, folder: Path, fields: Fields, point: Fields) -> SweepRun:
     """Make the run with the fields of `runs` or `from`, at a point of the grid."""
     layers = [file.base, fields, point]
     preset: Any = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), [])
@@ -294,7 +295,7 @@ def _make_run(file: SweepFile, folder: Path, fields: dict[str, Any], point: dict
         raise ConfigurationError(f"run {size or 'of the sweep'}: {error}") from error
 
 
-def _holds(where: dict[str, Any], sections: dict[str, Any]) -> bool:
+def _holds(where: Fields, sections: Fields) -> bool:
     """Return whether the sections have all values of `where`, whose names are dotted fields."""
     values = {}
     for section, fields in sections.items():

@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_high
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 from filelock import FileLock, Timeout
 
 from hub.base import atomic
 from hub.base.tables import Table
+from hub.base.types import Fields
 from hub.base.units import format_decimal
 from scaling_law.size.architecture import training_flops
 from training.run.attempt import Attempt, Holder, find_trainer
@@ -172,7 +173,7 @@ def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) ->
     )
 
 
-def _verdict(run: SweepRun, line: dict[str, Any]) -> str | None:
+def _verdict(run: SweepRun, line: Fields) -> str | None:
     if any(b'"off_track"' in path.read_bytes() for path in run.folder.glob("*/log.jsonl")):
         return "off track"
     return "on track" if "forecast_loss" in line else None
@@ -203,7 +204,7 @@ def device_seconds(run: SweepRun) -> float:
     return total
 
 
-def _first_and_last_steps(folder: Path) -> list[dict[str, Any]]:
+def _first_and_last_steps(folder: Path) -> list[Fields]:
     """Read the lines of steps at the beginning and the end of the log of a trunk or branch; others are evaluations."""
     lines = _lines(folder, at_end=False)[:1] + _lines(folder, at_end=True)
     return [line for line in lines if "wall_seconds" in line]
@@ -262,19 +263,19 @@ def format_seconds(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def newest_line(run: SweepRun) -> dict[str, Any]:
+def newest_line(run: SweepRun) -> Fields:
     """Read the last line of the log, of the trunk or a branch, that was written last."""
     logs = sorted(run.folder.glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
     return _last_line(logs[-1].parent) if logs else {}
 
 
-def _last_line(folder: Path) -> dict[str, Any]:
+def _last_line(folder: Path) -> Fields:
     """Read the last complete line of the log of a trunk or branch; empty without one."""
     lines = _lines(folder, at_end=True)
     return lines[-1] if lines else {}
 
 
-def _lines(folder: Path, *, at_end: bool, size: int = 1 << 16) -> list[dict[str, Any]]:
+def _lines(folder: Path, *, at_end: bool, size: int = 1 << 16) -> list[Fields]:
     """Read the complete lines among the first or last `size` bytes of the log of a trunk or branch."""
     log = folder / "log.jsonl"
     if not log.exists():

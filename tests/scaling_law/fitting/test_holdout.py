@@ -62,7 +62,8 @@ def test_the_test_part_never_matters(paper_runs):
 
 def test_selection_by_validation_takes_the_best_score(paper_fit, paper_runs):
     chosen = select_by_rmse(paper_fit, paper_runs.subset(paper_runs.loss < 2.6))
-    assert chosen.objective >= paper_fit.objective
+    # Both may be the best one, which other kernels round otherwise.
+    assert chosen.objective >= paper_fit.objective * (1 - 1e-9)
     assert chosen.law.loss(1e9, 2e10, 8) == pytest.approx(paper_fit.law.loss(1e9, 2e10, 8), abs=1e-3)
 
 

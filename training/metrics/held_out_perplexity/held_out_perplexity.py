@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hub.base.errors import InputError
+from hub.base.types import Fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -91,13 +92,13 @@ class HeldOutPerplexity(evaluate.Measurement):
         add_start_token: bool | None = None,
         device: str | None = None,
         trust_remote_code: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Fields:
         _check("batch_size", batch_size)
         _check_predictions(predictions)
         # It registers the model type where it is installed.
         if importlib.util.find_spec("modeling_switch_moe"):
             importlib.import_module("modeling_switch_moe")
-        source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+        source: Fields = {"revision": revision, "trust_remote_code": trust_remote_code}
         tokenizer = AutoTokenizer.from_pretrained(model_id, **source)
         model = AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32, use_safetensors=True, **source)
         model = model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
