@@ -111,7 +111,7 @@ def pull(
     `--revision` is that of the sweep's index.
     """
     source = open_store(store)
-    conditions = commands.joined(where)
+    conditions = commands.join_filters(where)
     selected = select(load_index(source, sweep, revision), conditions)
     if not selected:
         raise FilesError(f"no run of {sweep!r} matches {conditions!r}")
@@ -142,7 +142,7 @@ def runs(
                 typer.echo(name.removesuffix("-runs"))
         return
     problems: list[str] = []
-    selected = select(load_index(source, sweep, revision, problems=problems), commands.joined(where))
+    selected = select(load_index(source, sweep, revision, problems=problems), commands.join_filters(where))
     for problem in problems:
         _say(f"left out: {problem}")
     if json:

@@ -95,13 +95,7 @@ def push_law(
     return hub.publish_files(store, name, files, message=f"Add a {law.name} scaling law").commit
 
 
-def law_card(
-    law: Formula,
-    repo: str,
-    pictures: tuple[str, ...] = (),
-    *,
-    license: str | None = None,
-) -> str:
+def law_card(law: Formula, repo: str, pictures: tuple[str, ...] = (), *, license: str | None = None) -> str:
     """Write the README.md of a law's repository, with metadata that the Hub accepts and the licence, if any."""
     coefficients = [(name, repr(value)) for name, value in law.coefficients.items()]
     blocks = [

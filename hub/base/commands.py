@@ -152,7 +152,7 @@ class _Command(_PlainFlags, typer.core.TyperCommand):
                 raise typer.Exit(report(error, worded(error, self))) from None
 
 
-def joined(filters: list[str]) -> str:
+def join_filters(filters: list[str]) -> str:
     """Join the filters of a repeated --where, all of which must hold."""
     return " and ".join(text for text in filters if text.strip())
 

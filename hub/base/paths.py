@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,12 +15,15 @@ def local_path(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def is_utf8(path: str | Path) -> bool:
+    """Return whether a path is UTF-8: libraries in Rust cannot write to another."""
+    return not re.search(r"[\ud800-\udfff]", str(path))
+
+
 def check_utf8(path: str | Path, field: str) -> None:
-    """Raise InputError for a path that is no UTF-8, which libraries in Rust cannot write to."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{field}: {str(path)!a} is no UTF-8; rename it") from None
+    """Raise InputError for a path that is no UTF-8."""
+    if not is_utf8(path):
+        raise InputError(f"{field}: {str(path)!a} is no UTF-8; rename it")
 
 
 def check_links(paths: Iterable[Path], field: str) -> None:

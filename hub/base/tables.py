@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hub.base.markdown import escape_markdown
 from hub.base.notices import brief_lines
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def _are_mostly_numbers(texts: Sequence[str]) -> bool:
     return number_count > len(values) / 2
 
 
-def _rows(columns: Sequence[_Column]) -> list[Names]:
+def _rows(columns: Sequence[_Column]) -> list[Strings]:
     return list(zip(*(column.texts for column in columns), strict=True))
 
 
@@ -407,10 +407,10 @@ def _line(name: str, value: object) -> str:
 class ResultTable(Summarised):
     """The base of results with one value per question; `_question` names the columns that identify a question."""
 
-    _question: ClassVar[Names] = ("flops", "experts")
+    _question: ClassVar[Strings] = ("flops", "experts")
 
     @property
-    def warnings(self) -> Names:
+    def warnings(self) -> Strings:
         """The largest extrapolation of the answers in each quantity."""
         return ()
 

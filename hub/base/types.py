@@ -6,4 +6,4 @@ from typing import Any
 
 # Values by the names of their fields: a JSON object, keyword arguments, a row.
 Fields = dict[str, Any]
-Names = tuple[str, ...]
+Strings = tuple[str, ...]

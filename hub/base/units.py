@@ -190,7 +190,7 @@ def format_ends(low: float, high: float) -> tuple[str, str]:
     return f"{low:.{decimals}f}", f"{high:.{decimals}f}"
 
 
-def in_brackets(interval: tuple[float, float] | None) -> str:
+def bracket_interval(interval: tuple[float, float] | None) -> str:
     """Write an interval of losses behind a loss, " (2.04 to 2.07)"; nothing where there is none."""
     return "" if interval is None else " ({} to {})".format(*format_ends(*interval))
 

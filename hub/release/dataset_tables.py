@@ -15,7 +15,7 @@ from typing import Any
 
 from hub.base.errors import FilesError, given
 from hub.base.markdown import read_card
-from hub.base.types import Names
+from hub.base.types import Strings
 from hub.record.table import LoadedRows, require_readable, split_rows
 from hub.store.base import Store
 
@@ -56,7 +56,7 @@ def load_table(
     return LoadedRows(rows, label, dataset, commit)
 
 
-def _card_configs(store: Store, repo: str, revision: str | None, names: Iterable[str]) -> Mapping[str, Names]:
+def _card_configs(store: Store, repo: str, revision: str | None, names: Iterable[str]) -> Mapping[str, Strings]:
     """Return the patterns of the files of each config that the card names; none without a card that can be read."""
     if CARD not in names:
         return {}
@@ -65,7 +65,7 @@ def _card_configs(store: Store, repo: str, revision: str | None, names: Iterable
         metadata = read_card(text).data.to_dict()
     except FilesError:
         return {}
-    configs: dict[str, Names] = {}
+    configs: dict[str, Strings] = {}
     for entry in metadata.get("configs") or []:
         if isinstance(entry, dict):
             patterns = _patterns_of(entry.get("data_files"))
@@ -89,7 +89,7 @@ def _patterns_of(data_files: Any) -> list[str]:
 
 
 def choose_files(
-    names: Iterable[str], card_configs: Mapping[str, Names], config: str | None, dataset: str
+    names: Iterable[str], card_configs: Mapping[str, Strings], config: str | None, dataset: str
 ) -> list[str]:
     """Choose the tables of a config from the files of a dataset, sorted. FilesError says which configs there are."""
     tables = sorted(name for name in names if _is_table(name))

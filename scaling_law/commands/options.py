@@ -13,7 +13,7 @@ import typer
 from hub.base.commands import NOT_TRUSTED, Json, flag, parser
 from hub.base.errors import InputError
 from hub.base.tables import join_words, show
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from scaling_law.formulas.law import one_positive
 from scaling_law.law.shelf import choose_law
 from scaling_law.law_files import FILE_NAME
@@ -115,8 +115,8 @@ def field_option(name: str) -> inspect.Parameter:
 class Mode(NamedTuple):
     """What a command does when one of its options is typed: options that only go with it, and that never do."""
 
-    only: Names = ()
-    never: Names = ()
+    only: Strings = ()
+    never: Strings = ()
 
 
 def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None = None) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from hub.base.commands import (
 from hub.base.errors import InputError, given
 from hub.base.tables import Table, join_words, show
 from hub.base.types import Fields
-from hub.base.units import in_brackets, parse_count
+from hub.base.units import bracket_interval, parse_count
 from scaling_law.commands.options import Mode, command, exit_untrusted, named, names, option, quantity, rare
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval
@@ -121,7 +121,7 @@ def _losses_in_words(rows: list[Fields]) -> str:
     if len(rows) > 1:
         losses = [row["loss"] for row in rows]
         return f"{len(rows)} models: loss {min(losses):.3f} to {max(losses):.3f} nats per token"
-    text = f"loss {first['loss']:.3f}{in_brackets(first.get('loss_interval'))} nats per token"
+    text = f"loss {first['loss']:.3f}{bracket_interval(first.get('loss_interval'))} nats per token"
     return text if first["trusted"] else f"{text}; not trusted"
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hub.base.commands import joined
+from hub.base.commands import join_filters
 from scaling_law.commands.options import Shared, by_name, named, names, option, quantity, rare
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.logged import Final
@@ -85,7 +85,7 @@ def load(runs: str, **options: Any) -> Runs:
     skip_invalid = options.pop("skip_invalid", False)
     tuned_columns = options.pop("best_of", ())
     options["status"] = None if status == "all" else status
-    options["where"] = joined(options.get("where", []))
+    options["where"] = join_filters(options.get("where", []))
     options["columns"] = by_name(options["columns"], "--column")
     table = load_runs(runs, on_invalid="skip" if skip_invalid else "raise", **options)
     return best_of(table, tuned_columns) if tuned_columns else table

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hub.base.tables import join_words
-from hub.base.types import Names
+from hub.base.types import Strings
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
@@ -47,7 +47,7 @@ def examine(
     theta: FloatArray,
     free: BoolArray,
     at_bound: BoolArray,
-) -> tuple[float, dict[str, float], Names]:
+) -> tuple[float, dict[str, float], Strings]:
     """Find out how well the runs determine the coefficients `free`, from the scaled Jacobian at θ [p].
 
     Parameters `at_bound` count as open: where the runs do not tell the constant, whether the fit ends just inside its
@@ -224,7 +224,7 @@ def omitted_variables(
     theta: FloatArray,
     runs: Runs,
     errors: FloatArray,
-) -> Names:
+) -> Strings:
     """Say which variables vary in the runs, not in the law, and on which of these its `errors` [n], nats, depend.
 
     That is an F test at `CHANCE` for its logarithm and the square of it, beside the Jacobian at θ [p]. A variable

@@ -18,7 +18,7 @@ from hub.base.inputs import as_it_is, reads, whole
 from hub.base.notices import Notice
 from hub.base.progress import Advance, progress_line
 from hub.base.tables import Listed, Table, Tables
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
@@ -91,23 +91,23 @@ class FitStatus(Listed):
     n_starts: int
     n_released: int
     n_agree: int
-    bounds_hit: Names
+    bounds_hit: Strings
     condition_number: float
     standard_errors: Mapping[str, float]
-    undetermined: Names
-    logarithmic: Names = ()
+    undetermined: Strings
+    logarithmic: Strings = ()
     distances: Mapping[str, str] = field(default_factory=dict)
-    suspicious: Names = ()
+    suspicious: Strings = ()
     deviations: tuple[float, ...] = ()
-    set_aside: Names = ()
+    set_aside: Strings = ()
     n_trunks: int | None = None
     trunk_source: str | None = None
-    warnings: Names = ()
-    omitted: Names = ()
+    warnings: Strings = ()
+    omitted: Strings = ()
     prior: str = ""
-    doubts: Names = ()
+    doubts: Strings = ()
     blended: bool = False
-    repetition: Names = ()
+    repetition: Strings = ()
     tied: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -116,7 +116,7 @@ class FitStatus(Listed):
         return self.converged and not self.blended and (self.determines_any or bool(self.prior))
 
     @property
-    def open_coefficients(self) -> Names:
+    def open_coefficients(self) -> Strings:
         """The coefficients that the runs do not determine, or that lie at a bound."""
         return tuple(dict.fromkeys(self.undetermined + self.bounds_hit))
 
@@ -155,7 +155,7 @@ class FitStatus(Listed):
         return f"{state}, {agreement}; {determination}{ties}"
 
     @property
-    def messages(self) -> Names:
+    def messages(self) -> Strings:
         """The status as sentences, most important first."""
         sentences: list[str] = []
         if not self.converged:
@@ -261,7 +261,7 @@ class FitResult(Answer, Generic[LawT_co]):
         return self.status.trusted
 
     @property
-    def warnings(self) -> Names:
+    def warnings(self) -> Strings:
         return self.status.messages
 
     @property
@@ -611,7 +611,7 @@ def _name_prior_limits(result: FitResult[Law], law_prior: Prior) -> FitResult[La
     return replace(result, law=result.law.replace(conditions=replace(conditions, prior_limits=limits or None)))
 
 
-def _rank_suspicious(runs: Runs, outliers: Outliers) -> tuple[Names, tuple[float, ...]]:
+def _rank_suspicious(runs: Runs, outliers: Outliers) -> tuple[Strings, tuple[float, ...]]:
     """Return the names of suspicious runs, the farthest first, and how far they deviate, nats; none of too many."""
     if outliers.too_many:
         return (), ()
@@ -651,11 +651,7 @@ def _select_rows(
     return np.asarray(values)[rows] if has_each else values
 
 
-def _fit_best_kind(
-    runs: Runs,
-    options: Mapping[str, Any],
-    advance: Advance,
-) -> FitResult[Law]:
+def _fit_best_kind(runs: Runs, options: Mapping[str, Any], advance: Advance) -> FitResult[Law]:
     """Fit the kind that rolling origin ranks first. ValueError where no cut leaves enough runs below it."""
     _check_options_of_all(options)
     results: dict[str, FitResult[Law]] = {}

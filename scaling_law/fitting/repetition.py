@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.errors import InputError
-from hub.base.types import Names
+from hub.base.types import Strings
 from scaling_law.fitting.diagnostics import depends
 from scaling_law.fitting.objective import Designs, Evaluation, FitSettings, Logs, Objective, Slopes
 from scaling_law.fitting.problem import Problem
@@ -59,7 +59,7 @@ class RepetitionFit:
 
     value: Repetition
     standard_errors: Mapping[str, float]
-    held: Names
+    held: Strings
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -72,13 +72,13 @@ class RepetitionFit:
         return {f"r_star_{name}": error for name, error in self.standard_errors.items()}
 
     @property
-    def at_bound(self) -> Names:
+    def at_bound(self) -> Strings:
         """The coefficients at an end of their box, of those that are not held."""
         coefficients = self.coefficients
         return tuple(name for name in self.errors if np.isclose(coefficients[name], BOX, rtol=1e-3).any())
 
     @property
-    def messages(self) -> Names:
+    def messages(self) -> Strings:
         """The basis of the values that the runs do not tell, in sentences."""
         if not self.held:
             return ()
@@ -214,7 +214,7 @@ def unexplained_repetition(
     problem: Problem,
     theta: FloatArray,
     runs: Runs,
-) -> Names:
+) -> Strings:
     """Say, with what to type, that the `runs` repeat tokens and errors of the law at θ [p] depend on it."""
     names = [name for name in REPEATED if name in runs]
     if not names or isinstance(problem.objective, RepeatedObjective):
@@ -331,7 +331,7 @@ def _fit_profile(
     problem: Problem,
     unique_tokens: FloatArray,
     theta: FloatArray,
-    free: Names,
+    free: Strings,
     start: Repetition,
 ) -> _Profile:
     """Minimise over θ and some of the R*; the others are the published ones.

@@ -34,12 +34,7 @@ class Asymptote:
         return cls(np.zeros(count), np.zeros(count), np.zeros(count))
 
     @classmethod
-    def of_draws(
-        cls,
-        loss: float,
-        constants: FloatArray,
-        log_losses: FloatArray,
-    ) -> Asymptote:
+    def of_draws(cls, loss: float, constants: FloatArray, log_losses: FloatArray) -> Asymptote:
         """Return that of a law from draws of its constant [r] and of ln L at points [r, n], whatever their tails."""
         count = log_losses.shape[1]
         error = robust_deviation(constants)
@@ -70,11 +65,7 @@ class Spread(NamedTuple):
     disagreement: float
 
 
-def spread_of(
-    weights: FloatArray,
-    log_loss: FloatArray,
-    error: FloatArray,
-) -> Spread:
+def spread_of(weights: FloatArray, log_loss: FloatArray, error: FloatArray) -> Spread:
     """Return the spread of laws [J] of these weights [J] for one point."""
     away = log_loss - weights @ log_loss
     return Spread(float(weights @ error**2), float(weights @ away**2))

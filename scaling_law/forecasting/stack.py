@@ -266,11 +266,7 @@ def _hold_to_fresh(
     return held_weights
 
 
-def _count_fresh(
-    weights: FloatArray,
-    fresh: int,
-    cuts: float,
-) -> FloatArray:
+def _count_fresh(weights: FloatArray, fresh: int, cuts: float) -> FloatArray:
     """Let a fresh law count as one cut beside those that gave the weights [J]."""
     counted_weights = weights * cuts / (cuts + 1.0)
     counted_weights[fresh] += 1.0 / (cuts + 1.0)

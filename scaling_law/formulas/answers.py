@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.tables import ResultTable, Table
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from scaling_law.formulas.conditions import RangeCheck
 
 
@@ -22,7 +22,7 @@ class Answer(ResultTable):
     """
 
     check: RangeCheck | None = field(kw_only=True, repr=False, compare=False)
-    notes: Names = field(default=(), kw_only=True)
+    notes: Strings = field(default=(), kw_only=True)
 
     @property
     def verdict(self) -> str:
@@ -40,7 +40,7 @@ class Answer(ResultTable):
         return self.check is None or bool(np.all(self.check.trusted))
 
     @property
-    def warnings(self) -> Names:
+    def warnings(self) -> Strings:
         """What was noticed, and how far the answer extrapolates."""
         return (*self.notes, *(self.check.warnings if self.check else ()))
 

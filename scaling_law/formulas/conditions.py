@@ -22,7 +22,7 @@ from hub.base import strict_json
 from hub.base.errors import InputError, given
 from hub.base.notices import Notice, condense
 from hub.base.tables import Summarised, Table, join_words
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from hub.base.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
 from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Intervals, Variables
@@ -175,13 +175,13 @@ class Conditions(Summarised):
     commit: str | None = None
     trunks: int | None = None
     trunk_source: str | None = None
-    set_aside: Names = ()
+    set_aside: Strings = ()
     warmup_tokens: float | None = None
     vocab_size: int | None = None
     where: str | None = None
     variables: Mapping[str, Interval] | None = None
-    omitted: Names = ()
-    doubts: Names = ()
+    omitted: Strings = ()
+    doubts: Strings = ()
     prior_limits: Mapping[str, Interval] | None = None
 
     @property
@@ -275,7 +275,7 @@ class RangeCheck(Summarised):
     """
 
     conditions: Conditions | None
-    needs: Names
+    needs: Strings
     at: Variables
     guard: Callable[[str], float] = guard_of
     trusts_guard: bool = False
@@ -396,7 +396,7 @@ class RangeCheck(Summarised):
         return np.asarray(within)
 
     @cached_property
-    def warnings(self) -> Names:
+    def warnings(self) -> Strings:
         """A sentence on each doubt about its runs, what it omits, and each quantity outside its range or without one.
 
         N and D are compared with the runs of the same E, where there are any.

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import LARGEST, numbers_of, shorten
 from hub.base.tables import Summarised, Table, literal
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
 from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck
 from scaling_law.formulas.extrapolation import log_errors
@@ -89,7 +89,7 @@ class Formula(Summarised):
             object.__setattr__(self, "draws", draws)
 
     @classmethod
-    def coefficient_names(cls) -> Names:
+    def coefficient_names(cls) -> Strings:
         """Return the names of the coefficients in the order of the formula and of `draws`."""
         return tuple(f.name for f in fields(cls) if f.name not in OTHER_FIELDS)
 
@@ -104,7 +104,7 @@ class Formula(Summarised):
         return tuple(self.coefficients.values())
 
     @property
-    def variables(self) -> Names:
+    def variables(self) -> Strings:
         """The variables that the loss depends on, by the names of columns of runs."""
         return self.form.variables
 
@@ -371,7 +371,7 @@ class Formula(Summarised):
             for row, low, high in zip(rows, lows, highs, strict=True):
                 row += [f"{low:.5g}", f"{high:.5g}"]
         notes: list[str] = []
-        warnings: Names = ()
+        warnings: Strings = ()
         if self.conditions is not None:
             notes.append(self.conditions.provenance)
             warnings = (*self.conditions.doubts, *self.conditions.omitted)

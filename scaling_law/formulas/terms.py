@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import Variables
 
 # The variables and transforms whose logarithms a feature multiplies.
-Factors = Names
+Factors = Strings
 # A sum of features, each with its factor.
 Features = Sequence[tuple[Any, Factors]]
 
@@ -74,7 +74,7 @@ class Term:
         return tuple(features)
 
     @property
-    def coefficients(self) -> Names:
+    def coefficients(self) -> Strings:
         """The names of its coefficients, the scale first."""
         return (self.scale, *self.features)
 
@@ -121,7 +121,7 @@ class Transform:
     """
 
     name: str
-    variables: Names
+    variables: Strings
     parameters: tuple[Parameter, ...]
     log: Callable[..., Any]
     gradient: Callable[..., tuple[Any, ...]]
@@ -151,7 +151,7 @@ class Form:
     terms: tuple[Term, ...]
     transforms: tuple[Transform, ...] = ()
     outer: str | None = None
-    reads: Names = ()
+    reads: Strings = ()
 
     def __post_init__(self) -> None:
         scales = [term.scale for term in self.terms]
@@ -166,7 +166,7 @@ class Form:
             raise InputError(f"transforms: no term uses {', '.join(unused)}")
 
     @property
-    def _outer(self) -> Names:
+    def _outer(self) -> Strings:
         return (self.outer,) if self.outer else ()
 
     @cached_property
@@ -181,7 +181,7 @@ class Form:
         return tuple(chain.from_iterable(transform.parameters for transform in self.transforms))
 
     @cached_property
-    def coefficients(self) -> Names:
+    def coefficients(self) -> Strings:
         """The names of all coefficients: those of the terms, the outer exponent, those of the transforms."""
         names = dict.fromkeys(chain.from_iterable(term.coefficients for term in self.terms))
         return (*names, *self._outer, *(p.name for p in self.parameters))
@@ -205,12 +205,12 @@ class Form:
         return frozenset(name for name, role in self.roles.items() if role in (SIZE, CONSTANT, OUTER))
 
     @cached_property
-    def constants(self) -> Names:
+    def constants(self) -> Strings:
         """Scales that are the loss of infinite size and data."""
         return tuple(term.scale for term in self.terms if not term.slopes)
 
     @cached_property
-    def variables(self) -> Names:
+    def variables(self) -> Strings:
         """The columns of the runs that the law reads, through terms and transforms."""
         inputs = {transform.name: transform.variables for transform in self.transforms}
         names = chain.from_iterable(inputs.get(factor, (factor,)) for factor in self._factors)

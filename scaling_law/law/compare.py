@@ -148,13 +148,7 @@ def compare(
     return LawComparison(tuple(rows), budget, limits, check=None)
 
 
-def _find_optimum(
-    paper: PublishedLaw,
-    law: Any,
-    flops: float,
-    limits: Limits,
-    force: bool,
-) -> LawOptimum:
+def _find_optimum(paper: PublishedLaw, law: Any, flops: float, limits: Limits, force: bool) -> LawOptimum:
     """Ask the law, over granularities and shared experts where it depends on them."""
     is_fine = bool(FINE & {*law.variables})
     designs = product(GRANULARITIES if is_fine else (1.0,), SHARED if "shared_ratio" in law.variables else (0.0,))

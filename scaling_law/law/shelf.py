@@ -20,7 +20,7 @@ from typing import Any, Literal
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
 from hub.base.tables import ResultTable, Summarised, Table
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from scaling_law.formulas.conditions import LABELS, Conditions
 from scaling_law.formulas.literature import read_literature
 from scaling_law.law import LAWS, JointLaw, Law
@@ -48,7 +48,7 @@ class PublishedLaw(Summarised):
     parameters: str
     kind: type[Law] | None = None
     answers: str = "loss"
-    depends_on: Names = ()
+    depends_on: Strings = ()
     arxiv: str | None = None
     by: str | None = None
     coefficients: Mapping[str, Any] | None = None
@@ -72,7 +72,7 @@ class PublishedLaw(Summarised):
         return self.coefficients is not None
 
     @property
-    def variables(self) -> Names:
+    def variables(self) -> Strings:
         """The variables of the answer, by their names in `law.loss` and `Architecture.variables`."""
         return self.depends_on if self.kind is None else self.kind.form.variables
 

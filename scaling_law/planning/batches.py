@@ -4,6 +4,7 @@ Without a batch it is constant: that with which the paper's ramp ends, 65,536 to
 more FLOPs than the paper's largest that of a published law (`rates.batch`), each rounded to a power of two times what
 GPUs share. Models larger than the paper's have sequences of 4,096 tokens. Neither depends on a budget, so more hours
 never train a model on fewer tokens.
+
 A batch of tokens that is asked for is rounded to sequences that micro-batches divide well: for each GPU 4 to 7 times a
 power of two.
 """

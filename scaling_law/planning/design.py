@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table, literal
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, plain_fields
@@ -99,7 +99,7 @@ class Candidates:
     architectures: tuple[Architecture, ...]
     tokens: FloatArray
     columns: Columns = field(default_factory=dict)
-    names: Names = ()
+    names: Strings = ()
 
     @classmethod
     def of(cls, table: Any) -> Candidates:
@@ -422,7 +422,7 @@ def _read_noise(noise: ArrayLike, count: int) -> FloatArray:
     return np.broadcast_to(values, (count,))
 
 
-def _check_answer(law: Formula, answer: Target, force: bool) -> Names:
+def _check_answer(law: Formula, answer: Target, force: bool) -> Strings:
     """Say how far outside the law's range the answer lies. ExtrapolationError beyond the guard, unless `force`."""
     try:
         answer(law)

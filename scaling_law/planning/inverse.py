@@ -18,8 +18,8 @@ from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.notices import Notice, about
 from hub.base.tables import Table
-from hub.base.types import Fields, Names
-from hub.base.units import format_bytes, format_count, format_flops, format_rough, in_brackets
+from hub.base.types import Fields, Strings
+from hub.base.units import bracket_interval, format_bytes, format_count, format_flops, format_rough
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
@@ -78,7 +78,7 @@ class Reached(ArrayAnswer):
     that of a run's loss, by the law and, within a budget of hours, step times; that of its hours, by the step times.
     """
 
-    _question: ClassVar[Names] = ("loss", "experts")
+    _question: ClassVar[Strings] = ("loss", "experts")
 
     loss: FloatArray
     experts: FloatArray
@@ -124,7 +124,7 @@ class Reached(ArrayAnswer):
         return self.best is None or bool(self.best["trusted"])
 
     @property
-    def warnings(self) -> Names:
+    def warnings(self) -> Strings:
         """What was noticed, and how far the best row of each loss extrapolates."""
         warnings = list(self.notes)
         for place in self.bests:
@@ -141,7 +141,7 @@ class Reached(ArrayAnswer):
         best = self.best
         if best is None:
             return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
-        loss = f"loss {best['loss']:.3f}{in_brackets(best['loss_interval'])}"
+        loss = f"loss {best['loss']:.3f}{bracket_interval(best['loss_interval'])}"
         text = f"{loss} takes at least {self._cost(best)}, with {_describe_model(best)}"
         if not best["trusted"]:
             return f"{text}; not trusted"

@@ -15,7 +15,7 @@ from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.notices import Notice
 from hub.base.tables import rows_of
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
@@ -367,7 +367,7 @@ def _costs(
     return columns
 
 
-def _explain_hours(named_gpus: Cluster | None, limits: Limits, models: _Models, costs: Mapping[str, Any]) -> Names:
+def _explain_hours(named_gpus: Cluster | None, limits: Limits, models: _Models, costs: Mapping[str, Any]) -> Strings:
     """Say what hours rest on that FLOPs take on the GPUs named, and which E these cannot train."""
     hours = costs.get("hours")
     if named_gpus is None or hours is None:
@@ -407,7 +407,7 @@ def _learning_rate(law: LearningRateLaw | None, sizes: Mapping[str, Any], limits
     }
 
 
-def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bool) -> Names:
+def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bool) -> Strings:
     """Say for which E the optimum is smaller than the smallest model, which is taken instead.
 
     InputError for hours in which every optimum is, whose step times nobody knows, unless `force`.

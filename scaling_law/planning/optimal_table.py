@@ -16,8 +16,8 @@ import numpy as np
 from hub.base.errors import InputError
 from hub.base.notices import Notice, about
 from hub.base.tables import Listed, Table, join_words
-from hub.base.types import Fields, Names
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_experts, format_flops, in_brackets
+from hub.base.types import Fields, Strings
+from hub.base.units import UNKNOWN, bracket_interval, format_bytes, format_count, format_experts, format_flops
 from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval
@@ -34,7 +34,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp
 # E of which a comparison says how often each wins, or which is ahead.
 MOST_SHOWN = 6
 # Columns of a printed row, in their order; those without a value are left out.
-COLUMNS: Names = (
+COLUMNS: Strings = (
     "experts",
     "d_model",
     "n_active",
@@ -113,7 +113,7 @@ class OptimalRow(Listed):
     loss_interval: Interval | None
     learning_rate: float | None
     limited_by: str
-    warnings: Names
+    warnings: Strings
     trusted: bool
     architecture: Architecture | None
     epochs: float | None = None
@@ -128,7 +128,7 @@ class OptimalRow(Listed):
     learning_rate_interval: Interval | None = None
     learning_rate_law: str = ""
     learning_rate_batch: int | None = None
-    learning_rate_warnings: Names = ()
+    learning_rate_warnings: Strings = ()
     distrust: str = ""
     learning_rate_from: LearningRateLaw | None = field(default=None, repr=False, compare=False)
 
@@ -318,7 +318,7 @@ class OptimalTable(Answer):
         text = f"{name_size(best.experts, best.n_active, best.n_total)}, {format_count(best.tokens)} tokens"
         if self.budget.cluster is not None:
             text += f" in batches of {format_count(self.batch_tokens)}"
-        text += f": loss {best.loss:.3f}{in_brackets(best.loss_interval)}"
+        text += f": loss {best.loss:.3f}{bracket_interval(best.loss_interval)}"
         if best.mfu is not None:
             text += f"; MFU {best.mfu:.0%}"
         if len(self._tied) > 1:
@@ -344,10 +344,10 @@ class OptimalTable(Answer):
         """Which E would have a lower loss than a trusted best row, were it trusted; empty where none has."""
         losses = self.losses_without_evidence
         lowest = min(losses, key=lambda e: losses[e], default=self.best.experts)
-        gain = f"{self.best.loss - losses.get(lowest, self.best.loss):.3f}"
-        if not self.best.trusted or float(gain) <= 0:
+        gain = round(self.best.loss - losses.get(lowest, self.best.loss), 3)
+        if not self.best.trusted or gain <= 0:
             return ""
-        return f"E = {lowest:g} is {gain} lower outside the trusted region"
+        return f"E = {lowest:g} is {gain:.3f} lower outside the trusted region"
 
     def _describe_edge(self) -> str:
         """Say how far models can be trusted, where the best of them spends too little of the budget."""
@@ -376,12 +376,12 @@ class OptimalTable(Answer):
         )
 
     @property
-    def warnings(self) -> Names:
+    def warnings(self) -> Strings:
         """The warnings about the best row, about the comparison itself, and about learning rates."""
         return (*self.loss_warnings, *self.rate_warnings)
 
     @property
-    def loss_warnings(self) -> Names:
+    def loss_warnings(self) -> Strings:
         """The warnings about the best row, and about the comparison itself."""
         warnings = list(self.notes)
         if self.reordered:
@@ -410,7 +410,7 @@ class OptimalTable(Answer):
         return tuple(warnings)
 
     @property
-    def rate_warnings(self) -> Names:
+    def rate_warnings(self) -> Strings:
         """The warnings about the learning rate of the best row, and which rows have none."""
         best = self.best
         name = f"best row (E = {best.experts:g})"

@@ -17,8 +17,16 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.tables import Table
-from hub.base.types import Fields, Names
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough, in_brackets
+from hub.base.types import Fields, Strings
+from hub.base.units import (
+    UNKNOWN,
+    bracket_interval,
+    format_bytes,
+    format_count,
+    format_ends,
+    format_flops,
+    format_rough,
+)
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
@@ -112,7 +120,7 @@ class Plan(Answer):
         return tuple(rows)
 
     @property
-    def warnings(self) -> Names:
+    def warnings(self) -> Strings:
         return self.notes
 
     @property
@@ -132,7 +140,7 @@ class Plan(Answer):
         a = self.architecture
         cost = f"{format_count(self.tokens)} tokens in {self._describe_hours()}"
         text = f"{name_size(a.experts_equivalent, a.n_active, a.n_total)}, {cost}: loss {self.loss:.3f}"
-        text += in_brackets(self.loss_interval)
+        text += bracket_interval(self.loss_interval)
         if self.learning_rate is None:
             text += "; no learning rate"
         if not super().trusted:
@@ -295,7 +303,7 @@ def plan(
     options: Fields = {**question, "integral": True, "force": force, "learning_rate_law": learning_rate_law}
     table = optimal(law, flops, experts, **options)
     cluster = table.budget.cluster or table.cluster
-    passed_over: Names = ()
+    passed_over: Strings = ()
     if cluster is not None:
         table, passed_over = _find_trainable(table, cluster, partial(optimal, law, flops, **options))
     row = table.best
@@ -370,14 +378,14 @@ class _Schedule:
     branches: tuple[int, ...]
     warmup_tokens: int
     total_tokens: int
-    warnings: Names
+    warnings: Strings
 
     @classmethod
     def of(cls, ramp: BatchRamp, budgeted: float, count: int) -> _Schedule:
         """Plan a trunk of about so many tokens with up to `count` branches, each half as long as the next."""
         steps = max(1, ramp.steps(budgeted))
         tokens = ramp.tokens(steps)
-        warnings: Names = ()
+        warnings: Strings = ()
         if tokens > budgeted:
             warnings = (f"one step takes {tokens:,} tokens, more than the {budgeted:,.0f} of the budget",)
         warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
@@ -444,7 +452,7 @@ def _usual_cluster(architecture: Architecture, ramp: BatchRamp) -> Cluster:
 
 def _find_trainable(
     table: OptimalTable, cluster: Cluster, ask: Callable[..., OptimalTable]
-) -> tuple[OptimalTable, Names]:
+) -> tuple[OptimalTable, Strings]:
     """Find the table whose best row is the best model that the GPUs can train, and say what was passed over for it.
 
     A row that does not fit stands for the widest model of its E that does. Errors as of `place`.

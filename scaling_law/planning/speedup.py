@@ -20,7 +20,7 @@ from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.notices import about
 from hub.base.tables import Listed, Table
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_ends, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
@@ -73,7 +73,7 @@ class SpeedupRow(Listed):
     hours: float | None = None
     time: float | None = None
     time_interval: Interval | None = None
-    warnings: Names = ()
+    warnings: Strings = ()
 
     def _headline(self) -> str:
         flops = f"{_format_factor(self.compute)} times the FLOPs"
@@ -135,7 +135,7 @@ class EffectiveSpeedup(Answer):
         return float(ratio ** (1.0 / self.exponent))
 
     @property
-    def warnings(self) -> Names:
+    def warnings(self) -> Strings:
         warnings = list(self.notes)
         for row in self.rows:
             if np.isinf(row.compute):

@@ -64,7 +64,7 @@ def row_problems(
     return problems
 
 
-def rising_runs(
+def find_rising_runs(
     sizes: Mapping[str, FloatArray],
     loss: FloatArray,
     names: Sequence[str],

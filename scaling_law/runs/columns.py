@@ -93,11 +93,7 @@ def with_counts(row: Row) -> Row:
     return {**row, **values} if values else row
 
 
-def with_columns(
-    rows: Sequence[Row],
-    columns: Mapping[str, Column],
-    origin: str,
-) -> tuple[list[Row], dict[int, str]]:
+def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str) -> tuple[list[Row], dict[int, str]]:
     """Add these columns to the rows; return the rows, and the problem of each row where a column cannot be computed.
 
     Columns are made in order, so that later ones may use earlier ones. RunsError for an expression that cannot be read
@@ -122,12 +118,7 @@ def with_columns(
     return [*extended], failed
 
 
-def _function(
-    name: str,
-    column: Column,
-    present: set[str],
-    place: str,
-) -> Callable[[Row], Any]:
+def _function(name: str, column: Column, present: set[str], place: str) -> Callable[[Row], Any]:
     """Return the function that computes a column of a row; an error begins with the `place` of the column."""
     if callable(column):
         return column
@@ -193,12 +184,7 @@ def _number_in(
     return read
 
 
-def _in_backticks(
-    name: str,
-    column: str,
-    present: Collection[str],
-    end: str = "",
-) -> list[str]:
+def _in_backticks(name: str, column: str, present: Collection[str], end: str = "") -> list[str]:
     """Suggest backticks where an expression has a column whose name is not a word; returns parts of a message."""
     longest = ""
     for other_column in present:

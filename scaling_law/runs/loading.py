@@ -14,7 +14,7 @@ import numpy as np
 import hub
 from hub.base.errors import InputError, Message, RecordError, given, message
 from hub.base.inputs import reads
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import repeated_runs, row_problems, unusable_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
@@ -198,7 +198,7 @@ class _Table:
     failed: Mapping[int, str]
     aliases: Mapping[str, str]
     authors_filter: str
-    skipped_steps: Names
+    skipped_steps: Strings
 
     @property
     def is_logged(self) -> bool:
@@ -243,7 +243,7 @@ def _read_table(
 
     is_table = kind == "table"
     groups = _group_steps(rows, final, origin) if is_table and public is None else None
-    skipped_steps: Names = ()
+    skipped_steps: Strings = ()
     if groups is not None:
         plural = "s" if len(groups) > 1 else ""
         earlier_rows = len(rows) - len(groups)

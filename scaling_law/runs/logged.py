@@ -117,11 +117,7 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
     return groups
 
 
-def varies(
-    rows: Sequence[Row],
-    groups: Mapping[Any, Sequence[int]],
-    column: str,
-) -> bool:
+def varies(rows: Sequence[Row], groups: Mapping[Any, Sequence[int]], column: str) -> bool:
     """Return whether a column has several values within one run."""
     for lines in groups.values():
         values = {number(rows[i].get(column)) for i in lines}

@@ -41,11 +41,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _STATUSES = {1: "success", 2: "failed", 3: "running"}
 
 
-def log_rows(
-    source: str | Path,
-    final: Final,
-    losses: Collection[str],
-) -> LoadedRows | None:
+def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> LoadedRows | None:
     """Read the rows of a folder of logs, or of one log; None where the path has none, or has tables of runs, too.
 
     RunsError where TensorBoard's reader is needed and not installed.
@@ -115,12 +111,7 @@ def _is_log(lines: Sequence[Row]) -> bool:
 # ------------------------------------------------------------------ Trainer
 
 
-def _read_trainer_runs(
-    root: Path,
-    states: list[Path],
-    final: Final,
-    losses: Collection[str],
-) -> Iterator[Row]:
+def _read_trainer_runs(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
     """Read the newest state of each run: in its folder, else in its last checkpoint."""
     newest: dict[Path, tuple[float, Path]] = {}
     for path in states:
@@ -184,12 +175,7 @@ def _read_sizes(path: Path) -> Mapping[str, Any]:
 # ------------------------------------------------------------------ TensorBoard
 
 
-def _read_tensorboard_runs(
-    root: Path,
-    events: list[Path],
-    final: Final,
-    losses: Collection[str],
-) -> Iterator[Row]:
+def _read_tensorboard_runs(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
     """Read the event files of each run, including those in subfolders of its folder."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -224,11 +210,7 @@ def _read_tensorboard_runs(
             yield row_of(log.settings, metrics, (name, name), log.status)
 
 
-def _run_of(
-    place: Path,
-    root: Path,
-    logs: Mapping[Path, _Events],
-) -> Path:
+def _run_of(place: Path, root: Path, logs: Mapping[Path, _Events]) -> Path:
     """Find the run's folder for a folder of event files: a parent with event files, or else the folder itself."""
     for folder in place.parents:
         if folder in logs and (folder != root or logs[place].settings):

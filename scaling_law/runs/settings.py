@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hub.base.tables import join_words
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from scaling_law.runs.rows import is_missing
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
@@ -82,8 +82,8 @@ class Setting:
     """
 
     name: str
-    values: Names
-    unpaired: Names
+    values: Strings
+    unpaired: Strings
     tuned: bool
     numeric: bool
 
@@ -94,7 +94,7 @@ class Setting:
         return f"{self.name} ({', '.join(self.values[:LISTED])}{ellipsis})"
 
     @property
-    def filters(self) -> Names:
+    def filters(self) -> Strings:
         """Filters that choose one value each, with the runs that have no counterpart if they are few."""
         field = self.name if re.fullmatch(r"\w+", self.name) else f"`{self.name}`"
 
@@ -289,12 +289,7 @@ class _Cells:
     base: FloatArray
 
     @classmethod
-    def of(
-        cls,
-        cell: IntArray,
-        log_loss: FloatArray,
-        sizes: Mapping[str, FloatArray],
-    ) -> _Cells | None:
+    def of(cls, cell: IntArray, log_loss: FloatArray, sizes: Mapping[str, FloatArray]) -> _Cells | None:
         """Make the cells of several runs, or a sample of them; None where losses within cells hardly differ."""
         counts = np.bincount(cell)
         shared_cells = np.flatnonzero(counts > 1)
@@ -373,12 +368,7 @@ class _Cells:
         settings = [self._setting(candidate, columns[candidate.name]) for candidate in choice.columns]
         return tuple(settings), choice.spread
 
-    def _without_groups(
-        self,
-        choice: _Choice,
-        candidates: Sequence[_Candidate],
-        least: float,
-    ) -> _Choice:
+    def _without_groups(self, choice: _Choice, candidates: Sequence[_Candidate], least: float) -> _Choice:
         """Choose again without a column of words that determines others, if these explain about as much."""
         for group in choice.columns:
             if group.numeric:

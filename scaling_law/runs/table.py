@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads, shorten
 from hub.base.tables import Summarised, Table, column_name
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import check_shapes, numbers
-from scaling_law.runs.checks import rising_runs, row_problems, unusable_rows
+from scaling_law.runs.checks import find_rising_runs, row_problems, unusable_rows
 from scaling_law.runs.columns import INPUTS
 from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
@@ -49,10 +49,10 @@ class Runs(Summarised):
     experts: FloatArray
     loss: FloatArray
     trunk: IntArray
-    run_id: Names
+    run_id: Strings
     source: str = "columns"
     loss_name: str = "loss"
-    skipped: Names = field(default=(), repr=False)
+    skipped: Strings = field(default=(), repr=False)
     dataset: str | None = None
     commit: str | None = None
     trunk_source: str = "given"
@@ -138,7 +138,7 @@ class Runs(Summarised):
         return len(self.loss)
 
     @property
-    def names(self) -> Names:
+    def names(self) -> Strings:
         """Names of all numeric columns."""
         return (*INPUTS, "loss", *self.columns)
 
@@ -211,11 +211,11 @@ class Runs(Summarised):
         return fitted_ranges(self.n_active, self.tokens, self.experts)
 
     @property
-    def warnings(self) -> Names:
+    def warnings(self) -> Strings:
         """Sentences that say what is odd about the units of N, D and the loss, and about losses that rise with D."""
         has_shapes = "d_model" in self.columns
         units = unit_warnings(self._sizes, self.loss, self.loss_name, self.vocab_size, has_shapes)
-        return (*units, *rising_runs(self._sizes, self.loss, self.run_id))
+        return (*units, *find_rising_runs(self._sizes, self.loss, self.run_id))
 
     @property
     def _sizes(self) -> dict[str, FloatArray]:
@@ -230,7 +230,7 @@ class Runs(Summarised):
         known = {column_name(name, (*self.columns, *texts)) for name in known}
         return find_blend(self._sizes, self.loss, self.columns, texts, HOLDERS, {*known, *self.recipe})
 
-    def doubts(self, known: Collection[str] = ()) -> tuple[Names, bool]:
+    def doubts(self, known: Collection[str] = ()) -> tuple[Strings, bool]:
         """Find what is odd about these runs, a sentence each, and whether no law that blends them is to be trusted.
 
         They may differ in the columns `known`, the variables of the law and what the user agreed to mix.

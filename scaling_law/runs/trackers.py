@@ -61,11 +61,7 @@ def with_values(rows: Sequence[Row]) -> str:
     return ", ".join(f"{name} ({literal(values[name])})" for name in names_in(rows))
 
 
-def tracker_rows(
-    source: str,
-    final: Final,
-    losses: Collection[str] = (),
-) -> LoadedRows:
+def tracker_rows(source: str, final: Final, losses: Collection[str] = ()) -> LoadedRows:
     """Read the rows of "trackio:PROJECT" or "wandb:ENTITY/PROJECT".
 
     `final` holds for every metric whose name ends in "loss", and for `losses`. InputError for another one; RunsError
@@ -77,12 +73,7 @@ def tracker_rows(
     return hub.LoadedRows([*read_runs(place, final, losses)], source)
 
 
-def _post(
-    url: str,
-    body: Any,
-    place: str,
-    key: str | None,
-) -> Fields:
+def _post(url: str, body: Any, place: str, key: str | None) -> Fields:
     """Ask a server for data, again while it is busy; RunsError, one line without the key, for any other answer."""
     # These are slow to import.
     from http.client import HTTPException
@@ -146,11 +137,7 @@ def _answer(request: Any) -> Any:
 # ------------------------------------------------------------------ trackio
 
 
-def _read_trackio_runs(
-    place: str,
-    final: Final,
-    losses: Collection[str],
-) -> Iterator[Row]:
+def _read_trackio_runs(place: str, final: Final, losses: Collection[str]) -> Iterator[Row]:
     """Read PROJECT in the local store, ORG/SPACE/PROJECT, http://…/PROJECT or datasets/ORG/NAME/PROJECT."""
     where, _, project = place.rpartition("/")
     if where.startswith("datasets/"):
@@ -233,11 +220,7 @@ def _store(project: str) -> Callable[[str], list[Row]]:
     return ask
 
 
-def _server(
-    where: str,
-    project: str,
-    source: str,
-) -> Callable[[str], list[Row]]:
+def _server(where: str, project: str, source: str) -> Callable[[str], list[Row]]:
     """Open a Space, or a dashboard at a URL, for queries."""
     token = None
     if not where.startswith(("http://", "https://")):

@@ -138,11 +138,7 @@ def tune(settings: FloatArray, losses: FloatArray) -> Tuned:
     return Tuned(best, lowest, loss, best_loss - loss, at_edge)
 
 
-def loss_between(
-    ln_rate: float,
-    ln_rates: FloatArray,
-    losses: FloatArray,
-) -> float:
+def loss_between(ln_rate: float, ln_rates: FloatArray, losses: FloatArray) -> float:
     """Interpolate the loss at a rate, linearly in ln LR between runs in ascending order; NaN outside of them."""
     return float(np.interp(ln_rate, ln_rates, losses, left=np.nan, right=np.nan))
 

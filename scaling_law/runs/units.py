@@ -53,12 +53,7 @@ _BITS = re.compile(r"(?i)(?<![a-z])(bpb|bpc|bpt|bits)(?![a-z])")
 Sizes = Columns
 
 
-def unit_problems(
-    sizes: Sizes,
-    loss: FloatArray,
-    loss_name: str,
-    trunk: IntArray | None,
-) -> list[str]:
+def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArray | None) -> list[str]:
     """Describe why the numbers of each run [n] cannot be in parameters, tokens and nats per token; "" if they can.
 
     `trunk` [n] tells checkpoints, which may have few tokens; None if trunks are not known.

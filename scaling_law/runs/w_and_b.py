@@ -25,11 +25,7 @@ TIMES = ("Relative Time", "Wall Time")
 BOUNDS = ("__MIN", "__MAX")
 
 
-def runs_of(
-    place: str,
-    final: Final,
-    losses: Collection[str],
-) -> list[Row]:
+def runs_of(place: str, final: Final, losses: Collection[str]) -> list[Row]:
     """Read the rows of ENTITY/PROJECT. RunsError, in one line and without the key, for what cannot be read."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
         raise RunsError(f"wandb:{place}: allowed is wandb:ENTITY/PROJECT")
@@ -56,12 +52,7 @@ def runs_of(
         raise RunsError(f"wandb:{place}: {_in_one_line(error, key)}") from None
 
 
-def _rows(
-    api: Any,
-    place: str,
-    final: Final,
-    losses: Collection[str],
-) -> Iterator[Row]:
+def _rows(api: Any, place: str, final: Final, losses: Collection[str]) -> Iterator[Row]:
     """Read the runs of a project, with the whole history of losses only where `final` needs it."""
     for run in api.runs(place, order="+created_at", per_page=100, lazy=False):
         summary = dict(run.summary)
@@ -100,11 +91,7 @@ def _in_one_line(error: Exception, key: str | None) -> str:
 # ------------------------------------------------------------------ charts
 
 
-def chart_rows(
-    rows: Sequence[Row],
-    final: Final,
-    losses: Collection[str],
-) -> list[Row] | None:
+def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> list[Row] | None:
     """Make one row for each run of a chart's export, with columns for steps and "RUN - METRIC"; None for others.
 
     The bounds of the buckets, __MIN and __MAX, are ignored.
@@ -142,11 +129,7 @@ def chart_rows(
     return runs
 
 
-def _is_chart(
-    columns: Sequence[str],
-    axis: str,
-    series: Mapping[str, tuple[str, str, str]],
-) -> bool:
+def _is_chart(columns: Sequence[str], axis: str, series: Mapping[str, tuple[str, str, str]]) -> bool:
     """Return whether a table with these columns is a chart: every column has a run, and one of three signs is there.
 
     The signs are bounds of buckets, a metric of several runs, and an axis of steps or times.

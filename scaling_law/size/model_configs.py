@@ -25,7 +25,7 @@ from hub.base.arithmetic import Arithmetic
 from hub.base.errors import InputError, unknown
 from hub.base.paths import local_path
 from hub.base.strict_json import MAX_FILE_BYTES
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from scaling_law.size.architecture import Architecture, Span, check_size, selected_keys
 from scaling_law.size.config_fields import Precision, explain_prediction_modules, list_unread, read_precision
 
@@ -110,9 +110,9 @@ class Model:
     # The precision of the checkpoint's weights, where it is neither bf16 nor fp16.
     precision: Precision | None = None
     # What is not counted, or assumed.
-    notes: Names = ()
+    notes: Strings = ()
     # Fields of the file that nothing reads: the count is then one of another model.
-    unread: Names = ()
+    unread: Strings = ()
 
     @property
     def parameters(self) -> int:
@@ -351,12 +351,7 @@ def _value_of(values: _Fields, key: Any) -> Any:
     return values[key] if isinstance(key, str) else key
 
 
-def _layers(
-    a: Architecture,
-    config: _Fields,
-    limit: str,
-    blocks: str | None = None,
-) -> list[list[Span]]:
+def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = None) -> list[list[Span]]:
     """Read the spans of each block: as many keys as the field `limit` says, or all."""
     size = config[limit] if config.get("use_sliding_window", True) else None
     if not size:
@@ -367,11 +362,7 @@ def _layers(
     return [[window if is_limited else a.attention] for is_limited in _limited_blocks(a, config, blocks)]
 
 
-def _limited_blocks(
-    a: Architecture,
-    config: _Fields,
-    blocks: str | None,
-) -> list[bool]:
+def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> list[bool]:
     """Find which blocks see only a window or a chunk."""
     if blocks is None:
         return [True] * a.blocks
@@ -395,11 +386,7 @@ def _limited_blocks(
     return [rule.value(row) > 0 for row in rows]
 
 
-def _selected_spans(
-    a: Architecture,
-    config: _Fields,
-    has_indexer: bool,
-) -> list[Span]:
+def _selected_spans(a: Architecture, config: _Fields, has_indexer: bool) -> list[Span]:
     """Read the spans of a block with sparse attention (DeepSeek-V3.2)."""
     if not has_indexer:
         return selected_keys(a.attention, config["index_topk"])

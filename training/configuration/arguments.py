@@ -29,6 +29,7 @@ from pydantic import (
 
 from hub.base.atomic import write_bytes
 from hub.base.errors import InputError
+from hub.base.paths import is_utf8
 from hub.base.strict_yaml import as_typed
 from hub.base.types import Fields
 from hub.base.units import parse_count
@@ -79,8 +80,8 @@ _is_range = _must(
     "be two steps, the second after the first",
     lambda steps: not steps or (len(steps) == 2 and 0 <= steps[0] < steps[1]),
 )
-# Libraries in Rust cannot write to another path, and the model would be lost at the end.
-_is_utf8 = _must("be UTF-8; rename it", re.compile(r"[^\ud800-\udfff]*").fullmatch)
+# Without it the model would be lost at the end.
+_is_utf8 = _must("be UTF-8; rename it", is_utf8)
 # A file or folder, or a name on the Hub.
 LocalPath = Annotated[str, AfterValidator(os.path.expanduser), _is_utf8]
 _names_a_repository = _must("be letters, digits, '.', '_' and '-'", re.compile(NAME_PATTERN).match)

@@ -516,11 +516,7 @@ def _dense_fields(dense: list[nn.Module], config: Any) -> Fields:
     return {"d_ff": width, "gated": matrices == 3}
 
 
-def _sparse_fields(
-    sparse: list[nn.Module],
-    experts: list[nn.Module],
-    config: Any,
-) -> Fields:
+def _sparse_fields(sparse: list[nn.Module], experts: list[nn.Module], config: Any) -> Fields:
     """Read the number and widths of routed and shared experts."""
     unit = config.hidden_size * len(sparse)
     size = _size(*experts)

@@ -24,7 +24,7 @@ from hub.base import strict_json, strict_yaml
 from hub.base.errors import InputError, unknown
 from hub.base.paths import local_path
 from hub.base.strict_json import MAX_FILE_BYTES
-from hub.base.types import Fields, Names
+from hub.base.types import Fields, Strings
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
@@ -175,7 +175,7 @@ class ModelClassArguments(BaseModel):
         return self._architecture.experts
 
     @cached_property
-    def experts_ways(self) -> Names:
+    def experts_ways(self) -> Strings:
         """Ways to multiply experts that the class has a choice of; without experts, none but its own."""
         if causal_class(self.config(1))._can_set_experts_implementation():
             return ("auto", "grouped_mm", "batched_mm", "eager")
@@ -236,7 +236,7 @@ def balance_loss_of(model_class: type) -> Callable[..., Any] | None:
 
 
 @cache
-def model_types() -> Names:
+def model_types() -> Strings:
     """List the causal model types of the installed transformers.
 
     Some refuse: docs/bring_your_own_architecture.md.

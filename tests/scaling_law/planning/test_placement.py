@@ -90,11 +90,12 @@ def test_an_optimum_goes_over_what_the_gpus_can_train():
     assert facts["best"]["layout"] == table.placement.ways
     for row in table:
         assert cluster.place(row.architecture)
-        assert row.limited_by in ("memory" if row.experts in named else "time", "evidence")
         if row.experts in named:
             with pytest.raises(DoesNotFit):
                 cluster.place(Architecture(row.architecture.d_model + 64, int(row.experts)))
     assert named == [16, 32]
+    # The model of 32 experts stops training before the hours end, where it would no longer be trusted.
+    assert [row.limited_by for row in table] == ["time", "time", "time", "time", "memory", "evidence"]
     measured = replace(H100, is_assumed=False)  # steps that were measured hold for models of any size
     free = JointLaw.published().optimal(hours=960, gpus=8, throughput=measured, integral=True, batch=PAPER_RAMP)
     assert any(
