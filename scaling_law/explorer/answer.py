@@ -68,7 +68,7 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Resu
     plan, configuration = _plan(question, law)
     figure = draw_figure(question, law, table, page)
     return Results(
-        f"**{table.verdict}**",
+        "\n\n".join(filter(None, [f"**{table.verdict}**", table.limit_of_trust])),
         figure,
         describe_figure(question, figure),
         table_html(table),

@@ -54,7 +54,7 @@ def _lines(elements: set[str]) -> list[str]:
 
 
 def _bands(elements: set[str]) -> list[str]:
-    return ["Bands are 95 % intervals."] if "band" in elements else []
+    return ["The band is the 95 % interval of the best E."] if "band" in elements else []
 
 
 def _memory(elements: set[str]) -> list[str]:

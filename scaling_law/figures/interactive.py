@@ -32,8 +32,6 @@ LOSS_TICKS = [
     {"dtickrange": [None, 0.0099], "value": ".3f"},
     {"dtickrange": [0.0099, None], "value": ".2f"},
 ]
-# The intervals of more curves would cover each other and the curves.
-MOST_INTERVALS = 6
 # The most ticks on an axis, and the least share of it between two, so that they have room on a phone.
 TICKS = 6
 TICK_SPACING = 0.21
@@ -153,9 +151,9 @@ def loss_by_tokens(
     best: float | None = None,
     dots: Mapping[float, Interval] | None = None,
 ) -> Figure:
-    """Draw the loss against training tokens with intervals and marks; `losses` bound the axis.
+    """Draw the loss against training tokens with marks; `losses` bound the axis.
 
-    Of more than `MOST_INTERVALS` curves only that of the `best` E has its interval, None: that of the lowest mark.
+    Only the curve of the `best` E has its interval, None: that of the lowest mark. Several would cover the curves.
     `dots` are tokens and losses of models by their E, instead of the marks of the curves.
     """
     traces = []
@@ -163,8 +161,8 @@ def loss_by_tokens(
         best = min(curves, key=_lowest_mark).experts
     fades = _has_trusted(curves)
     for curve in curves:
-        has_room = len(curves) <= MOST_INTERVALS or curve.experts == best
-        traces += _lines(curve if has_room else replace(curve, interval=None), page, fades, dot=_dot_of(curve, dots))
+        is_best = curve.experts == best
+        traces += _lines(curve if is_best else replace(curve, interval=None), page, fades, dot=_dot_of(curve, dots))
     lowest, highest = (-np.inf, np.inf) if losses is None else losses
     tokens = np.concatenate([curve.x[(lowest <= curve.loss) & (curve.loss <= highest)] for curve in curves])
     x_axis = _log_axis(drawing.TOKENS, tokens, format_count, page)

@@ -349,13 +349,14 @@ class OptimalTable(Answer):
             return ""
         return f"E = {lowest:g} is {gain:.3f} lower outside the trusted region"
 
-    def _describe_edge(self) -> str:
-        """Say how far models can be trusted, where the best of them spends too little of the budget."""
+    @property
+    def limit_of_trust(self) -> str:
+        """Say how far models can be trusted, where the best of them spends too little of the budget; else empty."""
         edge = self.edge
         if edge is None:
             return ""
         size = f"{format_count(edge.n_active)} active on {format_count(edge.tokens)} tokens"
-        return f"trusted up to {size} (E = {edge.experts:g}): loss {edge.loss:.3f}\n"
+        return f"trusted up to {size} (E = {edge.experts:g}): loss {edge.loss:.3f}"
 
     @property
     def reordered(self) -> str | None:
@@ -498,7 +499,7 @@ class OptimalTable(Answer):
             [self._cells(row) for row in self.rows],
             first=FIRST,
             styles=[self._style(row) for row in self.rows],
-            title=f"{self.verdict}\n{self._describe_edge()}{self._subtitle()}",
+            title="\n".join(filter(None, [self.verdict, self.limit_of_trust, self._subtitle()])),
             notes=[*self.training_notes, *self._describe_serving()],
             warnings=self.warnings,
         )

@@ -112,6 +112,15 @@ def test_released_models_lie_where_their_sizes_are():
     assert qwen.memory == pytest.approx(2 * 8.2e9, rel=0.1)
 
 
+def test_the_page_says_how_far_to_trust_where_its_answer_is_not_trusted(published):
+    pytest.importorskip("plotly")
+    from scaling_law.explorer.answer import answer
+
+    headline = answer(Question(flops="1e24", memory=""), published).headline
+    assert headline.endswith("; not trusted**\n\ntrusted up to 9.21B active on 288B tokens (E = 32): loss 2.043")
+    assert "trusted" not in answer(Question(flops="1e21", memory=""), published).headline
+
+
 @pytest.mark.parametrize(
     ("question", "there", "absent"),
     [
@@ -119,7 +128,7 @@ def test_released_models_lie_where_their_sizes_are():
         ({"law": "chinchilla"}, ("Each curve",), ("band", "Bars", "Shading")),
         ({"view": "map"}, ("Hatching", "The star"), ()),
         ({"view": "map", "law": "chinchilla", "memory": ""}, ("Dots",), ("Hatching", "The star")),
-        ({"view": "isoflop"}, ("Bands are 95 %",), ("Kinks",)),
+        ({"view": "isoflop"}, ("The band is the 95 %",), ("Kinks",)),
         ({"view": "isoflop", "unit": "hours"}, ("Kinks",), ()),
     ],
 )
