@@ -3,7 +3,8 @@
 `0.1.0.tar.xz` holds what one small sweep left behind when version 0.1.0 wrote it: corpus and tokenizer, token cache, a
 run that trained 1,280 tokens (configuration, trunk checkpoint, model, record), a release of it in a folder store, a
 fitted law with eight bootstrap draws, and sweep files. `expected.json` says what that version computed from them;
-`model` is what it left after 2,560 tokens. A new format gets an archive of its own beside this one.
+`model` is what it left after 2,560 tokens. `0.1.0-6b50b4c4.tar.xz` is from the end of November 2026, by
+`write_archive.py`, and its run goes on. A new format gets an archive of its own beside these.
 """
 
 import json
@@ -25,6 +26,8 @@ from training import ConfigurationError, Sweep, from_dict
 from training.run.inputs import check_inputs
 
 ARCHIVE = Path(__file__).with_name("0.1.0.tar.xz")
+NOVEMBER = Path(__file__).with_name("0.1.0-6b50b4c4.tar.xz")
+TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 
 @pytest.fixture
@@ -33,6 +36,40 @@ def expected(tmp_path, monkeypatch):
     shutil.unpack_archive(ARCHIVE, tmp_path)
     monkeypatch.chdir(tmp_path)
     return json.loads(Path("expected.json").read_text())
+
+
+@pytest.fixture
+def november(tmp_path, monkeypatch):
+    """The content of the archive of November in the current folder; returns what that version computed from it."""
+    shutil.unpack_archive(NOVEMBER, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return json.loads(Path("expected.json").read_text())
+
+
+def test_a_run_goes_on_from_its_configuration_cache_and_checkpoint(november):
+    configuration = yaml.safe_load(Path("run.yaml").read_text())
+    configuration["schedule"]["tokens"] = [1280, 2560]
+    Path("longer.yaml").write_text(yaml.safe_dump(configuration))
+    shards = {file: file.stat().st_mtime_ns for file in Path("cache").rglob("tokens-*.bin")}
+    subprocess.run([sys.executable, TRAIN, "--config", "longer.yaml"], check=True, capture_output=True)
+    assert {file: file.stat().st_mtime_ns for file in shards} == shards
+    (earlier,) = load_records(Path("store/datasets/old-runs/main/runs.jsonl"))
+    for tokens, expected in november["runs"].items():
+        (record,) = load_records(next(Path("run").glob(f"tokens00{int(tokens) / 1000:g}K-seed0/model/run.json")))
+        assert record.run_id == expected["run_id"]
+        assert record.weights_sha256.keys() == expected["weights_sha256"].keys()
+        for name in ("eval_loss", "train_loss"):
+            assert getattr(record, name) == pytest.approx(expected[name], abs=1e-4)
+    assert earlier.eval_loss == november["runs"]["1280"]["eval_loss"]
+    model = AutoModelForCausalLM.from_pretrained("model").eval()
+    with torch.no_grad():
+        logits = model(torch.arange(24).reshape(2, 12) * 11 % 280).logits[:, -1, :4]
+    torch.testing.assert_close(logits, torch.tensor(november["logits"]), atol=1e-5, rtol=0)
+    runs = {
+        run.name: [run.architecture.n_active, list(run.arguments.schedule.tokens)]
+        for run in Sweep.load("sweep.yaml").runs
+    }
+    assert runs == november["sweep"]
 
 
 def test_an_unfinished_run_of_a_development_version_is_refused_field_by_field(expected):
