@@ -2,7 +2,7 @@
 # make demo FAST=1   the same, smaller, in about two minutes; SEED=1: with another seed, into demo-output-seed1
 # make test          the tests; `make test-slow` those that take minutes
 # make test-kernels  the tests on the kernels of other processors (OpenBLAS, NumPy), each in a process of its own;
-#                    FAST=1: golden answers, guides, fits and two studies on one of them. Skipped on other than x86-64
+#                    FAST=1: golden answers, guides, fits and a study on one of them. Skipped on other than x86-64
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them, and
 #                    docs/training.md's callback in TRL
@@ -124,7 +124,7 @@ demo: setup
 # An environment that forbids caches of bytecode would have every process of the tests compile what it imports. What
 # test_light.py asks here, too, `make test-light` asks where it matters.
 test: setup
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) --durations=15 --ignore tests/test_light.py
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.core_seconds 480 $(PARALLEL) --durations=15 --ignore tests/test_light.py
 
 test-kernels: setup
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.kernels $(if $(FAST),--fast) $(PARALLEL)

@@ -51,7 +51,9 @@ def write_runs() -> None:
     noise = np.random.default_rng(0).normal(scale=0.003, size=60)
     lines = []
     for i in range(60):
-        n_active, tokens, experts = 1e7 * 2 ** (i % 5), 2e8 * 2 ** (i // 5 % 4), 4 ** (i // 20)
+        n_active = 1e7 * 2 ** (i % 5)
+        tokens = 2e8 * 2 ** (i // 5 % 4)
+        experts = 4 ** (i // 20)
         loss = float(law.loss(n_active, tokens, experts)) * np.exp(noise[i])
         lines.append(json.dumps({"n_active": n_active, "tokens": tokens, "experts": experts, "loss": loss}))
     Path("runs.jsonl").write_text("\n".join(lines) + "\n")
@@ -62,9 +64,12 @@ def write_training() -> None:
     from training.data.text import TextSource
     from training.data.tokenizer import train_tokenizer
 
-    texts = [json.dumps({"text": " ".join(f"word{i * j % 97}" for j in range(200))}) for i in range(200)]
+    lines = []
+    for i in range(200):
+        words = [f"word{i * j % 97}" for j in range(200)]
+        lines.append(json.dumps({"text": " ".join(words)}))
     Path("corpus").mkdir()
-    Path("corpus/train.jsonl").write_text("\n".join(texts) + "\n")
+    Path("corpus/train.jsonl").write_text("\n".join(lines) + "\n")
     train_tokenizer(TextSource("corpus").documents(), 300, Path("tokenizer"), progress=False)
     configuration = {
         "run": {"output_dir": "run", "precision": "fp32", "micro_batch_sequences": 4, "eval_sequences": 8},

@@ -22,12 +22,12 @@ KERNELS = {
     "Nehalem": {"OPENBLAS_CORETYPE": "Nehalem", "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4"},
     "Sandybridge": {"OPENBLAS_CORETYPE": "Sandybridge"},
 }
-# What numbers hang on most, in a minute or two: golden answers, guides, fits and two studies.
+# What numbers hang on most, in a minute or two: golden answers, guides, fits and a study.
 FAST_TESTS = (
     *("tests/scaling_law/golden", "tests/test_docs.py", "tests/test_adding_a_law_guide.py"),
     *("tests/scaling_law/fitting/test_fit.py", "tests/scaling_law/fitting/test_forms.py"),
     *("tests/scaling_law/runs/test_settings.py", "tests/scaling_law/size/test_draws.py"),
-    *("tests/studies/test_hours.py", "tests/studies/test_learning_rates.py"),
+    "tests/studies/test_learning_rates.py",
 )
 # NumPy's names of AVX2, before and from 2.4 on.
 AVX2 = {"AVX2", "X86_V3"}

@@ -18,6 +18,9 @@ PAGE = DOCS / "releasing.md"
 COMMANDS = [line for line in command_lines(PAGE) if not line.startswith(("pip", "lm_eval"))]
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def trained(tiny, tmp_path, monkeypatch):
     """A finished run in runs/ and its configuration in run.yaml."""

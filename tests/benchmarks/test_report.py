@@ -16,7 +16,7 @@ from benchmarks.report import ROOT, Report
 
 SHARED = ("__init__", "report")
 # These have no rows of their own.
-PAGES = {"render": {"--results"}, "every_class": set(), "batches": {"--data"}}
+PAGES = {"render": {"--results"}, "every_class": set(), "batches": {"--data"}, "paths": {"--list"}}
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 

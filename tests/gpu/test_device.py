@@ -1,7 +1,7 @@
 """The model and its training on the device that is there, a GPU or else the CPU, beside the plain loop on the CPU.
 
-On a CPU they run what a GPU would: experts in buffers. Part 1 of the GPU kit runs them and keeps the
-deviations that they record. Tolerances are relative: of a gradient by its norm, of a loss by its value.
+On a CPU (`make test-slow`) they run what a GPU would: experts in buffers. Part 1 of the GPU kit runs them and keeps
+the deviations that they record. Tolerances are relative: of a gradient by its norm, of a loss by its value.
 """
 
 import copy
@@ -28,6 +28,7 @@ from training.run.timing import arguments_of_steps, session_on_random_tokens
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+pytestmark = [] if ON_GPU else pytest.mark.slow
 # fp32 sums in another order; bf16 has 8 bits, and a token whose two best experts are nearly equal may change sides.
 LOSS, GRADIENT = {"fp32": 1e-5, "bf16": 1e-2}, {"fp32": 1e-4, "bf16": 8e-2}
 VOCABULARY, LENGTH, SEQUENCES = 211, 32, 8

@@ -87,9 +87,8 @@ def printed(result):
     return shown[shown.index("from transformers") :]
 
 
-@pytest.mark.parametrize(
-    "ours", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["without our packages", "with them"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ours", [False, True], ids=["without our packages", "with them"])
 def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, monkeypatch, command, ours):
     from transformers import AutoTokenizer
 
