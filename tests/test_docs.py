@@ -120,6 +120,16 @@ def test_python_blocks_run_and_print_what_is_shown(guide, tmp_path, monkeypatch,
     assert not shown or is_same_text("".join(shown), printed), printed
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.glob("concepts/*.md")), ids=lambda page: page.stem)
+def test_the_page_of_a_concept_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    # Every third run of the paper: the fits are quicker.
+    design = Design(*(column[::3] for column in published_design()))
+    monkeypatch.setattr(scaling_law, "published_design", lambda: design)
+    assert run_python(page)
+    assert capsys.readouterr().out
+
+
 def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, monkeypatch, capsys):
     page = DOCS / "tour.md"
     monkeypatch.chdir(tmp_path)
