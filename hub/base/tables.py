@@ -62,6 +62,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "× FLOPs": ("× FLOPs", _TIMES),
     "× tokens": ("× tokens", _TIMES),
     "× hours": ("× hours", _TIMES),
+    "floor": ("floor", _LOSS),
     "compute_interval": ("95 %", _interval(format_rough)),
     "data_interval": ("95 %", _interval(format_rough)),
     "time_interval": ("95 %", _interval(format_rough)),
@@ -88,11 +89,6 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "times_beyond": ("× largest run", _TIMES),
     "share_of_constant": ("share of c", "{:.0%}".format),
     "trusted": ("", lambda is_trusted: "" if is_trusted else "not trusted"),
-    "gain": ("gain", "{:+.4f}".format),
-    "token_ratio": ("tokens to match", "{:.3g}".format),
-    "dense_n": ("dense N", format_count),
-    "dense_tokens": ("dense D", format_count),
-    "dense_loss": ("dense loss", _LOSS),
 }
 # A column may be named by its field or by the label of it.
 _FORMATS = {label: form for label, form in _FIELDS.values() if label}

@@ -22,7 +22,6 @@ from scaling_law.law import JointLaw
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.limits import Limits
-from scaling_law.planning.matched import matched_memory
 from scaling_law.planning.optimum import WidthOptimum, drawn_optimum, optimal_widths
 from scaling_law.planning.question import ModelFields
 from scaling_law.rates.law import LearningRateLaw
@@ -196,16 +195,16 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None)
     loss_axes, difference_axes = axes
     flops = np.geomspace(1e19, 1e25, 80)
     dense = law.compute_optimal(flops, 1.0, force=True)
-    matches = matched_memory(law, flops, list(experts), force=True)
     dense_inside = law.check(dense.n_active, dense.tokens, 1).inside
     dense_draws = None if law.draws is None else law.loss_draws(dense.n_active, dense.tokens, 1)
     drawing.draw_curve(loss_axes, flops, dense.loss, dense_inside, 1, label="dense, compute-optimal")
     difference_axes.axhline(0.0, color=colour_of(1), linewidth=1)
-    for i, e in enumerate(experts):
-        optimal_n = law.compute_optimal(flops, e, force=True).n_active
-        n = np.minimum(matches.n_active[:, i], optimal_n)
+    for e in experts:
+        # Of the N_total of the dense model, or smaller.
+        matched_n = active_parameters(width_of_total(dense.n_active, e, law.vocab_size), vocab_size=law.vocab_size)
+        n = np.minimum(matched_n, law.compute_optimal(flops, e, force=True).n_active)
         tokens = affordable_tokens(flops, n)
-        loss = matches.loss[:, i]
+        loss = law.loss(n, tokens, e)
         inside = dense_inside & law.check(n, tokens, e).inside
         drawing.draw_curve(loss_axes, flops, loss, inside, e, label=f"E = {e}, same FLOPs and memory")
         interval = None

@@ -119,12 +119,12 @@ QUESTIONS: dict[str, Question] = {
         RATES,
         arrays(lambda law, architecture: law.peak(law.counted(architecture), 8, None, None).learning_rate, rated),
     ),
-    "Law.break_even": (JOINT, lambda law, c: law.break_even(model(c)["n_active"], 8)),
     "Law.reach": (JOINT, lambda law, c: law.reach(reachable(law, c), 8)),
     "Law.reach within a budget": (JOINT, lambda law, c: law.reach(reachable(law, c, 8.0) * 1.002, 8, flops=c)),
     "planning.flop_savings": (JOINT, lambda law, c: beside(flop_savings(law, c, 8), law.check(**model(c)))),
-    "matched_memory": (JOINT, lambda law, c: scaling_law.matched_memory(law, c)),
     "Law.speedup": (JOINT, lambda law, c: law.speedup(8, 1, flops=c)),
+    "Law.speedup at equal memory": (JOINT, lambda law, c: law.speedup(8, 1, match="memory", flops=c)),
+    "Law.speedup of sizes": (JOINT, lambda law, c: law.speedup(8, n_active=model(c)["n_active"])),
     "Law.plan": (JOINT, lambda law, c: law.plan(c)),
     "describe": (JOINT, lambda law, c: scaling_law.describe(SWITCH, c / 1e11, law=law)),
     "Law.next_runs": (JOINT, narrowed),
@@ -150,14 +150,14 @@ NOT_QUESTIONS = {  # why → what
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
     "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split errors_of
-        measured_speedup promote fit_throughput fit_learning_rate published_design""",
+        speedup promote fit_throughput fit_learning_rate published_design""",
     "describes a question": "question_schema",
     "serves; what its page and tools answer is asked below": "explore",
 }
 # Classes that are no laws: what they hold is computed, or measured; the hours of Throughput, by its own warnings.
-NO_LAWS = """Architecture Backtest BreakEven Budget ComputeOptimum Conditions Description Design EffectiveSpeedup
-    ExtrapolationError FitResult Forecast HeldOut LawComparison LearningRateFit Limits LiveEstimate MatchedMemory
-    MeasuredSpeedup OptimalRow OptimalTable Plan Prior Promotion PublishedLaw RangeCheck Reached Runs ScaleOut
+NO_LAWS = """Architecture Backtest Budget ComputeOptimum Conditions Description Design ExtrapolationError
+    FitResult Forecast HeldOut LawComparison LearningRateFit Limits LiveEstimate OptimalRow
+    OptimalTable Plan Prior Promotion PublishedLaw RangeCheck Reached Runs ScaleOut Speedup
     Throughput TrainingCurve"""
 NOT_ASKED = {*NO_LAWS.split()}
 UNRANGED = {  # as the laws of some papers are

@@ -14,8 +14,8 @@ from hub.base.units import format_bytes, format_count, format_decimal, format_fl
 from scaling_law import FitResult, JointLaw, Law
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import interval_of
-from scaling_law.planning.break_even import TOKENS_RANGE, find_crossing
 from scaling_law.planning.optimal_table import OptimalTable
+from scaling_law.planning.speedup import TOKENS_RANGE, find_crossing
 from training.demo.left_out import LeftOut, misses_in_words
 from training.sweep.plan import SweepPlan
 
@@ -143,15 +143,15 @@ def crossings_table(records: Sequence[RunRecord], law: Law) -> Table:
     )
     rows = []
     for gaps in all_gaps:
-        by_law = law.break_even(gaps.n_active, gaps.experts, between=span, force=True)
-        by_published = JointLaw.published().break_even(gaps.n_active, gaps.experts, force=True)
+        (by_law,) = law.speedup(gaps.experts, n_active=gaps.n_active, between=span, force=True).rows
+        (by_published,) = JointLaw.published().speedup(gaps.experts, n_active=gaps.n_active, force=True).rows
         rows.append(
             [
                 f"d_model {gaps.d_model}, E = {gaps.experts}",
                 gaps.crossing,
-                format_crossing(float(by_law.tokens), span),
-                format_interval(float(by_law.tokens_low), float(by_law.tokens_high), span),
-                format_crossing(float(by_published.tokens), TOKENS_RANGE),
+                format_crossing(by_law["tokens"], span),
+                format_interval(by_law["tokens_low"], by_law["tokens_high"], span),
+                format_crossing(by_published["tokens"], TOKENS_RANGE),
             ]
         )
     header = ["", "measured", "law fitted", "95 %", "as published"]

@@ -5,15 +5,15 @@ import pytest
 
 from scaling_law import (
     Architecture,
-    EffectiveSpeedup,
     JointLaw,
     Limits,
+    Speedup,
     Throughput,
     published,
 )
 from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
-from scaling_law.size.architecture import width_of_active
+from scaling_law.size.architecture import total_parameters, width_of_active
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_marins_own_example():
     assert (3.5422 - floor) * budget**alpha == pytest.approx(87.7, abs=0.1)
     named = {"rows": (), "model": "variant", "baseline": "usual", "n_active": 1e8, "tokens": 1e9, "law": ""}
     asymptote = {"asymptote": floor, "asymptote_interval": None, "exponent": alpha, "baseline_loss": 3.5422}
-    found = EffectiveSpeedup(**named, flops=budget, loss=3.52, check=None, **asymptote)
+    found = Speedup(**named, claim="", match="flops", flops=budget, loss=3.52, check=None, **asymptote)
     hours = found.at_asymptote(floor) * 410_000 / 433_986
     assert hours == pytest.approx(marin(3.5422, 433_986, 3.52, 410_000, budget))
 
@@ -172,8 +172,42 @@ def test_models_that_the_gpus_cannot_train_have_no_hours(law):
     assert f"best size: {lacks}" in wide.warnings
 
 
+def test_at_equal_hours_the_baseline_has_the_size_of_fewest_hours(law):
+    few = law.replace(draws=law.draws[:20])
+    found = few.speedup(8, 1, match="hours", flops=1e21, gpus=8, gpu="h100")
+    assert found.factor == found.best.time
+    assert found.best.hours == pytest.approx(few.reach(found.loss, 1, gpus=8, gpu="h100").hours, rel=1e-6)
+    assert found.best.hours <= few.speedup(8, 1, flops=1e21, gpus=8, gpu="h100").best.hours
+    assert found.best.time_interval[0] < found.factor < found.best.time_interval[1]
+    assert "times the hours" in found.verdict
+
+
+def test_at_equal_memory_the_baseline_has_as_many_parameters(law):
+    found = law.speedup(1, 8, match="memory", flops=1e21)
+    (row,) = found.rows
+    memory = [total_parameters(width_of_active(n), e) for n, e in ((found.n_active, 1), (row.n_active, 8))]
+    assert memory[0] == pytest.approx(memory[1])
+    assert law.loss(row.n_active, row.tokens, 8) == pytest.approx(found.loss)
+    assert row.data == pytest.approx(row.tokens / found.tokens)
+
+
+def test_served_alike_are_models_of_the_same_active_parameters(law):
+    found = law.speedup(8, 1, match="served", flops=1e21)
+    assert [row.size for row in found.rows] == ["same N_act"]
+    assert found.best == law.speedup(8, 1, flops=1e21).rows[1]
+
+
+@pytest.mark.parametrize(("experts", "least_budget"), [(2, None), (4, None), (8, None), (16, 3e25), (32, 1e23)])
+def test_rule_of_thumb(law, experts, least_budget):
+    """An MoE of the same memory beats the dense optimum on E times its tokens: for E = 16 up to 3e25 FLOPs."""
+    law = law.replace(draws=None)
+    for flops in np.geomspace(1e16, 1e27, 12):
+        row = law.speedup(1, experts, match="memory", flops=flops, force=True).best
+        assert (row.data <= experts) == (least_budget is None or flops < least_budget)
+
+
 def test_numbers_of_the_published_law_stay(law):
     assert law.speedup(8, 1, flops=1e21).factor == pytest.approx(1.8348, abs=1e-4)
-    tokens = [row["tokens"] for row in law.break_even([1e8, 1e9], 8).rows]
+    tokens = [row["tokens"] for row in law.speedup(8, n_active=[1e8, 1e9]).rows]
     assert tokens == pytest.approx([3.70e8, 9.47e8], rel=0.01)
     assert law.reach(2.15, flops=1e22, experts=8).rows[0]["n_active"] == pytest.approx(2.69e9, rel=0.01)

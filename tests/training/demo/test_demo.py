@@ -75,7 +75,7 @@ def test_the_crossing_is_where_the_losses_cross(records):
     found = Gaps.of(records)
     assert {(gaps.d_model, gaps.experts) for gaps in found} == {(d, e) for d in (32, 64) for e in (8,)}
     for gaps in found:
-        true = float(TRUTH.break_even(gaps.n_active, gaps.experts).tokens)
+        true = TRUTH.speedup(gaps.experts, n_active=gaps.n_active).rows[0]["tokens"]
         assert parse_count(gaps.crossing) == pytest.approx(true, rel=0.1)  # the loss is no straight line in ln D
 
 
