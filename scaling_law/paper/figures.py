@@ -27,6 +27,7 @@ from scaling_law.planning.question import ModelFields
 from scaling_law.rates.law import LearningRateLaw
 from scaling_law.size.architecture import Architecture, active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.recipe import PAPER
+from scaling_law.size.widths import Widths
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -227,7 +228,7 @@ def learning_rates(law: LearningRateLaw | None = None, ax: Axes | None = None) -
     widths = np.geomspace(256, 4096, 60)
     n_active = active_parameters(widths, vocab_size=law.vocab_size)
     for e in (1, 4, 8, 32):
-        rates = law.at(law.counted_parameters(widths), e)
+        rates = law.at(law.counted(Widths.of(widths, e, vocab_size=law.vocab_size)), e)
         ax.plot(n_active, rates, color=colour_of(e), label=drawing.label_of(e))
     drawing.log_axis(ax, drawing.ACTIVE)
     drawing.log_axis(ax, "peak learning rate", "y")
