@@ -174,7 +174,13 @@ class Speedup(Answer):
         if self.n_active is not None:
             size = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
             title += f"\n{self.model}: {size}, {format_flops(self.flops)} FLOPs, loss {self.loss:.4f}  ({self.law})"
-        return Table.of(cells, title=title, keys=KEYS, notes=notes, warnings=self.warnings)
+        return Table.of(
+            cells,
+            title=title,
+            keys=KEYS,
+            notes=notes,
+            warnings=self.warnings,
+        )
 
     def _describe_asymptote(self, asymptote: float) -> str:
         """Name the baseline's asymptote, and the factors that its other values would give."""
@@ -233,11 +239,20 @@ def speedup(
     match = match or "flops"
     cluster, limits = read_costs(law, **question)
     if match == "hours" and cluster is None:
-        raise InputError(given("match", match), " takes step times: give ", given("gpus"), " and ", given("gpu"))
+        raise InputError(
+            given("match", match),
+            " takes step times: give ",
+            given("gpus"),
+            " and ",
+            given("gpu"),
+        )
     model = _read_model("experts", 8.0 if model is None else model)
     baseline = _read_model("baseline", baseline)
     if isinstance(baseline, Architecture) and match in ("memory", "served"):
-        raise InputError(given("match", match), " sets the size of the baseline: give its E, no Architecture")
+        raise InputError(
+            given("match", match),
+            " sets the size of the baseline: give its E, no Architecture",
+        )
     variables, sized = _read_spending(law, model, flops, tokens, limits, force)
     check = law.check(**variables)
     check.refuse(force)
@@ -256,18 +271,11 @@ def speedup(
     rows, curve = target.rows(baseline, limits, match, sized)
     headline = "time" if match == "hours" else "compute"
     for row in rows:
-        remarks = [*row.warnings]
-        if np.isinf(row.compute):
-            end = f"{_describe(baseline)} ends at {row.floor:.4f} nats, above the {loss:.4f} of {name}"
-            remarks.insert(0, f"{end}: no number of tokens reaches it")
-        elif row.unreached:
-            remarks.insert(0, f"out of reach in {row.unreached:.0%} of the draws")
-        notes += [about(row.size, remark) for remark in remarks]
-    costs = {FACTORS[name]: getattr(rows[0], name) for name in sorted(FACTORS, key=lambda name: name != headline)}
-    times = [f"{cell('× FLOPs', cost)} times the {label}" for label, cost in costs.items() if cost is not None]
+        notes += [about(row.size, warning) for warning in row.warnings]
+    costs = join_words(_describe_costs(rows[0], headline))
     return Speedup(
         rows=tuple(rows),
-        claim=f"{_describe(baseline)} needs {join_words(times)} of {name} for its loss of {loss:.3f}",
+        claim=f"{_describe(baseline)} needs {costs} of {name} for its loss of {loss:.3f}",
         match=match,
         model=name,
         baseline=_describe(baseline),
@@ -281,6 +289,16 @@ def speedup(
         notes=tuple(notes),
         **curve,
     )
+
+
+def _describe_costs(row: SpeedupRow, headline: str) -> list[str]:
+    """Say how many times the FLOPs, tokens and hours the baseline needs, the headline first."""
+    costs = []
+    for name in sorted(FACTORS, key=lambda name: name != headline):
+        factor = getattr(row, name)
+        if factor is not None:
+            costs.append(f"{cell('× FLOPs', factor)} times the {FACTORS[name]}")
+    return costs
 
 
 def _refuse_other_fields(question: Mapping[str, Any], at_sizes: bool) -> None:
@@ -311,14 +329,26 @@ class _Target:
     costs: dict[str, FloatArray]
 
     @classmethod
-    def of(cls, law: Formula, variables: Variables, model: Sized, cluster: Cluster | None) -> _Target:
+    def of(
+        cls,
+        law: Formula,
+        variables: Variables,
+        model: Sized,
+        cluster: Cluster | None,
+    ) -> _Target:
         coefficients = coefficients_of(law)
         loss = np.asarray(law.evaluate(coefficients, variables), float)
         loss[1:] = law.add_extrapolation(loss[1:], variables, 1)
         tokens = np.full(len(loss), float(variables["tokens"]))
         return cls(law, cluster, coefficients, loss, _costs(cluster, variables, model, tokens))
 
-    def rows(self, baseline: Model, limits: Limits, match: str, model: Sized) -> tuple[list[SpeedupRow], Fields]:
+    def rows(
+        self,
+        baseline: Model,
+        limits: Limits,
+        match: str,
+        model: Sized,
+    ) -> tuple[list[SpeedupRow], Fields]:
         """List the ways of a baseline, the one that is matched first, and describe the curve of its best models."""
         if isinstance(baseline, Architecture):
             variables = baseline.variables()
@@ -340,9 +370,17 @@ class _Target:
         """Return L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
         endless = {name: value * ENDLESS if is_size(name) else value for name, value in variables.items()}
         floors = floor(self.law, self.coefficients, endless)[:, 0]
-        return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
+        return {
+            "asymptote": float(floors[0]),
+            "asymptote_interval": _interval(floors[1:]),
+        }
 
-    def frontier(self, experts: float, limits: Limits, asymptote: float) -> Fields:
+    def frontier(
+        self,
+        experts: float,
+        limits: Limits,
+        asymptote: float,
+    ) -> Fields:
         """Return α and the loss at the model's FLOPs, along the best models with E experts."""
         budgets = Budget.each(self.costs["compute"][0] * np.array([1.0, 2.0]))
         widths = optimal_widths(self.law, budgets, experts, limits).free
@@ -364,7 +402,13 @@ class _Target:
             loss[1:] /= self.law.add_extrapolation(np.ones_like(loss[1:]), models, 1)
         return loss
 
-    def cheapest(self, start: float, experts: float, limits: Limits, cluster: Cluster | None) -> FloatArray:
+    def cheapest(
+        self,
+        start: float,
+        experts: float,
+        limits: Limits,
+        cluster: Cluster | None,
+    ) -> FloatArray:
         """Find the d_model of least FLOPs that reaches the loss under each draw, [1 + n_draws, 1]; NaN for none.
 
         With a cluster it is that of fewest seconds, under the law itself.
@@ -377,7 +421,13 @@ class _Target:
         width = np.exp(least(lambda log_width: models(np.exp(log_width))[2], low, high, POINTS))
         return np.broadcast_to(width, loss.shape)
 
-    def row(self, size: str, variables: Variables, model: Sized, least_loss: float | None = None) -> SpeedupRow:
+    def row(
+        self,
+        size: str,
+        variables: Variables,
+        model: Sized,
+        least_loss: float | None = None,
+    ) -> SpeedupRow:
         """Say what these models need, under the law itself and as intervals; `least_loss` where the size is free."""
         if least_loss is None:
             least_loss = float(floor(self.law, self.coefficients, variables)[0, 0])
@@ -385,11 +435,16 @@ class _Target:
         tokens = tokens_needed(self.law, self.coefficients, loss, variables, Limits())
         tokens = np.broadcast_to(tokens, loss.shape)[:, 0]
         costs = _costs(self.cluster, variables, model, tokens)
-        first = of_law(
-            self.law, {name: np.ravel(value)[0] for name, value in (*variables.items(), ("tokens", tokens))}
-        )
+        sizes = {name: np.ravel(values)[0] for name, values in variables.items()}
+        first = of_law(self.law, {**sizes, "tokens": tokens[0]})
         check = self.law.check(**first)
         warnings = check.warnings
+        unreached = float(np.isinf(tokens[1:]).sum() / max(1, len(tokens) - 1))
+        if np.isinf(tokens[0]):
+            end = f"ends at {least_loss:.4f} nats, above the {float(self.loss[0, 0]):.4f} of the model"
+            warnings = (f"{end}: no number of tokens reaches it", *warnings)
+        elif unreached:
+            warnings = (f"out of reach in {unreached:.0%} of the draws", *warnings)
         hours = None
         if self.cluster is not None:
             hours = float(costs["time"][0] / 3600.0)
@@ -407,7 +462,7 @@ class _Target:
             flops=float(costs["compute"][0]),
             hours=hours,
             floor=least_loss,
-            unreached=float(np.isinf(tokens[1:]).sum() / max(1, len(tokens) - 1)),
+            unreached=unreached,
             trusted=bool(check.trusted),
             warnings=warnings,
             **factors,
@@ -419,7 +474,12 @@ def _models(d_model: Any, experts: float, limits: Limits) -> tuple[Fields, Sized
     return limits.variables(d_model, experts, 1.0), limits.widths(np.ravel(d_model), experts)
 
 
-def _costs(cluster: Cluster | None, variables: Variables, model: Sized, tokens: FloatArray) -> dict[str, FloatArray]:
+def _costs(
+    cluster: Cluster | None,
+    variables: Variables,
+    model: Sized,
+    tokens: FloatArray,
+) -> dict[str, FloatArray]:
     """Return what models take to train on the tokens [1 + n_draws]: FLOPs, tokens and, of a cluster, seconds.
 
     The seconds are those of the step times, then those of their draws, which are repeated where they are fewer.
@@ -483,7 +543,13 @@ def _read_model(name: str, value: Any) -> Model:
     counts = list(value) if isinstance(value, (list, tuple)) else [value]
     if len(counts) > 1:
         several = given("experts", value, f"--experts {','.join(map(str, counts))}")
-        raise InputError(several, ": one E goes with ", given("flops"), ", several with ", given("n_active"))
+        raise InputError(
+            several,
+            ": one E goes with ",
+            given("flops"),
+            ", several with ",
+            given("n_active"),
+        )
     is_number = counts != [] and isinstance(counts[0], (int, float, np.number)) and not isinstance(counts[0], bool)
     if not is_number:
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
@@ -496,7 +562,13 @@ def _describe(model: Model) -> str:
     return f"d_model {model.d_model}, E = {model.experts_equivalent:.4g}"
 
 
-def _find_crossovers(law: Formula, n_active: Any, experts: Any, between: Interval, force: bool) -> Speedup:
+def _find_crossovers(
+    law: Formula,
+    n_active: Any,
+    experts: Any,
+    between: Interval,
+    force: bool,
+) -> Speedup:
     """Find the token count at which an MoE overtakes the dense model of equal N_act, for each size and E.
 
     ValueError for a law that does not depend on N_act, D and E, and for E of 1 or less.
@@ -534,7 +606,13 @@ def _find_crossovers(law: Formula, n_active: Any, experts: Any, between: Interva
         claim = "ahead of dense models throughout the searched tokens"
     else:
         claim = f"dense models are overtaken at {span(tokens[np.isfinite(tokens)], format_count)} tokens"
-    columns = {"n_active": n, "experts": e, "tokens": tokens, "tokens_low": low, "tokens_high": high}
+    columns = {
+        "n_active": n,
+        "experts": e,
+        "tokens": tokens,
+        "tokens_low": low,
+        "tokens_high": high,
+    }
     return Speedup(
         rows=tuple(rows_of(columns)),
         claim=f"{span(n, format_count)} active parameters, E = {span(e, '{:g}'.format)}: {claim}",

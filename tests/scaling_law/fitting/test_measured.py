@@ -20,13 +20,13 @@ def runs_of(gain=1.0, noise=0.0, seed=0, budgets=BUDGETS):
 
 
 def test_without_scatter_each_set_has_its_asymptote_and_its_factor():
-    found = speedup(runs_of(1.25), runs_of(), ["loss", "dclm"], {"loss": 1.6})
-    assert [row["set"] for row in found.to_rows()] == ["loss"] * 4 + ["dclm"] * 4
-    for row in found.to_rows():
+    answer = speedup(runs_of(1.25), runs_of(), ["loss", "dclm"], {"loss": 1.6})
+    assert [row["set"] for row in answer.to_rows()] == ["loss"] * 4 + ["dclm"] * 4
+    for row in answer.to_rows():
         assert row["factor"] == pytest.approx(1.25, rel=1e-3)
         assert row["asymptote"] == pytest.approx(SETS[row["set"]][0], rel=1e-3)
         assert row["low"] <= row["factor"] <= row["high"]
-    for row, worse in zip(found.to_rows(), runs_of().loss, strict=False):  # Marin's identity, whatever the budget
+    for row, worse in zip(answer.to_rows(), runs_of().loss, strict=False):  # Marin's identity, whatever the budget
         if row["set"] == "loss":
             marin = ((worse - 1.6) / (row["loss"] - 1.6)) ** (1 / row["exponent"])
             assert row["factor"] == pytest.approx(marin, rel=1e-4)

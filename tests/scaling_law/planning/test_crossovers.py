@@ -15,8 +15,8 @@ def crossings(n_active, experts=None, **question):
 
 
 def test_both_models_have_the_same_loss_at_the_crossover():
-    found = LAW.speedup([2, 8, 32], n_active=[1e8, 1e9])
-    for row in found.rows:
+    answer = LAW.speedup([2, 8, 32], n_active=[1e8, 1e9])
+    for row in answer.rows:
         n, e = row["n_active"], row["experts"]
         root = brentq(lambda x, n=n, e=e: LAW.loss(n, np.exp(x), e) - LAW.loss(n, np.exp(x), 1), *np.log([1e7, 1e11]))
         assert row["tokens"] == pytest.approx(np.exp(root), rel=1e-3)
@@ -50,5 +50,5 @@ def test_the_dense_model_is_not_compared_with_itself():
     ],
 )
 def test_the_last_change_of_sign_counts(gaps, tokens):
-    found = find_crossing(np.array([0.0, 1.0, 2.0]), np.array([gaps, gaps], float))
-    np.testing.assert_allclose(found, [tokens] * 2)
+    answer = find_crossing(np.array([0.0, 1.0, 2.0]), np.array([gaps, gaps], float))
+    np.testing.assert_allclose(answer, [tokens] * 2)
