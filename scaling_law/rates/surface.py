@@ -17,7 +17,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import combinations_with_replacement
 from typing import Any, Literal
 
 import numpy as np
@@ -97,19 +96,22 @@ class SettingsGrid:
         return len(self.size)
 
     @cached_property
+    def _rank(self) -> Rows:
+        """The place of each run [n] among those of its model, from 0 for that of least loss."""
+        order = np.lexsort((self.loss, self.model))
+        place = np.argsort(order)
+        return place - np.searchsorted(self.model[order], self.model)
+
+    @cached_property
     def best(self) -> Rows:
         """The run of least loss of each model [models]."""
-        order = np.lexsort((self.loss, self.model))
-        return order[np.searchsorted(self.model[order], np.arange(len(self)))]
+        rows = np.flatnonzero(self._rank == 0)
+        return rows[np.argsort(self.model[rows])]
 
     def near_best(self, within: float) -> Mask:
         """Mark the runs [n] whose loss is `within` nats of the best of their model, and the best three of each."""
         is_near = self.loss <= self.loss[self.best][self.model] + within
-        order = np.lexsort((self.loss, self.model))
-        starts = np.searchsorted(self.model[order], np.arange(len(self)))
-        rank = np.empty(len(self.loss), np.intp)
-        rank[order] = np.arange(len(order)) - starts[self.model[order]]
-        return is_near | (rank < 3)
+        return is_near | (self._rank < 3)
 
     def regret(self, law: LearningRateLaw, model: int) -> float:
         """Compute the loss at the law's rate above that of the model's best run, at the batch of that run; nats.
@@ -386,10 +388,11 @@ class _Surface:
         model = grid.model[near]
 
         # The columns of H, then those of H u*, each scaled to length 1.
-        self.pairs = list(combinations_with_replacement(range(u.shape[1]), 2))
-        columns = [u[:, i] * u[:, j] / (2 if i == j else 1) for i, j in self.pairs]
-        columns += [-u[:, [i]] * design[model] for i in range(u.shape[1])]
-        matrix = np.column_stack(columns)
+        self.pairs = np.triu_indices(u.shape[1])
+        first, second = self.pairs
+        squares = u[:, first] * u[:, second] / np.where(first == second, 2.0, 1.0)
+        pulls = -u[:, :, None] * design[model][:, None, :]
+        matrix = np.column_stack([squares, pulls.reshape(len(u), -1)])
         lengths = np.sqrt((matrix**2).sum(axis=0))
         self.scale = np.where(lengths > 0, lengths, 1.0)
         loss_above_best = grid.loss[near] - grid.loss[grid.best][model]
@@ -421,16 +424,17 @@ class _Surface:
 
     def curvature(self, solution: FloatArray) -> FloatArray:
         """Return H, nats."""
+        first, second = self.pairs
         h = np.empty((len(self.centre), len(self.centre)))
-        for (i, j), value in zip(self.pairs, solution, strict=False):
-            h[i, j] = h[j, i] = value
+        h[first, second] = solution[: len(first)]
+        h[second, first] = h[first, second]
         return h
 
     def coefficients(self, solution: FloatArray) -> dict[str, float]:
         """Return the coefficients of the law, and as best_batch.* those of the logarithm of the best batch."""
         h = self.curvature(solution)
         # This is H u*.
-        pull = solution[len(self.pairs) :].reshape(len(self.centre), -1)
+        pull = solution[len(self.pairs[0]) :].reshape(len(self.centre), -1)
         optimum = np.linalg.solve(h, pull)
         if self.at_batch:
             slope = -h[0, 1] / h[0, 0]
