@@ -14,7 +14,7 @@ import numpy as np
 from hub.base.notices import Notice
 from hub.base.units import format_count
 from scaling_law.formulas.published import published_loss
-from scaling_law.runs.rows import RunsError
+from scaling_law.runs.rows import RunsError, is_loss
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 # Least parameters of a language model, and of one whose vocabulary is not of bytes.
@@ -51,6 +51,11 @@ _BITS = re.compile(r"(?i)(?<![a-z])(bpb|bpc|bpt|bits)(?![a-z])")
 
 # The columns n_active, tokens and experts [n].
 Sizes = Columns
+
+
+def is_metric(name: str) -> bool:
+    """Return whether a column is named as a loss or another measure of a model."""
+    return is_loss(name) or any(pattern.search(name) for pattern in (_PERPLEXITY, _BITS, _ACCURACY))
 
 
 def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArray | None) -> list[str]:
