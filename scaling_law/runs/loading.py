@@ -14,11 +14,12 @@ import numpy as np
 import hub
 from hub.base.errors import InputError, Message, RecordError, given, message
 from hub.base.inputs import reads
+from hub.base.tables import literal
 from hub.base.types import Fields, Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import repeated_runs, row_problems, unusable_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
-from scaling_law.runs.logged import RULES, RUNS, Final, check_final, end_of, lines_by_run, varies
+from scaling_law.runs.logged import RULES, RUNS, Final, check_final, collect, end_of, lines_by_run, varies
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.recipes import recipe_of
 from scaling_law.runs.rows import (
@@ -40,7 +41,7 @@ from scaling_law.runs.rows import (
 from scaling_law.runs.sources import LACKS, Kind, read_source
 from scaling_law.runs.statuses import RECORDED, describe_left_out, read_status, status_columns, status_of
 from scaling_law.runs.table import OWN_COLUMNS, Runs
-from scaling_law.runs.trackers import is_tracker, with_values
+from scaling_law.runs.trackers import is_tracker
 from scaling_law.runs.trunks import RATES, trunks_of
 from scaling_law.runs.units import check_no_accuracy, unit_problems
 from scaling_law.size.arrays import merge_rounded
@@ -255,7 +256,8 @@ def _read_table(
             last_line = lines[-1]
             if last_line in failed:
                 failed_runs[len(last_rows)] = failed[last_line]
-            last_rows.append(end_of(rows, name, lines, final or "last", losses))
+            logged = collect(rows[i] for i in lines)
+            last_rows.append({**end_of(logged, final or "last", losses), "run_id": str(name)})
         rows = last_rows
         failed = failed_runs
     elif final is not None and is_table:
@@ -457,7 +459,11 @@ def _guess_loss(present: Iterable[str]) -> tuple[str, list[str]]:
 def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[str], loss: str) -> RunsError:
     """Write the error for missing columns: the columns of the source, and what to type."""
     names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
-    available = with_values(table.loaded.rows) if table.is_logged else ""
+    available = ""
+    if table.is_logged:
+        values = collect(table.loaded.rows)
+        names_of_values = [name for name in names_in(table.loaded.rows) if name in values]
+        available = ", ".join(f"{name} ({literal(values[name][0])})" for name in names_of_values)
     if not available:
         available = ", ".join(name for name in present if name not in table.aliases) or "none"
 

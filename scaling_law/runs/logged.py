@@ -1,14 +1,14 @@
-"""Logs of runs as one row each: the settings, and the final value of every metric."""
+"""What runs logged, as one row each: their settings, and the final value of every metric."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from hub.base.errors import InputError, given
 from hub.base.types import Fields
-from scaling_law.runs.rows import Row, is_loss, is_missing, leaves, names_in, number
+from scaling_law.runs.rows import Row, is_loss, is_missing, leaves, names_in, names_of, number
 from scaling_law.runs.trunks import RATES
 
 Final = Literal["last", "minimum", "smoothed"]
@@ -19,6 +19,9 @@ TAIL = 0.05
 # Columns that name a run, and columns that count its lines.
 RUNS = ("run_id", "run", "run_name", "Name", "name")
 STEPS = ("step", "Step", "_step", "global_step", "iteration", "iter")
+# Columns that a chart may have instead of steps, and those with the bounds of its buckets.
+TIMES = ("Relative Time", "Wall Time")
+BOUNDS = ("__MIN", "__MAX")
 
 
 def check_final(final: str) -> None:
@@ -27,20 +30,30 @@ def check_final(final: str) -> None:
         raise InputError(given("final", final), f" must be one of {', '.join(RULES)}")
 
 
-def final_values(
-    logged: Mapping[str, Sequence[float]],
-    final: Final,
-    losses: Collection[str] = (),
-) -> dict[str, float]:
-    """Find the final value of each metric: by the rule `final` for losses, else the last one.
+def collect(lines: Iterable[Row]) -> dict[str, list[Any]]:
+    """Collect the values of each column, in the order of the lines."""
+    logged: dict[str, list[Any]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if value is not None:
+                logged.setdefault(name, []).append(value)
+    return logged
 
-    Losses are metrics whose name ends in "loss", and `losses`.
+
+def end_of(logged: Mapping[str, Sequence[Any]], final: Final, losses: Collection[str]) -> Fields:
+    """Find the value of each column at the end of a run: of a loss by the rule `final`, else the last that there is.
+
+    Losses are columns whose name ends in "loss", and `losses`.
     """
-    values = {}
-    for name, series in logged.items():
-        is_loss_name = is_loss(name) or name in losses
-        values[name] = final_value(series, final if is_loss_name else "last")
-    return values
+    row: Fields = {}
+    for name, cells in logged.items():
+        numbers = [x for x in map(number, cells) if x is not None]
+        if numbers and (is_loss(name) or name in losses):
+            row[name] = final_value(numbers, final)
+        else:
+            present = [value for value in cells if not is_missing(value)]
+            row[name] = present[-1] if present else cells[-1]
+    return row
 
 
 def final_value(logged: Sequence[float], final: Final) -> float:
@@ -56,35 +69,24 @@ def final_value(logged: Sequence[float], final: Final) -> float:
     return math.fsum(tail) / len(tail)
 
 
-def row_of(
-    config: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-    identity: tuple[str, str],
-    status: str,
-    group: str | None = None,
-) -> Fields:
-    """Make a run's row. A metric hides a configured value of its name, which may only be a plan.
+def row_of(name: str, metrics: Row, settings: Row, status: str, key: str = "", group: str | None = None) -> Fields:
+    """Make the row of a run with these final metrics, which hide settings of their names that may only be plans.
 
-    The `group` under which the tracker shows the run is a column, unless the run has one of that name.
+    The tracker has the run under the `key`, and shows it in the `group`.
     """
-    numbers: Fields = {}
-    for name, value in metrics.items():
-        if number(value) is not None:
-            numbers[name] = number(value)
-
-    row = dict(numbers)
-    for name, value in leaves(config):
-        if name not in numbers and not _is_private(name):
-            row[name] = value
-    row["run_id"], row["id"] = identity
-    row["status"] = status
+    row: Fields = {}
+    for metric, value in metrics.items():
+        x = number(value)
+        if x is not None:
+            row[metric] = x
+    for field, value in leaves(settings):
+        # Fields of trackers begin with an underscore, at any depth.
+        if not f".{field}".count("._"):
+            row.setdefault(field, value)
+    row.update(run_id=name, id=key or name, status=status)
     if group:
         row.setdefault("group", group)
     return row
-
-
-def _is_private(name: str) -> bool:
-    return any(field.startswith("_") for field in name.split("."))
 
 
 def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | None:
@@ -99,8 +101,8 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
     if step_column is None or (name_column is None and not name):
         return None
 
-    steps = [number(row.get(step_column)) for row in rows]
     groups: dict[Any, list[int]] = {}
+    steps = [number(row.get(step_column)) for row in rows]
     for i, row in enumerate(rows):
         run = name if name_column is None else row.get(name_column)
         if is_missing(run) or steps[i] is None:
@@ -109,10 +111,9 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
     for lines in groups.values():
         lines.sort(key=lambda i: steps[i] or 0.0)
 
-    if not varies(rows, groups, step_column):
-        return None
     # Several runs may share a name that is no id.
-    if name_column != "run_id" and any(varies(rows, groups, setting) for setting in ("seed", *RATES)):
+    shared = () if name_column == "run_id" else ("seed", *RATES)
+    if not varies(rows, groups, step_column) or any(varies(rows, groups, setting) for setting in shared):
         return None
     return groups
 
@@ -126,27 +127,24 @@ def varies(rows: Sequence[Row], groups: Mapping[Any, Sequence[int]], column: str
     return False
 
 
-def end_of(
-    rows: Sequence[Row],
-    name: Any,
-    lines: Sequence[int],
-    final: Final,
-    losses: Collection[str],
-) -> Fields:
-    """Join the rows of one run into a single one, with the final loss by the rule `final`, else the last values."""
-    values: dict[str, list[Any]] = {}
-    for i in lines:
-        for column, value in rows[i].items():
-            if value is not None:
-                values.setdefault(column, []).append(value)
+def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> list[Row] | None:
+    """Make one row for each run of a chart's export, with columns for steps and "RUN - METRIC"; None for others.
 
-    row: Fields = {}
-    for column, cells in values.items():
-        logged = [x for x in map(number, cells) if x is not None]
-        if logged and (is_loss(column) or column in losses):
-            row[column] = final_value(logged, final)
-        else:
-            present = [value for value in cells if not is_missing(value)]
-            row[column] = present[-1] if present else cells[-1]
-    row["run_id"] = str(name)
-    return row
+    Besides, a chart has the bounds of buckets, which are ignored, a metric of several runs, or an axis of steps.
+    """
+    axis, *columns = names_of(rows) or [""]
+    series = {name: name.rpartition(" - ") for name in columns if not name.endswith(BOUNDS)}
+    metrics = {metric for _, _, metric in series.values()}
+    is_bounded = len(series) < len(columns)
+    has_axis = axis in STEPS or axis.startswith(TIMES)
+    are_runs = bool(series) and all(run for run, _, _ in series.values())
+    if not are_runs or not (is_bounded or has_axis or len(metrics) < len(series)):
+        return None
+
+    runs: dict[str, list[Row]] = {}
+    for row in rows:
+        for name, (run, _, metric) in series.items():
+            if number(row.get(name)) is not None:
+                line = {metric: number(row[name]), "step" if axis == "Step" else axis: number(row.get(axis))}
+                runs.setdefault(run, []).append(line)
+    return [{**end_of(collect(lines), final, losses), "run_id": run} for run, lines in runs.items()]

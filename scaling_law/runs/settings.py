@@ -235,7 +235,7 @@ class _Cells(NamedTuple):
 
     @property
     def varies(self) -> bool:
-        """Whether losses within cells differ by more than those of seeds."""
+        """Return whether losses within cells differ by more than those of seeds."""
         return bool(self.y @ self.y > len(self.y) * SEEDS**2)
 
     def explain(self, columns: Mapping[str, Any], least: float) -> tuple[tuple[Setting, ...], float]:

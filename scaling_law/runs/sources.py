@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from scaling_law.runs.logged import Final
+from scaling_law.runs.logged import Final, chart_rows
 from scaling_law.runs.rows import RunsError, read_rows
 from scaling_law.runs.run_logs import log_rows
 from scaling_law.runs.trackers import is_tracker, tracker_rows
-from scaling_law.runs.w_and_b import chart_rows
 
 if TYPE_CHECKING:
     from hub import LoadedRows

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from scaling_law import load_runs
-from scaling_law.runs import trackers, w_and_b
+from scaling_law.runs import trackers
 from scaling_law.runs.table import RunsError
 from tests.scaling_law.runs import wandb_server
 from tests.scaling_law.runs.wandb_server import AUTHORIZATION, KEY
@@ -28,7 +28,7 @@ def wandb(monkeypatch, tmp_path):
         monkeypatch.setenv("NETRC", str(tmp_path / "logins"))
         for name in ("HOME", "WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
             monkeypatch.setenv(name, str(tmp_path))
-        monkeypatch.setattr(w_and_b, "SECONDS", 5)
+        monkeypatch.setattr(trackers, "SECONDS", 5)
         yield server
         client.teardown()  # which else keeps this server's address for all of the process
 
@@ -115,7 +115,7 @@ def test_the_key_goes_to_no_server_that_the_first_points_at(wandb):
 
 
 def test_a_busy_server_is_asked_again(wandb, monkeypatch):
-    monkeypatch.setattr(w_and_b, "SECONDS", 30)
+    monkeypatch.setattr(trackers, "SECONDS", 30)
     wandb.faults = [(2, 429, {"Retry-After": "1"}, "slow down"), (3, 503, {}, "busy")]
     assert len(load_runs("wandb:lab/sweep", columns=COLUMNS)) == 3
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_read_is_one_line(wandb, source, message):
 )
 def test_another_address_is_one_line(wandb, monkeypatch, url, message):
     monkeypatch.setenv("WANDB_BASE_URL", url)
-    monkeypatch.setattr(w_and_b, "SECONDS", 1)
+    monkeypatch.setattr(trackers, "SECONDS", 1)
     with pytest.raises(RunsError) as error:
         load_runs("wandb:lab/sweep")
     (line,) = str(error.value).splitlines()
