@@ -17,7 +17,10 @@ from hub.base.tables import literal
 from scaling_law.formulas.law import SMALLEST
 from scaling_law.runs.architectures import size_problem
 from scaling_law.runs.columns import INPUTS
-from scaling_law.runs.rows import SKIP, FloatArray, Row, label, number
+from scaling_law.runs.rows import SKIP, FloatArray, Row, RunsError, is_missing, label, number
+from scaling_law.runs.settings import codes_of
+from scaling_law.runs.units import check_no_accuracy, unit_problems
+from scaling_law.size.arrays import merge_rounded
 
 # Least factors in tokens, and in loss, by which a longer run of a model lies above a shorter one and is not noise.
 LEAST_STEP = 1.2
@@ -30,38 +33,80 @@ LISTED = 8
 _NAMES = ("id", "run_id")
 
 
-def row_problems(
+def check_rows(
     rows: Sequence[Row],
     places: Iterable[int],
     loss: str,
-    settings: Sequence[str],
+    origin: str,
     *,
+    measured: str,
+    trunk: Sequence[Any] | None = None,
+    settings: Sequence[str] = (),
+    failed: Mapping[int, str] | None = None,
     check_ids: bool = False,
     check_sizes: bool = False,
     is_step_log: bool = False,
-) -> list[str]:
-    """Describe the problem of each row at these places, "" for a sound row.
+    problems: list[str] | None = None,
+) -> tuple[list[int], list[str]]:
+    """Return which of the rows at these places can be used, and notes on run records that repeat another sweep's.
 
-    Rows of equal N, D, E and loss are duplicates unless they differ in one of the `settings`.
+    Rows of equal N, D, E and loss are duplicates unless they differ in one of the `settings`. RunsError lists unusable
+    rows, unless a list of `problems` takes them and other rows can be used.
 
     Args:
+        measured: the source's name for the loss, which says more of its unit than ours.
+        trunk: tells checkpoints, which may have few tokens; None if trunks are not known.
+        failed: problems of single rows that are known already.
         check_ids: a run_id may stand in several rows only as the checkpoints of one model, after different tokens.
         check_sizes: the sizes of a row must not contradict its shape.
         is_step_log: the rows of a run are its steps, which the advice for duplicates takes into account.
     """
+    found_problems: list[str] = []
+    notes: list[str] = []
+    sound: list[int] = []
     duplicates = _Duplicates(rows, settings, check_ids, is_step_log)
-    problems: list[str] = []
     for i in places:
         row = rows[i]
         values = {name: number(row.get(name)) for name in (*INPUTS, loss)}
-
         problem = _bad_numbers(row, values)
         if not problem and check_sizes:
             problem = size_problem(row) or ""
         if not problem:
-            problem = duplicates.check(i, values)
-        problems.append(message(f"{label(i, row)}: ", problem) if problem else "")
-    return problems
+            problem, note = duplicates.check(i, values)
+            if note:
+                notes.append(note)
+                continue
+        if problem:
+            problem = message(f"{label(i, row)}: ", problem)
+        problem = (failed or {}).get(i, problem)
+        if problem:
+            found_problems.append(problem)
+        else:
+            sound.append(i)
+
+    sound_rows = [rows[i] for i in sound]
+    sizes, losses = arrays_of(sound_rows, loss)
+    check_no_accuracy(sizes, losses, measured, origin)
+    clusters = None if trunk is None else codes_of([trunk[i] for i in sound])
+    usable = []
+    for i, problem in zip(sound, unit_problems(sizes, losses, measured, clusters), strict=True):
+        # The units of a run record are those of its schema, however short the run.
+        if problem and "schema_version" not in rows[i]:
+            found_problems.append(f"{label(i, rows[i])}: {problem}")
+        else:
+            usable.append(i)
+    if problems is not None:
+        problems += found_problems
+    listed = problems or found_problems
+    if not usable or (found_problems and problems is None):
+        raise RunsError(_describe_unusable(origin, listed, skippable=bool(usable)))
+    return usable, notes
+
+
+def arrays_of(rows: Sequence[Row], loss: str) -> tuple[dict[str, FloatArray], FloatArray]:
+    """Return the sizes of rows [n] as laws need them, and their losses [n]."""
+    sizes = {name: merge_rounded(np.array([number(row[name]) for row in rows], float)) for name in INPUTS}
+    return sizes, np.array([number(row[loss]) for row in rows], float)
 
 
 def find_rising_runs(
@@ -91,30 +136,6 @@ def find_rising_runs(
         topic = f"run {names[longer]} lies above {names[shorter]}, a shorter run of its model"
         notices.append(Notice(f"{topic} ({loss[longer]:.4g} and {loss[shorter]:.4g}): check both", topic))
     return notices
-
-
-def repeated_runs(
-    rows: Sequence[Row],
-    places: Iterable[int],
-    loss: str,
-    settings: Sequence[str],
-) -> dict[int, str]:
-    """Describe the run records that repeat a run of another sweep, by their place.
-
-    The same run trained in two sweeps gives the same loss to the last bit, and counts once.
-    """
-    first_places: dict[str, int] = {}
-    notes: dict[int, str] = {}
-    for i in places:
-        row = rows[i]
-        if row.get("schema_version") is None or row.get("sweep") is None:
-            continue
-        names = (*INPUTS, loss, *settings)
-        key = repr([row.get(name) for name in names])
-        first = first_places.setdefault(key, i)
-        if row["sweep"] != rows[first]["sweep"]:
-            notes[i] = f"{label(i, row)}: the same run as {label(first, rows[first])}, trained in two sweeps"
-    return notes
 
 
 def _bad_numbers(row: Row, values: Mapping[str, float | None]) -> str:
@@ -153,48 +174,46 @@ class _Duplicates:
     is_step_log: bool
     place_of: dict[tuple[str, Any], int] = field(default_factory=dict)
     # The first model and tokens under each run_id.
-    checkpoint_of: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
+    checkpoint_of: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     names: set[tuple[str, str]] = field(default_factory=set)
 
-    def check(self, i: int, values: Mapping[str, float | None]) -> str:
-        """Name the earlier row that this one repeats, "" if none, and remember this one."""
-        row = self.rows[i]
-        keys = self._keys(row, values)
+    def check(self, i: int, values: Mapping[str, float | None]) -> tuple[str, str]:
+        """Name the earlier row that this one repeats, and remember this one; else "".
 
+        The second text is a note: the same run trained in two sweeps gives the same loss to the last bit, and counts
+        once.
+        """
+        row = self.rows[i]
+        known = [*values.values(), *map(row.get, self.settings)]
+        # NaN, which may be any number, is a value of this row alone.
+        key = [i if is_missing(value) and value is not None else value for value in known]
+        keys = [("N, D, E and loss", repr(key)), *self._run_keys(row, values)]
         problem = ""
         shared = next((key for key in keys if key in self.place_of), None)
         if shared is not None:
             first = self.place_of[shared]
-            hint = self._hint(row, shared[0])
-            problem = message(f"duplicate of {label(first, self.rows[first])} (same {shared[0]}", *hint, ")")
+            first_row = self.rows[first]
+            first_label = label(first, first_row)
+            sweeps = {row.get("sweep"), first_row.get("sweep")}
+            if "schema_version" in row and len(sweeps) == 2 and None not in sweeps:
+                return "", f"{label(i, row)}: the same run as {first_label}, trained in two sweeps"
+            problem = message(f"duplicate of {first_label} (same {shared[0]}", *self._hint(row, shared[0]), ")")
 
-        for key in keys:
-            self.place_of[key] = i
-        for name in _NAMES:
-            self.names.add((name, repr(row.get(name))))
-        return problem
+        self.place_of.update(dict.fromkeys(keys, i))
+        self.names.update((name, repr(row.get(name))) for name in _NAMES)
+        return problem, ""
 
-    def _keys(self, row: Row, values: Mapping[str, float | None]) -> list[tuple[str, Any]]:
-        settings = [row.get(name) for name in self.settings]
-        if self.check_ids:
-            # Cells of files may be lists, which are no keys.
-            settings = [repr(setting) for setting in settings]
-        keys: list[tuple[str, Any]] = [("N, D, E and loss", (*values.values(), *settings))]
-        if self.check_ids and row.get("run_id"):
-            keys.append(("run_id", self._checkpoint(row, values)))
-        return keys
-
-    def _checkpoint(self, row: Row, values: Mapping[str, float | None]) -> tuple[Any, ...]:
+    def _run_keys(self, row: Row, values: Mapping[str, float | None]) -> list[tuple[str, Any]]:
         """Return a key that only one row of a run may have, because checkpoints share the model and differ in tokens.
 
         Rows of another model under the same name get the key of the first one, and so are duplicates.
         """
-        name = row["run_id"]
-        if not isinstance(name, (str, float, int)):
-            name = repr(name)
+        if not self.check_ids or not row.get("run_id"):
+            return []
+        name = repr(row["run_id"])
         checkpoint = (name, values["n_active"], values["experts"], values["tokens"])
         first = self.checkpoint_of.setdefault(name, checkpoint)
-        return checkpoint if checkpoint[:3] == first[:3] else first
+        return [("run_id", checkpoint if checkpoint[:3] == first[:3] else first)]
 
     def _hint(self, row: Row, shared: str) -> tuple[str, ...]:
         """Say what to type to leave out the duplicate, as parts of a message."""
@@ -206,14 +225,13 @@ class _Duplicates:
         return ()
 
 
-def unusable_rows(origin: str, problems: Iterable[str], *, skippable: bool = False) -> Message:
+def _describe_unusable(origin: str, problems: Sequence[str], skippable: bool) -> Message:
     """Write the error of a table with unusable rows, which lists the first of them."""
-    lines = [problem for problem in problems if problem]
-    texts = [f"{origin}: {len(lines)} unusable row(s)"]
+    texts = [f"{origin}: {len(problems)} unusable row(s)"]
     if skippable:
         texts += [", which ", SKIP, " leaves out"]
-    for line in lines[:LISTED]:
+    for line in problems[:LISTED]:
         texts += ["\n  ", line]
-    if len(lines) > LISTED:
-        texts.append(f"\n  … and {len(lines) - LISTED} more")
+    if len(problems) > LISTED:
+        texts.append(f"\n  … and {len(problems) - LISTED} more")
     return message(*texts)

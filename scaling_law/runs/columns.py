@@ -18,7 +18,7 @@ from hub.base.errors import InputError, given, unknown
 from hub.base.numerals import why_no_number
 from hub.base.tables import column_name, literal
 from hub.base.units import UNKNOWN
-from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_in, number
+from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number
 
 Column = str | float | Callable[[Row], Any]
 # Our name → what the paper, our own tables and cards call it; num_input_tokens_seen is of transformers' Trainer. N is
@@ -101,7 +101,7 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     """
     extended = [dict(row) for row in rows]
     failed: dict[int, str] = {}
-    present = {*names_in(rows)}
+    present = {*names_of(rows)}
 
     for name, column in columns.items():
         formula = getattr(column, "__name__", None) or literal(column)

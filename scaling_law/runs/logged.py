@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hub.base.errors import InputError, given
 from hub.base.types import Fields
-from scaling_law.runs.rows import Row, is_loss, is_missing, leaves, names_in, names_of, number
+from scaling_law.runs.rows import Row, is_loss, is_missing, leaves, names_of, number
 from scaling_law.runs.trunks import RATES
 
 Final = Literal["last", "minimum", "smoothed"]
@@ -95,7 +95,7 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
     A table of steps has a column of `STEPS`, and runs with rows of several steps. If it does not name runs, it must be
     a single run with this `name`.
     """
-    present = names_in(rows)
+    present = names_of(rows)
     step_column = next((column for column in STEPS if column in present), None)
     name_column = next((column for column in RUNS if column in present), None)
     if step_column is None or (name_column is None and not name):

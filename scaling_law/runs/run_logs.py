@@ -18,7 +18,7 @@ import hub
 from hub.base import strict_json
 from hub.base.types import Fields
 from scaling_law.runs.logged import Final, collect, end_of, row_of
-from scaling_law.runs.rows import Row, RunsError, names_in, number, read_rows
+from scaling_law.runs.rows import Row, RunsError, names_of, number, read_rows
 from scaling_law.runs.statuses import status_of
 from scaling_law.size.model_configs import FILE_NAME, read_model
 
@@ -96,7 +96,7 @@ def _read_run_files(root: Path, final: Final, losses: Collection[str]) -> list[R
 def _is_log(lines: Sequence[Row]) -> bool:
     """Return whether the rows of a file are the steps of one run: a count grows along them, and no size varies."""
     has_progress = False
-    for name in names_in(lines):
+    for name in names_of(lines):
         values = [number(line.get(name)) or 0.0 for line in lines]
         if _SIZES.search(name) and min(values) < max(values):
             return False

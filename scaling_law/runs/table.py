@@ -16,13 +16,13 @@ from hub.base.types import Fields, Strings
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import check_shapes, numbers
-from scaling_law.runs.checks import find_rising_runs, row_problems, unusable_rows
+from scaling_law.runs.checks import check_rows, find_rising_runs
 from scaling_law.runs.columns import INPUTS
 from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
 from scaling_law.runs.settings import Blend, find_blend
 from scaling_law.runs.trunks import EQUAL_SIZE, OWN
-from scaling_law.runs.units import check_no_accuracy, unit_problems, unit_warnings
+from scaling_law.runs.units import unit_warnings
 from scaling_law.size.architecture import training_flops
 from scaling_law.size.arrays import BoolArray, Columns, IntArray, merge_rounded
 
@@ -114,16 +114,8 @@ class Runs(Summarised):
 
         table = {"run_id": names, **inputs, **other_columns}
         rows = [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
-        problems = row_problems(rows, range(count), "loss", [*other_columns])
-        if not any(problems):
-            check_no_accuracy(inputs, losses, loss_name, source)
-            sizes = {name: inputs[name] for name in INPUTS}
-            trunks = clusters if trunk_source == "given" else None
-            for name, problem in zip(names, unit_problems(sizes, losses, loss_name, trunks), strict=True):
-                if problem:
-                    problems.append(f"{name}: {problem}")
-        if any(problems):
-            raise RunsError(unusable_rows(source, problems))
+        trunks = clusters if trunk_source == "given" else None
+        check_rows(rows, range(count), "loss", source, measured=loss_name, trunk=trunks, settings=[*other_columns])
         return cls(
             **inputs,
             trunk=clusters,
@@ -228,7 +220,8 @@ class Runs(Summarised):
         """
         texts = {**self.recipe, **self.texts}
         known = {column_name(name, (*self.columns, *texts)) for name in known}
-        return find_blend(self._sizes, self.loss, self.columns, texts, HOLDERS, {*known, *self.recipe})
+        checked = {column_name(name, texts) for name in HOLDERS}
+        return find_blend(self._sizes, self.loss, self.columns, texts, checked, {*known, *self.recipe})
 
     def doubts(self, known: Collection[str] = ()) -> tuple[Strings, bool]:
         """Find what is odd about these runs, a sentence each, and whether no law that blends them is to be trusted.

@@ -120,7 +120,7 @@ def test_runs_under_way_are_left_out_and_named(store, monkeypatch):
     monkeypatch.setattr(trackers, "_table", logged_minute_by_minute)
     runs = load_runs("trackio:my.sweep", columns=COLUMNS)
     assert runs.run_id == ("run0", "run1")
-    assert runs.skipped == ("run2 is running",)
+    assert runs.skipped == ("1 run: status is running (1: run2)",)
     assert len(load_runs("trackio:my.sweep", columns=COLUMNS, status=None)) == 3
 
 

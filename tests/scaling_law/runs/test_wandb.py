@@ -40,7 +40,7 @@ def test_runs_of_w_and_b(wandb, final, loss):
     assert runs.loss == pytest.approx([loss] * 3)
     assert runs.tokens.tolist() == [8e7] * 3
     assert runs.n_active.tolist() == [1e6, 2e6, 3e6]
-    assert runs.skipped == ("run3 is running", "run4 is failed")
+    assert runs.skipped == ("2 runs: status is running (1: run3), failed (1: run4)",)
     histories = {variables["name"] for _, variables in wandb.asked if "specs" in variables}
     assert histories == (set() if final is None else {f"id{i}" for i in range(5)})
     assert {key for key, _ in wandb.asked} == {AUTHORIZATION}
