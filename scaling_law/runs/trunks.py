@@ -16,7 +16,6 @@ from scaling_law.runs.rows import Row, RunsError, is_missing, names_of
 
 # How trunks were found.
 OWN = "each run its own trunk"
-EQUAL_SIZE = "runs of equal n_active, experts"
 # Columns in which the branches of one trunk agree.
 SIZES = ("n_active", "experts", "n_total", "d_model", "n_blocks", "n_heads", "vocab_size", "sequence_length")
 # Names of what is usually tuned.
