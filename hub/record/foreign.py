@@ -72,20 +72,19 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
     """
     table, delimiter = _read_csv(content, name)
     header = [text.strip() for text in table[0]] if table else []
-    positions = [position for position, text in enumerate(header) if text]
-    names = [header[position] for position in positions]
     _check_shape(table, header, delimiter, name)
-    row_count = max(len(table) - 1, 0)
-    columns = list(itertools.zip_longest(*table[1:], fillvalue=""))
-    # Rows may all be shorter than the header.
-    columns += [("",) * row_count] * (len(header) - len(columns))
+    columns = []
+    for position, text in enumerate(header):
+        if text:
+            # Rows may be shorter than the header.
+            columns.append([row[position] if position < len(row) else "" for row in table[1:]])
     try:
-        values = read_cells([columns[position] for position in positions])
+        values = read_cells(columns)
     except InputError as error:
         raise RecordError(f"{name}: {error}") from None
     rows = zip(*map(_parse_objects, values), strict=True)
     for number, cells in enumerate(rows, start=1):
-        yield f"{name} row {number}", dict(zip(names, cells, strict=True))
+        yield f"{name} row {number}", dict(zip(filter(None, header), cells, strict=True))
 
 
 def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:

@@ -138,9 +138,13 @@ def recipe_suffix(record: RunRecord) -> str:
 
 def _departure(name: str, value: float | str | None, recipe_value: float | str) -> str:
     """Name a value that departs from the recipe's, "" for one that does not and for null."""
-    is_number = isinstance(value, (int, float)) and isinstance(recipe_value, (int, float))
-    is_usual = math.isclose(value, recipe_value) if is_number else value in (None, recipe_value)
-    return "" if value is None or is_usual else name.format(_word(value))
+    if value is None:
+        return ""
+    if isinstance(value, str) or isinstance(recipe_value, str):
+        is_usual = value == recipe_value
+    else:
+        is_usual = math.isclose(value, recipe_value)
+    return "" if is_usual else name.format(_word(value))
 
 
 def _word(value: float | str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from hub.base.inputs import LARGEST
 from hub.base.notices import Notice
 from hub.base.numerals import why_no_number
 from hub.base.tables import literal
+from hub.base.types import Fields
 from scaling_law.formulas.law import SMALLEST
 from scaling_law.runs.architectures import size_problem
 from scaling_law.runs.columns import INPUTS
-from scaling_law.runs.rows import SKIP, FloatArray, Row, RunsError, is_missing, label, number
+from scaling_law.runs.rows import SKIP, FloatArray, Row, RunsError, label, number
 from scaling_law.runs.settings import codes_of
 from scaling_law.runs.units import check_no_accuracy, unit_problems
 from scaling_law.size.arrays import merge_rounded
@@ -35,12 +36,12 @@ _NAMES = ("id", "run_id")
 
 def check_rows(
     rows: Sequence[Row],
-    places: Iterable[int],
+    places: Sequence[int],
     loss: str,
     origin: str,
     *,
     measured: str,
-    trunk: Sequence[Any] | None = None,
+    trunk: Any = None,
     settings: Sequence[str] = (),
     failed: Mapping[int, str] | None = None,
     check_ids: bool = False,
@@ -61,51 +62,37 @@ def check_rows(
         check_sizes: the sizes of a row must not contradict its shape.
         is_step_log: the rows of a run are its steps, which the advice for duplicates takes into account.
     """
-    found_problems: list[str] = []
-    notes: list[str] = []
-    sound: list[int] = []
-    duplicates = _Duplicates(rows, settings, check_ids, is_step_log)
+    problem_at = dict(failed or {})
+    candidates = []
     for i in places:
-        row = rows[i]
-        values = {name: number(row.get(name)) for name in (*INPUTS, loss)}
-        problem = _bad_numbers(row, values)
-        if not problem and check_sizes:
-            problem = size_problem(row) or ""
-        if not problem:
-            problem, note = duplicates.check(i, values)
-            if note:
-                notes.append(note)
-                continue
+        problem = _bad_numbers(rows[i], loss) or (check_sizes and size_problem(rows[i]))
         if problem:
-            problem = message(f"{label(i, row)}: ", problem)
-        problem = (failed or {}).get(i, problem)
-        if problem:
-            found_problems.append(problem)
-        else:
-            sound.append(i)
+            problem_at.setdefault(i, message(f"{label(i, rows[i])}: ", problem))
+        elif i not in problem_at:
+            candidates.append(i)
+    notes = _find_repeats(rows, candidates, loss, settings, check_ids, is_step_log, problem_at)
 
-    sound_rows = [rows[i] for i in sound]
-    sizes, losses = arrays_of(sound_rows, loss)
+    sound = [i for i in candidates if i not in problem_at and i not in notes]
+    sizes, losses = arrays_of([rows[i] for i in sound], loss)
     check_no_accuracy(sizes, losses, measured, origin)
     clusters = None if trunk is None else codes_of([trunk[i] for i in sound])
-    usable = []
     for i, problem in zip(sound, unit_problems(sizes, losses, measured, clusters), strict=True):
         # The units of a run record are those of its schema, however short the run.
         if problem and "schema_version" not in rows[i]:
-            found_problems.append(f"{label(i, rows[i])}: {problem}")
-        else:
-            usable.append(i)
+            problem_at[i] = f"{label(i, rows[i])}: {problem}"
+    usable = [i for i in sound if i not in problem_at]
+    lines = [problem_at[i] for i in places if i in problem_at]
     if problems is not None:
-        problems += found_problems
-    listed = problems or found_problems
-    if not usable or (found_problems and problems is None):
-        raise RunsError(_describe_unusable(origin, listed, skippable=bool(usable)))
-    return usable, notes
+        problems += lines
+        lines = problems
+    if not usable or (lines and problems is None):
+        raise RunsError(_describe_unusable(origin, lines, skippable=bool(usable)))
+    return usable, list(notes.values())
 
 
-def arrays_of(rows: Sequence[Row], loss: str) -> tuple[dict[str, FloatArray], FloatArray]:
+def arrays_of(rows: Sequence[Row], loss: str) -> tuple[Fields, FloatArray]:
     """Return the sizes of rows [n] as laws need them, and their losses [n]."""
-    sizes = {name: merge_rounded(np.array([number(row[name]) for row in rows], float)) for name in INPUTS}
+    sizes: Fields = {name: merge_rounded(np.array([number(row[name]) for row in rows], float)) for name in INPUTS}
     return sizes, np.array([number(row[loss]) for row in rows], float)
 
 
@@ -119,31 +106,25 @@ def find_rising_runs(
     None are named where they are many: such runs differ in more than N, D and E.
     """
     order = np.lexsort([sizes["tokens"], sizes["experts"], sizes["n_active"]])
-    # Of each run to the one before it.
-    ratios = {}
-    for name, values in {**sizes, "loss": loss}.items():
-        ordered = values[order]
-        ratios[name] = ordered[1:] / ordered[:-1]
-    is_same_model = (ratios["n_active"] == 1) & (ratios["experts"] == 1)
-    is_longer = is_same_model & (ratios["tokens"] >= LEAST_STEP)
-    is_rising = is_longer & (ratios["loss"] > LEAST_RISE)
+    steps = {name: values[order[1:]] / values[order[:-1]] for name, values in {**sizes, "loss": loss}.items()}
+    is_same_model = (steps["n_active"] == 1) & (steps["experts"] == 1)
+    is_rising = is_same_model & (steps["tokens"] >= LEAST_STEP) & (steps["loss"] > LEAST_RISE)
     if is_rising.sum() > MOST_RISING * len(loss):
         return []
     notices = []
-    for place in np.flatnonzero(is_rising):
-        shorter = order[place]
-        longer = order[place + 1]
+    for shorter, longer in zip(order[:-1][is_rising], order[1:][is_rising], strict=True):
         topic = f"run {names[longer]} lies above {names[shorter]}, a shorter run of its model"
         notices.append(Notice(f"{topic} ({loss[longer]:.4g} and {loss[shorter]:.4g}): check both", topic))
     return notices
 
 
-def _bad_numbers(row: Row, values: Mapping[str, float | None]) -> str:
+def _bad_numbers(row: Row, loss: str) -> str:
     """Describe the values that a law needs and cannot use; "" if all are usable."""
     problems = []
-    for name, value in values.items():
+    for name in (*INPUTS, loss):
+        cell = row.get(name)
+        value = number(cell)
         if value is None or not SMALLEST <= value <= LARGEST or (name == "experts" and value < 1):
-            cell = row.get(name)
             problems.append(f"{name}={literal(cell)} {_number_problem(name, cell)}")
     return "; ".join(problems)
 
@@ -161,68 +142,60 @@ def _number_problem(name: str, cell: Any) -> str:
     return "must be positive and finite"
 
 
-@dataclass
-class _Duplicates:
-    """The rows that were checked, by keys that no two rows may share.
+def _find_repeats(
+    rows: Sequence[Row],
+    places: Sequence[int],
+    loss: str,
+    settings: Sequence[str],
+    check_ids: bool,
+    is_step_log: bool,
+    problem_at: dict[int, str],
+) -> dict[int, str]:
+    """Add the problems of rows that repeat an earlier one; return notes on runs that another sweep trained, too.
 
-    A key has the name of the shared fields and their values, such as ("run_id", ("r1", 8e7, 4.0, 1e9)).
+    The same run trained in two sweeps gives the same loss to the last bit, and counts once. Checkpoints of a run share
+    the model and differ in tokens; rows of another model under its name are duplicates of the first.
     """
+    notes: dict[int, str] = {}
+    place_of: dict[tuple[str, Any], int] = {}
+    checkpoint_of: dict[str, Any] = {}
+    names: Counter[tuple[str, str]] = Counter()
+    for name in _NAMES:
+        names.update((name, repr(rows[i].get(name))) for i in places)
 
-    rows: Sequence[Row]
-    settings: Sequence[str]
-    check_ids: bool
-    is_step_log: bool
-    place_of: dict[tuple[str, Any], int] = field(default_factory=dict)
-    # The first model and tokens under each run_id.
-    checkpoint_of: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    names: set[tuple[str, str]] = field(default_factory=set)
-
-    def check(self, i: int, values: Mapping[str, float | None]) -> tuple[str, str]:
-        """Name the earlier row that this one repeats, and remember this one; else "".
-
-        The second text is a note: the same run trained in two sweeps gives the same loss to the last bit, and counts
-        once.
-        """
-        row = self.rows[i]
-        known = [*values.values(), *map(row.get, self.settings)]
+    for i in places:
+        row = rows[i]
+        n_active, tokens, experts, nats, *others = map(row.get, (*INPUTS, loss, *settings))
         # NaN, which may be any number, is a value of this row alone.
-        key = [i if is_missing(value) and value is not None else value for value in known]
-        keys = [("N, D, E and loss", repr(key)), *self._run_keys(row, values)]
-        problem = ""
-        shared = next((key for key in keys if key in self.place_of), None)
+        others = [i if isinstance(value, float) and value != value else value for value in others]
+        keys: dict[str, Any] = {"N, D, E and loss": repr([*map(number, (n_active, tokens, experts, nats)), *others])}
+        if check_ids and row.get("run_id"):
+            model: list[Any] = [repr(row["run_id"]), number(n_active), number(experts)]
+            checkpoint = [*model, number(tokens)]
+            first_checkpoint = checkpoint_of.setdefault(model[0], checkpoint)
+            keys["run_id"] = repr(checkpoint if first_checkpoint[:3] == model else first_checkpoint)
+
+        shared = next((key for key in keys.items() if key in place_of), None)
         if shared is not None:
-            first = self.place_of[shared]
-            first_row = self.rows[first]
-            first_label = label(first, first_row)
-            sweeps = {row.get("sweep"), first_row.get("sweep")}
+            first = place_of[shared]
+            sweeps = {row.get("sweep"), rows[first].get("sweep")}
             if "schema_version" in row and len(sweeps) == 2 and None not in sweeps:
-                return "", f"{label(i, row)}: the same run as {first_label}, trained in two sweeps"
-            problem = message(f"duplicate of {first_label} (same {shared[0]}", *self._hint(row, shared[0]), ")")
+                notes[i] = f"{label(i, row)}: the same run as {label(first, rows[first])}, trained in two sweeps"
+                continue
+            text = f"{label(i, row)}: duplicate of {label(first, rows[first])} (same {shared[0]}"
+            problem_at[i] = message(text, *_hint(row, shared[0], names, is_step_log), ")")
+        place_of.update(dict.fromkeys(keys.items(), i))
+    return notes
 
-        self.place_of.update(dict.fromkeys(keys, i))
-        self.names.update((name, repr(row.get(name))) for name in _NAMES)
-        return problem, ""
 
-    def _run_keys(self, row: Row, values: Mapping[str, float | None]) -> list[tuple[str, Any]]:
-        """Return a key that only one row of a run may have, because checkpoints share the model and differ in tokens.
-
-        Rows of another model under the same name get the key of the first one, and so are duplicates.
-        """
-        if not self.check_ids or not row.get("run_id"):
-            return []
-        name = repr(row["run_id"])
-        checkpoint = (name, values["n_active"], values["experts"], values["tokens"])
-        first = self.checkpoint_of.setdefault(name, checkpoint)
-        return [("run_id", checkpoint if checkpoint[:3] == first[:3] else first)]
-
-    def _hint(self, row: Row, shared: str) -> tuple[str, ...]:
-        """Say what to type to leave out the duplicate, as parts of a message."""
-        if self.is_step_log:
-            return "; ", given("final", "last", in_shell="--final last"), " takes the last of each run"
-        for name in _NAMES:
-            if name != shared and row.get(name) and (name, repr(row[name])) not in self.names:
-                return "; ", given("where", f"{name} != {row[name]}"), " leaves this one out"
-        return ()
+def _hint(row: Row, shared: str, names: Mapping[tuple[str, str], int], is_step_log: bool) -> tuple[str, ...]:
+    """Say what to type to leave out the duplicate, as parts of a message."""
+    if is_step_log:
+        return "; ", given("final", "last", in_shell="--final last"), " takes the last of each run"
+    for name in _NAMES:
+        if name != shared and row.get(name) and names[name, repr(row[name])] == 1:
+            return "; ", given("where", f"{name} != {row[name]}"), " leaves this one out"
+    return ()
 
 
 def _describe_unusable(origin: str, problems: Sequence[str], skippable: bool) -> Message:

@@ -68,18 +68,16 @@ def aliases_of(present: Collection[str]) -> dict[str, str]:
     """
     aliases = {}
     last_words = {column: re.split(r"[./]", column)[-1] for column in present}
+    is_routed = not _EXPERTS_PER_TOKEN.isdisjoint(last_words.values())
     for name in dict.fromkeys((*ALIASES, *_NESTED)):
-        if name in present:
-            continue
-        columns = [spelling for spelling in ALIASES.get(name, ()) if spelling in present]
-        if columns:
+        columns = [spelling for spelling in ALIASES.get(name, ()) if spelling in present][:1]
+        words = [name] if name in _NESTED else []
+        if name == "experts" and not is_routed:
+            words.append(_ROUTED)
+        for word in words:
+            columns = columns or [column for column, last_word in last_words.items() if last_word == word]
+        if name not in present and len(columns) == 1:
             aliases[name] = columns[0]
-        elif name in _NESTED:
-            columns = [column for column, word in last_words.items() if word == name]
-            if name == "experts" and not columns and _EXPERTS_PER_TOKEN.isdisjoint(last_words.values()):
-                columns = [column for column, word in last_words.items() if word == _ROUTED]
-            if len(columns) == 1:
-                aliases[name] = columns[0]
     return aliases
 
 

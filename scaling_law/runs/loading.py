@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,11 +15,11 @@ import hub
 from hub.base.errors import InputError, Message, RecordError, given, message
 from hub.base.inputs import reads
 from hub.base.tables import column_name, literal
-from hub.base.types import Fields, Strings
+from hub.base.types import Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import arrays_of, check_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
-from scaling_law.runs.logged import RULES, RUNS, Final, chart_rows, check_final, collect, end_of, lines_by_run, varies
+from scaling_law.runs.logged import RULES, RUNS, End, Final, chart_rows, collect, lines_by_run, varies
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.recipes import recipe_of
 from scaling_law.runs.rows import (
@@ -102,7 +102,6 @@ def load_runs(
     """
     if on_invalid not in ("raise", "skip"):
         raise InputError(given("on_invalid", on_invalid), " must be 'raise' or 'skip'")
-    check_final(final or "last")
     for name, value in (("revision", revision), ("config", config)):
         if value is not None and is_tracker(source):
             reason = " goes with a dataset on the Hub: a tracker keeps the newest alone"
@@ -111,7 +110,8 @@ def load_runs(
     mapping = columns or {}
     problems: list[str] | None = [] if on_invalid == "skip" else None
     public = reader(format) if format else None
-    table = _read_table(source, loss, mapping, public, final, revision, problems, config)
+    options = {"revision": revision, "problems": problems, "config": config}
+    table = _read_table(source, mapping, public, final, loss, **options)
     loss = loss or ("loss" if "loss" in mapping else None)
     if public and table.rows:
         loss = loss or public.loss
@@ -211,61 +211,47 @@ class _Table:
         return self.aliases.get("status", "status").split(", ")
 
 
-def _read_source(
-    source: Any,
-    final: Final,
-    losses: Collection[str],
-    revision: str | None,
-    problems: list[str] | None,
-    config: str | None,
-) -> _Table:
+def _read_source(source: Any, end: End, **options: Any) -> _Table:
     """Read the rows of any source; all but tables have one row for a run.
 
-    A list `problems` gets the rows that were left out. Errors are those of `read_rows`, `tracker_rows` and `log_rows`.
+    The `options` and errors are those of `read_rows`, `tracker_rows` and `log_rows`.
     """
     loaded: LoadedRows | None = None
     kind: Kind = "table"
     if is_tracker(source):
-        loaded = tracker_rows(source, final, losses)
+        loaded = tracker_rows(source, end)
         kind = "tracker"
     elif isinstance(source, (str, Path)):
-        loaded = log_rows(source, final, losses)
-        kind = "logs"
+        loaded = log_rows(source, end)
+        kind = "logs" if loaded else "table"
     if loaded is None:
-        loaded = read_rows(source, revision, problems, config)
-        chart = chart_rows(loaded.rows, final, losses)
-        if chart is None:
-            kind = "table"
-        else:
+        loaded = read_rows(source, **options)
+        chart = chart_rows(loaded.rows, end)
+        if chart is not None:
             loaded = replace(loaded, rows=chart)
             kind = "chart"
-    return _Table(loaded.rows, loaded.name, kind, loaded.dataset, loaded.commit)
+    table = _Table(loaded.rows, loaded.name, kind, loaded.dataset, loaded.commit)
+    if set(table.source_columns) == CURVE:
+        advice = "name the folder of its event files instead"
+        raise RunsError(f"{table.origin}: a curve that TensorBoard exports: {advice}")
+    return table
 
 
 def _read_table(
     source: Any,
-    loss: str | None,
     columns: Mapping[str, Column],
     public: Reader | None,
     final: Final | None,
-    revision: str | None,
-    problems: list[str] | None,
-    config: str | None,
+    loss: str | None,
+    **options: Any,
 ) -> _Table:
-    """Read a source, give its rows our columns, and take one row of each run of a table of steps.
-
-    A list `problems` gets what could not be read.
-    """
-    losses = {name for name in (loss, columns.get("loss")) if isinstance(name, str)}
+    """Read a source, give its rows our columns, and take one row of each run of a table of steps."""
+    end = End(final or "last", [name for name in (loss, columns.get("loss")) if isinstance(name, str)])
     try:
-        table = _read_source(source, final or "last", losses, revision, problems, config)
+        table = _read_source(source, end, **options)
     except RunsError as error:
         place = f"; {public.name} is {public.place}" if public else ""
         raise RunsError(*error.args, place) from None
-    if set(table.source_columns) == CURVE:
-        raise RunsError(
-            f"{table.origin}: a curve that TensorBoard exports: name the folder of its event files instead"
-        )
     if public and table.rows:
         table.rows, table.failed, table.authors_filter = public.read(table.rows, table.origin)
         table.origin = f"{table.origin} ({public.name})"
@@ -274,21 +260,18 @@ def _read_table(
         return table
 
     groups = None if public else _group_steps(table, final)
-    if groups is not None:
-        plural = "s" if len(groups) > 1 else ""
-        earlier_rows = len(table.rows) - len(groups)
-        table.skipped_steps = (f"{earlier_rows} rows: steps before the last of {len(groups)} run{plural}",)
-        rows: list[Row] = []
-        failed = {}
-        for name, lines in groups.items():
-            if lines[-1] in table.failed:
-                failed[len(rows)] = table.failed[lines[-1]]
-            logged = collect(table.rows[i] for i in lines)
-            rows.append({**end_of(logged, final or "last", losses), "run_id": str(name)})
-        table.rows = rows
-        table.failed = failed
-    elif final is not None:
-        raise InputError(given("final", final), f" goes with a tracker, with logs, or with {STEP_LOG}")
+    if groups is None:
+        if final is not None:
+            raise InputError(given("final", final), f" goes with a tracker, with logs, or with {STEP_LOG}")
+        return table
+    plural = "s" if len(groups) > 1 else ""
+    earlier_rows = len(table.rows) - len(groups)
+    table.skipped_steps = (f"{earlier_rows} rows: steps before the last of {len(groups)} run{plural}",)
+    table.failed = {i: table.failed[lines[-1]] for i, lines in enumerate(groups.values()) if lines[-1] in table.failed}
+    rows = table.rows
+    table.rows = []
+    for name, lines in groups.items():
+        table.rows.append({**end(collect(rows[i] for i in lines)), "run_id": str(name)})
     return table
 
 
@@ -377,30 +360,25 @@ def _explain_no_rows(rows: Sequence[Row], status: str | None, problems: Sequence
 
 def _filter_rows(table: _Table, places: Sequence[int], where: str) -> list[int]:
     """Choose the rows that pass the filter; RunsError if none does."""
-    numbers: set[str] = set()
-    texts: set[str] = set()
-    recipe = recipe_of(table.rows)
-    cells: list[Fields] = []
-    for i, row in enumerate(table.rows):
-        # Objects of records, such as the optimizer, are one word.
-        cells.append({name: words[i] for name, words in recipe.items()})
-        for name, value in row.items():
-            if isinstance(value, (str, bool, np.bool_)):
-                cells[i][name] = str(value)
-                texts.add(name)
-            elif not is_missing(value):
-                cells[i][name] = value
-                if number(value) is not None:
-                    numbers.add(name)
-    texts.update(recipe)
+    # Objects of records, such as the optimizer, are one word.
+    columns: dict[str, Sequence[Any]] = dict(recipe_of(table.rows))
+    numbers = []
+    for name in names_of(table.rows):
+        cells = [row.get(name) for row in table.rows]
+        if any(number(cell) is not None and not is_missing(cell) for cell in cells if not isinstance(cell, str)):
+            numbers.append(name)
+            columns[name] = [None if is_missing(cell) else number(cell) for cell in cells]
+        else:
+            # True and False are words, as in a CSV file.
+            columns[name] = [str(cell) if isinstance(cell, (bool, np.bool_)) else cell for cell in cells]
     try:
-        test = hub.parse_filter(where, sorted(numbers), sorted(texts - numbers))
+        test = hub.parse_filter(where, sorted(numbers), sorted({*columns} - {*numbers}))
     except RecordError as error:
         raise RunsError(f"{table.origin}: {error}") from None
 
     matches = []
     for i in places:
-        row = {name: number(value) if name in numbers else value for name, value in cells[i].items()}
+        row = {name: cells[i] for name, cells in columns.items()}
         if test(row):
             matches.append(i)
     if not matches:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from hub.base.errors import InputError, given
@@ -24,12 +25,6 @@ TIMES = ("Relative Time", "Wall Time")
 BOUNDS = ("__MIN", "__MAX")
 
 
-def check_final(final: str) -> None:
-    """Raise InputError for another rule than there is."""
-    if final not in RULES:
-        raise InputError(given("final", final), f" must be one of {', '.join(RULES)}")
-
-
 def collect(lines: Iterable[Row]) -> dict[str, list[Any]]:
     """Collect the values of each column, in the order of the lines."""
     logged: dict[str, list[Any]] = {}
@@ -40,20 +35,35 @@ def collect(lines: Iterable[Row]) -> dict[str, list[Any]]:
     return logged
 
 
-def end_of(logged: Mapping[str, Sequence[Any]], final: Final, losses: Collection[str]) -> Fields:
-    """Find the value of each column at the end of a run: of a loss by the rule `final`, else the last that there is.
+@dataclass(frozen=True)
+class End:
+    """The rule by which the final value of a column is found: of losses `final`, else the last that there is.
 
-    Losses are columns whose name ends in "loss", and `losses`.
+    Losses are columns whose name ends in "loss", and `losses`. InputError for another rule than there is.
     """
-    row: Fields = {}
-    for name, cells in logged.items():
-        numbers = [x for x in map(number, cells) if x is not None]
-        if numbers and (is_loss(name) or name in losses):
-            row[name] = final_value(numbers, final)
-        else:
+
+    final: Final
+    losses: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.final not in RULES:
+            raise InputError(given("final", self.final), f" must be one of {', '.join(RULES)}")
+
+    def needs_history(self, name: str) -> bool:
+        """Return whether the last value of a column does not tell its final one."""
+        return self.final != "last" and (is_loss(name) or name in self.losses)
+
+    def __call__(self, logged: Mapping[str, Sequence[Any]]) -> Fields:
+        """Find the final value of each column of a run."""
+        row: Fields = {}
+        for name, cells in logged.items():
             present = [value for value in cells if not is_missing(value)]
-            row[name] = present[-1] if present else cells[-1]
-    return row
+            numbers = [x for x in map(number, cells) if x is not None]
+            if numbers and (is_loss(name) or name in self.losses):
+                row[name] = final_value(numbers, self.final)
+            else:
+                row[name] = present[-1] if present else cells[-1]
+        return row
 
 
 def final_value(logged: Sequence[float], final: Final) -> float:
@@ -62,11 +72,8 @@ def final_value(logged: Sequence[float], final: Final) -> float:
         return logged[-1]
     if final == "minimum":
         return min((value for value in logged if not math.isnan(value)), default=math.nan)
-
     tail = logged[-max(1, round(TAIL * len(logged))) :]
-    if not all(map(math.isfinite, tail)):
-        return math.nan
-    return math.fsum(tail) / len(tail)
+    return math.fsum(tail) / len(tail) if all(map(math.isfinite, tail)) else math.nan
 
 
 def row_of(name: str, metrics: Row, settings: Row, status: str, key: str = "", group: str | None = None) -> Fields:
@@ -127,7 +134,7 @@ def varies(rows: Sequence[Row], groups: Mapping[Any, Sequence[int]], column: str
     return False
 
 
-def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> list[Row] | None:
+def chart_rows(rows: Sequence[Row], end: End) -> list[Row] | None:
     """Make one row for each run of a chart's export, with columns for steps and "RUN - METRIC"; None for others.
 
     Besides, a chart has the bounds of buckets, which are ignored, a metric of several runs, or an axis of steps.
@@ -147,4 +154,4 @@ def chart_rows(rows: Sequence[Row], final: Final, losses: Collection[str]) -> li
             if number(row.get(name)) is not None:
                 line = {metric: number(row[name]), "step" if axis == "Step" else axis: number(row.get(axis))}
                 runs.setdefault(run, []).append(line)
-    return [{**end_of(collect(lines), final, losses), "run_id": run} for run, lines in runs.items()]
+    return [{**end(collect(lines)), "run_id": run} for run, lines in runs.items()]

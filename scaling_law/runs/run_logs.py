@@ -7,7 +7,7 @@ end.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import hub
 from hub.base import strict_json
 from hub.base.types import Fields
-from scaling_law.runs.logged import Final, collect, end_of, row_of
+from scaling_law.runs.logged import End, collect, row_of
 from scaling_law.runs.rows import Row, RunsError, names_of, number, read_rows
 from scaling_law.runs.statuses import status_of
 from scaling_law.size.model_configs import FILE_NAME, read_model
@@ -41,7 +41,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _STATUSES = {1: "success", 2: "failed", 3: "running"}
 
 
-def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> LoadedRows | None:
+def log_rows(source: str | Path, end: End) -> LoadedRows | None:
     """Read the rows of a folder of logs, or of one log; None where the path has none, or has tables of runs, too.
 
     RunsError where TensorBoard's reader is needed and not installed.
@@ -53,11 +53,11 @@ def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> Loade
     events = _files(path, EVENTS)
     rows: list[Row] = []
     if states:
-        rows = [*_read_trainer_runs(path, states, final, losses)]
+        rows = [*_read_trainer_runs(path, states, end)]
     elif events:
-        rows = [*_read_tensorboard_runs(path, events, final, losses)]
+        rows = [*_read_tensorboard_runs(path, events, end)]
     elif path.is_dir():
-        rows = _read_run_files(path, final, losses)
+        rows = _read_run_files(path, end)
     return hub.LoadedRows(rows, path.name or str(source)) if rows else None
 
 
@@ -78,7 +78,7 @@ def _name(folder: Path, root: Path) -> str:
 # ------------------------------------------------------------------ tables
 
 
-def _read_run_files(root: Path, final: Final, losses: Collection[str]) -> list[Row]:
+def _read_run_files(root: Path, end: End) -> list[Row]:
     """Read a folder with a file for each run: its log, or its only row; none where a file holds several runs."""
     files: list[str] = []
     for pattern in FILES:
@@ -89,7 +89,7 @@ def _read_run_files(root: Path, final: Final, losses: Collection[str]) -> list[R
         lines = read_rows(root / file).rows
         if len(lines) > 1 and not _is_log(lines):
             return []
-        rows.append({**end_of(collect(lines), final, losses), "run_id": file.rpartition(".")[0]})
+        rows.append({**end(collect(lines)), "run_id": file.rpartition(".")[0]})
     return rows if rows and len(set.intersection(*map(set, rows))) > 1 else []
 
 
@@ -108,7 +108,7 @@ def _is_log(lines: Sequence[Row]) -> bool:
 # ------------------------------------------------------------------ Trainer
 
 
-def _read_trainer_runs(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+def _read_trainer_runs(root: Path, states: list[Path], end: End) -> Iterator[Row]:
     """Read the newest state of each run: in its folder, else in its last checkpoint."""
     newest: dict[Path, tuple[float, Path]] = {}
     for path in states:
@@ -125,7 +125,7 @@ def _read_trainer_runs(root: Path, states: list[Path], final: Final, losses: Col
         state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
         if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
             raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history")
-        metrics = {**end_of(collect(state["log_history"]), final, losses), **state}
+        metrics = {**end(collect(state["log_history"])), **state}
         has_ended = metrics.get("global_step", 0) >= metrics.get("max_steps", 0)
         yield row_of(_name(run, root), metrics, _read_sizes(path), "final" if has_ended else "running")
 
@@ -149,7 +149,7 @@ def _read_sizes(path: Path) -> Mapping[str, Any]:
 # ------------------------------------------------------------------ TensorBoard
 
 
-def _read_tensorboard_runs(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+def _read_tensorboard_runs(root: Path, events: list[Path], end: End) -> Iterator[Row]:
     """Read the event files of each run, including those in subfolders of its folder, whose values those above hide."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -178,7 +178,7 @@ def _read_tensorboard_runs(root: Path, events: list[Path], final: Final, losses:
             statuses.append(status)
         name = _name(run if run.is_dir() else run.parent, root)
         status = next((status for status in statuses if status != "final"), "final")
-        yield row_of(name, end_of(logged, final, losses), fields, status)
+        yield row_of(name, end(logged), fields, status)
 
 
 def _run_of(place: Path, root: Path, settings: Mapping[Path, tuple[Fields, str]]) -> Path:

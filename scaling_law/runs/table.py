@@ -90,21 +90,16 @@ class Runs(Summarised):
 
         `trunk`: one id per run; "auto" or None joins runs of equal n_active and experts, "run" joins none.
         """
-        arrays = {
-            "n_active": np.atleast_1d(numbers("n_active", n_active)),
-            "tokens": np.atleast_1d(numbers("tokens", tokens)),
-            "experts": np.atleast_1d(numbers("experts", experts)),
-            "loss": np.atleast_1d(numbers("loss", loss)),
-        }
+        arrays = {}
+        for name, values in (("n_active", n_active), ("tokens", tokens), ("experts", experts), ("loss", loss)):
+            arrays[name] = np.atleast_1d(numbers(name, values))
         check_shapes(arrays)
         inputs: Fields = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
-        losses = inputs["loss"]
-        if losses.ndim != 1:
-            raise RunsError(f"columns must be one-dimensional, not of shape {losses.shape}")
-        count = len(losses)
-        if run_id is None:
-            run_id = [f"row-{i}" for i in range(count)]
-        names = tuple(run_id)
+        shape = inputs["loss"].shape
+        if len(shape) != 1:
+            raise RunsError(f"columns must be one-dimensional, not of shape {shape}")
+        count = shape[0]
+        names = tuple(f"row-{i}" for i in range(count)) if run_id is None else tuple(run_id)
         for name in INPUTS:
             inputs[name] = merge_rounded(inputs[name])
         clusters, trunk_source = _read_trunks(trunk, inputs["n_active"], inputs["experts"])

@@ -12,7 +12,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 import hub
 from hub.base.errors import redact, unknown
 from hub.base.types import Fields
-from scaling_law.runs.logged import Final, check_final, collect, end_of, row_of
-from scaling_law.runs.rows import Row, RunsError, is_loss
+from scaling_law.runs.logged import End, collect, row_of
+from scaling_law.runs.rows import Row, RunsError
 from scaling_law.runs.statuses import status_of
 
 if TYPE_CHECKING:
@@ -54,15 +54,14 @@ def is_tracker(source: Any) -> bool:
     return isinstance(source, str) and source.partition(":")[0] in TRACKERS and ":" in source
 
 
-def tracker_rows(source: str, final: Final, losses: Collection[str] = ()) -> LoadedRows:
+def tracker_rows(source: str, end: End) -> LoadedRows:
     """Read the rows of "trackio:PROJECT" or "wandb:ENTITY/PROJECT".
 
-    `final` holds for every metric whose name ends in "loss", and for `losses`. InputError for another one; RunsError
-    for a project that is not there, and for a tracker that does not answer.
+    `end` finds the final values of what a run logged. RunsError for a project that is not there, and for a tracker
+    that does not answer.
     """
-    check_final(final)
     tracker, _, place = source.partition(":")
-    return hub.LoadedRows([*TRACKERS[tracker](place, final, losses)], source)
+    return hub.LoadedRows([*TRACKERS[tracker](place, end)], source)
 
 
 def _in_one_line(error: object, key: str | None) -> str:
@@ -83,7 +82,7 @@ def _check_address(url: str, subject: str) -> None:
 # ------------------------------------------------------------------ W&B
 
 
-def _read_wandb_runs(place: str, final: Final, losses: Collection[str]) -> list[Row]:
+def _read_wandb_runs(place: str, end: End) -> list[Row]:
     """Read the rows of ENTITY/PROJECT. RunsError, in one line and without the key, for what cannot be read."""
     source = f"wandb:{place}"
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
@@ -99,20 +98,20 @@ def _read_wandb_runs(place: str, final: Final, losses: Collection[str]) -> list[
         api = wandb.Api(timeout=SECONDS)
         key = api.api_key
         runs = api.runs(place, order="+created_at", per_page=100, lazy=False)
-        return [_read_wandb_run(run, final, losses) for run in runs]
+        return [_read_wandb_run(run, end) for run in runs]
     # The client raises errors of many classes: its own, its service's and Python's.
     except Exception as error:
         lacks_key = isinstance(error, wandb.errors.UsageError) and not key
         raise RunsError(f"{source}: {NO_KEY if lacks_key else _in_one_line(error, key)}") from None
 
 
-def _read_wandb_run(run: Any, final: Final, losses: Collection[str]) -> Row:
-    """Read the row of a run, with the whole history of losses only where `final` needs it."""
+def _read_wandb_run(run: Any, end: End) -> Row:
+    """Read the row of a run, with the whole history of losses only where the final value needs it."""
     logged: dict[str, list[Any]] = {}
     for name, value in dict(run.summary).items():
         if not name.startswith("_"):
             logged[name] = [value]
-        if final != "last" and (is_loss(name) or name in losses):
+        if end.needs_history(name):
             # With as many samples as there are steps, none is left out.
             lines = run.history(keys=[name], samples=run.lastHistoryStep + 1, pandas=False)
             ordered = sorted(lines, key=lambda line: line["_step"])
@@ -120,13 +119,13 @@ def _read_wandb_run(run: Any, final: Final, losses: Collection[str]) -> Row:
     logged["step"] = [run.summary.get("_step")]
     # The client has no group for runs outside of one.
     group = getattr(run, "group", None)
-    return row_of(run.name, end_of(logged, final, losses), run.config, status_of(run.state), run.id, group)
+    return row_of(run.name, end(logged), run.config, status_of(run.state), run.id, group)
 
 
 # ------------------------------------------------------------------ trackio
 
 
-def _read_trackio_runs(place: str, final: Final, losses: Collection[str]) -> Iterator[Row]:
+def _read_trackio_runs(place: str, end: End) -> Iterator[Row]:
     """Read PROJECT in the local store, ORG/SPACE/PROJECT, http://…/PROJECT or datasets/ORG/NAME/PROJECT."""
     where, _, project = place.rpartition("/")
     if where.startswith("datasets/"):
@@ -145,7 +144,7 @@ def _read_trackio_runs(place: str, final: Final, losses: Collection[str]) -> Ite
         logged = collect({"step": line["step"], **_decode(line, "metrics")} for line in run_lines)
         status = "running" if _is_under_way([line["timestamp"] for line in run_lines]) else "final"
         config = settings.get(key, {})
-        yield row_of(name, end_of(logged, final, losses), config, status, key, config.get("_Group"))
+        yield row_of(name, end(logged), config, status, key, config.get("_Group"))
 
 
 def _identity(row: Row) -> tuple[str, str]:

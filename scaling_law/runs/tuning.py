@@ -162,7 +162,7 @@ def models_of(
     return [np.flatnonzero(model == model[row]) for row in np.sort(first)]
 
 
-def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float] | None:
+def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[Any, float] | None:
     """Find the minimum of the quadratic through y [n] at x [n, k], and its value; None unless it is inside."""
     n, k = x.shape
     first, second = np.triu_indices(k)

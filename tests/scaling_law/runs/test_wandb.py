@@ -6,6 +6,7 @@ import pytest
 
 from scaling_law import load_runs
 from scaling_law.runs import trackers
+from scaling_law.runs.logged import End
 from scaling_law.runs.table import RunsError
 from tests.scaling_law.runs import wandb_server
 from tests.scaling_law.runs.wandb_server import AUTHORIZATION, KEY
@@ -47,7 +48,7 @@ def test_runs_of_w_and_b(wandb, final, loss):
 
 
 def test_settings_inside_the_configuration_are_columns(wandb):
-    rows = trackers.tracker_rows("wandb:lab/sweep", "last").rows
+    rows = trackers.tracker_rows("wandb:lab/sweep", End("last")).rows
     assert [(row["run_id"], row["id"]) for row in rows] == [(f"run{i}", f"id{i}") for i in range(5)]
     assert {(row["optim.name"], row["experts"], row["step"]) for row in rows} == {("adamw", 4, 39)}
     assert not [name for row in rows for name in row if name.startswith("_")]
@@ -79,7 +80,7 @@ def test_runs_that_start_while_pages_are_read_repeat_none(wandb, monkeypatch):
 
     monkeypatch.setattr(wandb, "page", one_more)
     wandb.longest_page = 3
-    rows = trackers.tracker_rows("wandb:lab/sweep", "last").rows
+    rows = trackers.tracker_rows("wandb:lab/sweep", End("last")).rows
     assert [row["id"] for row in rows] == [f"id{i}" for i in range(len(rows))]
     assert len(rows) > 5
 
