@@ -57,12 +57,15 @@ def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collecti
     """
     tests = []
     position = 0
+
     while where[position:].strip():
         match = _TERM.match(where, position)
         if match is None:
             raise RecordError(f"filter term {where[position:].strip()!r} {_ALLOWED}")
+
         tests.append(_parse_term(match, numbers, texts))
         position = match.end()
+
     return lambda fields: all(test(fields) for test in tests)
 
 
@@ -86,20 +89,24 @@ def _parse_term(match: re.Match[str], numbers: Collection[str], texts: Collectio
         words = [name]
         symbol = "="
         name = "status"
+
     if name not in (*numbers, *texts):
         letters = [letter for letter, field in LETTERS.items() if field in numbers]
         raise RecordError(f"filter term {term!r}: {unknown('field ', name, [*letters, *numbers, *texts])}")
+
     if symbol not in (_COMPARISONS if name in numbers else ("=", "!=")):
         raise RecordError(f"filter term {term!r} {_ALLOWED}")
 
     comparison = _COMPARISONS[symbol]
     # A value, and how far from it a number may be that is called so.
     bounds: list[tuple[Any, float]] = []
+
     for word in words:
         try:
             value = parse_count(word, name) if name in numbers else word
         except ValueError as error:
             raise RecordError(f"filter term {term!r}: {error}") from None
+
         bounds.append((value, TOLERANCE if name in numbers and word[-1:].isalpha() else 0.0))
 
     def test(fields: Fields) -> bool:

@@ -44,7 +44,7 @@ BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 
 
 class OfRuns(Shared):
-    """How runs are read, and what laws are fitted to them: named as in Python, with their defaults."""
+    """The options by which runs are read, and laws are fitted to them: named as in Python, with their defaults."""
 
     runs: Annotated[str, typer.Argument(help=RUNS)]
     loss: Annotated[str | None, option("The column to fit. [default: eval_loss, or the only loss column]")] = None

@@ -40,7 +40,7 @@ def check_rows(
     loss: str,
     origin: str,
     *,
-    measured: str,
+    source_loss: str,
     trunk: Any = None,
     settings: Sequence[str] = (),
     failed: Mapping[int, str] | None = None,
@@ -55,7 +55,7 @@ def check_rows(
     rows, unless a list of `problems` takes them and other rows can be used.
 
     Args:
-        measured: the source's name for the loss, which says more of its unit than ours.
+        source_loss: the source's name for the loss, which says more of its unit than ours.
         trunk: tells checkpoints, which may have few tokens; None if trunks are not known.
         failed: problems of single rows that are known already.
         check_ids: a run_id may stand in several rows only as the checkpoints of one model, after different tokens.
@@ -64,36 +64,46 @@ def check_rows(
     """
     problem_at = dict(failed or {})
     candidates = []
+
     for i in places:
         problem = _bad_numbers(rows[i], loss) or (check_sizes and size_problem(rows[i]))
         if problem:
             problem_at.setdefault(i, message(f"{label(i, rows[i])}: ", problem))
         elif i not in problem_at:
             candidates.append(i)
+
     notes = _find_repeats(rows, candidates, loss, settings, check_ids, is_step_log, problem_at)
 
     sound = [i for i in candidates if i not in problem_at and i not in notes]
     sizes, losses = arrays_of([rows[i] for i in sound], loss)
-    check_no_accuracy(sizes, losses, measured, origin)
+    check_no_accuracy(sizes, losses, source_loss, origin)
     clusters = None if trunk is None else codes_of([trunk[i] for i in sound])
-    for i, problem in zip(sound, unit_problems(sizes, losses, measured, clusters), strict=True):
+
+    for i, problem in zip(sound, unit_problems(sizes, losses, source_loss, clusters), strict=True):
         # The units of a run record are those of its schema, however short the run.
         if problem and "schema_version" not in rows[i]:
             problem_at[i] = f"{label(i, rows[i])}: {problem}"
+
     usable = [i for i in sound if i not in problem_at]
     lines = [problem_at[i] for i in places if i in problem_at]
     if problems is not None:
         problems += lines
         lines = problems
+
     if not usable or (lines and problems is None):
         raise RunsError(_describe_unusable(origin, lines, skippable=bool(usable)))
+
     return usable, list(notes.values())
 
 
 def arrays_of(rows: Sequence[Row], loss: str) -> tuple[Fields, FloatArray]:
     """Return the sizes of rows [n] as laws need them, and their losses [n]."""
-    sizes: Fields = {name: merge_rounded(np.array([number(row[name]) for row in rows], float)) for name in INPUTS}
-    return sizes, np.array([number(row[loss]) for row in rows], float)
+    sizes: Fields = {name: merge_rounded(_numbers(rows, name)) for name in INPUTS}
+    return sizes, _numbers(rows, loss)
+
+
+def _numbers(rows: Sequence[Row], name: str) -> FloatArray:
+    return np.array([number(row[name]) for row in rows], float)
 
 
 def find_rising_runs(
@@ -111,21 +121,26 @@ def find_rising_runs(
     is_rising = is_same_model & (steps["tokens"] >= LEAST_STEP) & (steps["loss"] > LEAST_RISE)
     if is_rising.sum() > MOST_RISING * len(loss):
         return []
+
     notices = []
+
     for shorter, longer in zip(order[:-1][is_rising], order[1:][is_rising], strict=True):
         topic = f"run {names[longer]} lies above {names[shorter]}, a shorter run of its model"
         notices.append(Notice(f"{topic} ({loss[longer]:.4g} and {loss[shorter]:.4g}): check both", topic))
+
     return notices
 
 
 def _bad_numbers(row: Row, loss: str) -> str:
     """Describe the values that a law needs and cannot use; "" if all are usable."""
     problems = []
+
     for name in (*INPUTS, loss):
         cell = row.get(name)
         value = number(cell)
         if value is None or not SMALLEST <= value <= LARGEST or (name == "experts" and value < 1):
             problems.append(f"{name}={literal(cell)} {_number_problem(name, cell)}")
+
     return "; ".join(problems)
 
 
@@ -137,8 +152,10 @@ def _number_problem(name: str, cell: Any) -> str:
     size = value or 0.0
     if 0 < size < SMALLEST or LARGEST < size < math.inf:
         return f"must lie between {SMALLEST:g} and {LARGEST:g}"
+
     if name == "experts":
         return "must be at least 1"
+
     return "must be positive and finite"
 
 
@@ -160,18 +177,20 @@ def _find_repeats(
     place_of: dict[tuple[str, Any], int] = {}
     checkpoint_of: dict[str, Any] = {}
     names: Counter[tuple[str, str]] = Counter()
+
     for name in _NAMES:
         names.update((name, repr(rows[i].get(name))) for i in places)
 
     for i in places:
         row = rows[i]
-        n_active, tokens, experts, nats, *others = map(row.get, (*INPUTS, loss, *settings))
+        n_active, tokens, experts, nats = [number(row[name]) for name in (*INPUTS, loss)]
+        values = [n_active, tokens, experts, nats, *map(row.get, settings)]
         # NaN, which may be any number, is a value of this row alone.
-        others = [i if isinstance(value, float) and value != value else value for value in others]
-        keys: dict[str, Any] = {"N, D, E and loss": repr([*map(number, (n_active, tokens, experts, nats)), *others])}
+        values = [i if isinstance(value, float) and value != value else value for value in values]
+        keys = {"N, D, E and loss": repr(values)}
         if check_ids and row.get("run_id"):
-            model: list[Any] = [repr(row["run_id"]), number(n_active), number(experts)]
-            checkpoint = [*model, number(tokens)]
+            model: list[Any] = [repr(row["run_id"]), n_active, experts]
+            checkpoint = [*model, tokens]
             first_checkpoint = checkpoint_of.setdefault(model[0], checkpoint)
             keys["run_id"] = repr(checkpoint if first_checkpoint[:3] == model else first_checkpoint)
 
@@ -182,9 +201,12 @@ def _find_repeats(
             if "schema_version" in row and len(sweeps) == 2 and None not in sweeps:
                 notes[i] = f"{label(i, row)}: the same run as {label(first, rows[first])}, trained in two sweeps"
                 continue
+
             text = f"{label(i, row)}: duplicate of {label(first, rows[first])} (same {shared[0]}"
             problem_at[i] = message(text, *_hint(row, shared[0], names, is_step_log), ")")
+
         place_of.update(dict.fromkeys(keys.items(), i))
+
     return notes
 
 
@@ -192,9 +214,11 @@ def _hint(row: Row, shared: str, names: Mapping[tuple[str, str], int], is_step_l
     """Say what to type to leave out the duplicate, as parts of a message."""
     if is_step_log:
         return "; ", given("final", "last", in_shell="--final last"), " takes the last of each run"
+
     for name in _NAMES:
         if name != shared and row.get(name) and names[name, repr(row[name])] == 1:
             return "; ", given("where", f"{name} != {row[name]}"), " leaves this one out"
+
     return ()
 
 
@@ -203,8 +227,11 @@ def _describe_unusable(origin: str, problems: Sequence[str], skippable: bool) ->
     texts = [f"{origin}: {len(problems)} unusable row(s)"]
     if skippable:
         texts += [", which ", SKIP, " leaves out"]
+
     for line in problems[:LISTED]:
         texts += ["\n  ", line]
+
     if len(problems) > LISTED:
         texts.append(f"\n  … and {len(problems) - LISTED} more")
+
     return message(*texts)

@@ -102,6 +102,7 @@ def load_runs(
     """
     if on_invalid not in ("raise", "skip"):
         raise InputError(given("on_invalid", on_invalid), " must be 'raise' or 'skip'")
+
     for name, value in (("revision", revision), ("config", config)):
         if value is not None and is_tracker(source):
             reason = " goes with a dataset on the Hub: a tracker keeps the newest alone"
@@ -127,7 +128,7 @@ def load_runs(
         places,
         loss,
         table.origin,
-        measured=mapped if isinstance(mapped, str) and mapped in table.source_columns else loss,
+        source_loss=mapped if isinstance(mapped, str) and mapped in table.source_columns else loss,
         trunk=clusters if trunk_source.startswith(("column", "checkpoints")) else None,
         settings=[name for name in names_of(table.rows) if name in _TUNED or name.startswith("schedule")],
         failed=table.failed,
@@ -171,6 +172,7 @@ def read_models(source: Any) -> list[Row]:
     loaded = read_rows(source)
     if not loaded.rows:
         raise RunsError(f"{loaded.name}: no rows")
+
     return _with_our_columns(_Table(loaded.rows, loaded.name), {}).rows
 
 
@@ -224,16 +226,19 @@ def _read_source(source: Any, end: End, **options: Any) -> _Table:
     elif isinstance(source, (str, Path)):
         loaded = log_rows(source, end)
         kind = "logs" if loaded else "table"
+
     if loaded is None:
         loaded = read_rows(source, **options)
         chart = chart_rows(loaded.rows, end)
         if chart is not None:
             loaded = replace(loaded, rows=chart)
             kind = "chart"
+
     table = _Table(loaded.rows, loaded.name, kind, loaded.dataset, loaded.commit)
     if set(table.source_columns) == CURVE:
         advice = "name the folder of its event files instead"
         raise RunsError(f"{table.origin}: a curve that TensorBoard exports: {advice}")
+
     return table
 
 
@@ -247,14 +252,17 @@ def _read_table(
 ) -> _Table:
     """Read a source, give its rows our columns, and take one row of each run of a table of steps."""
     end = End(final or "last", [name for name in (loss, columns.get("loss")) if isinstance(name, str)])
+
     try:
         table = _read_source(source, end, **options)
     except RunsError as error:
         place = f"; {public.name} is {public.place}" if public else ""
         raise RunsError(*error.args, place) from None
+
     if public and table.rows:
         table.rows, table.failed, table.authors_filter = public.read(table.rows, table.origin)
         table.origin = f"{table.origin} ({public.name})"
+
     _with_our_columns(table, columns, guesses=public is None)
     if table.kind != "table":
         return table
@@ -264,14 +272,17 @@ def _read_table(
         if final is not None:
             raise InputError(given("final", final), f" goes with a tracker, with logs, or with {STEP_LOG}")
         return table
+
     plural = "s" if len(groups) > 1 else ""
     earlier_rows = len(table.rows) - len(groups)
     table.skipped_steps = (f"{earlier_rows} rows: steps before the last of {len(groups)} run{plural}",)
     table.failed = {i: table.failed[lines[-1]] for i, lines in enumerate(groups.values()) if lines[-1] in table.failed}
     rows = table.rows
     table.rows = []
+
     for name, lines in groups.items():
         table.rows.append({**end(collect(rows[i] for i in lines)), "run_id": str(name)})
+
     return table
 
 
@@ -282,11 +293,14 @@ def _with_our_columns(table: _Table, columns: Mapping[str, Column], guesses: boo
     if guesses:
         table.aliases = {name: column for name, column in _guess_columns(rows).items() if name not in columns}
         mapping = {**table.aliases, **columns}
+
     if "status" in table.aliases:
         mapping["status"] = lambda row: read_status(row, table.status_columns)[1]
+
     if mapping:
         rows, failed = with_columns(rows, mapping, table.origin)
         table.failed = {**failed, **table.failed}
+
     table.rows = [with_size(with_counts(row)) for row in rows]
     return table
 
@@ -300,9 +314,11 @@ def _guess_columns(rows: Sequence[Row]) -> dict[str, str]:
     are_texts = all(isinstance(name, str) for name in names)
     if name_column != "run_id" and are_texts and len({*names}) == len(names):
         aliases.setdefault("run_id", name_column)
+
     end_columns = status_columns(rows)
     if end_columns not in ([], ["status"]):
         aliases["status"] = ", ".join(end_columns)
+
     return aliases
 
 
@@ -315,6 +331,7 @@ def _group_steps(table: _Table, final: Final | None) -> dict[Any, list[int]] | N
     groups = lines_by_run(table.rows, table.origin if final else "")
     if groups is None or (final is None and varies(table.rows, groups, "tokens")):
         return None
+
     return groups
 
 
@@ -335,10 +352,13 @@ def _select(
     places = [i for i, row in enumerate(table.rows) if _has_ended(row, status)]
     if not places:
         raise RunsError(f"{table.origin}: ", _explain_no_rows(table.rows, status, problems))
+
     if where:
         places = _filter_rows(table, places, where)
+
     if public and public.apart:
         _check_comparable([table.rows[i] for i in places], public.apart, table.origin)
+
     return places
 
 
@@ -352,6 +372,7 @@ def _explain_no_rows(rows: Sequence[Row], status: str | None, problems: Sequence
     if not rows:
         unreadable = f"; {len(problems)} rows were left out, e.g. {problems[0]}" if problems else ""
         return message(f"no runs{unreadable}")
+
     counts = Counter(str(row.get("status") or "final") for row in rows)
     present = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     all_runs = given("status", None, in_shell="--status all")
@@ -363,6 +384,7 @@ def _filter_rows(table: _Table, places: Sequence[int], where: str) -> list[int]:
     # Objects of records, such as the optimizer, are one word.
     columns: dict[str, Sequence[Any]] = dict(recipe_of(table.rows))
     numbers = []
+
     for name in names_of(table.rows):
         cells = [row.get(name) for row in table.rows]
         if any(number(cell) is not None and not is_missing(cell) for cell in cells if not isinstance(cell, str)):
@@ -371,16 +393,19 @@ def _filter_rows(table: _Table, places: Sequence[int], where: str) -> list[int]:
         else:
             # True and False are words, as in a CSV file.
             columns[name] = [str(cell) if isinstance(cell, (bool, np.bool_)) else cell for cell in cells]
+
     try:
         test = hub.parse_filter(where, sorted(numbers), sorted({*columns} - {*numbers}))
     except RecordError as error:
         raise RunsError(f"{table.origin}: {error}") from None
 
     matches = []
+
     for i in places:
         row = {name: cells[i] for name, cells in columns.items()}
         if test(row):
             matches.append(i)
+
     if not matches:
         raise RunsError(f"{table.origin}: ", given("where", where), f" keeps none of {len(places)} runs")
     return matches
@@ -409,6 +434,7 @@ def _find_loss(table: _Table, rows: Sequence[Row], loss: str | None) -> str:
     if loss is None and "eval_loss" not in losses and len(losses) > 1:
         problem = f"{table.origin}: no column eval_loss, but other losses ({', '.join(losses)}): choose with "
         raise RunsError(problem, given("loss"))
+
     if loss is None:
         loss = losses[0] if len(losses) == 1 else "eval_loss"
     missing = [name for name in (*INPUTS, loss) if name not in present]
@@ -436,6 +462,7 @@ def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[st
         if table.kind == "logs":
             option = given("columns", {missing[0]: "N from name"}, in_shell=f'--column "{missing[0]} = N from name"')
             hints += [", or by the number after N in the runs' names with ", option]
+
     lacks = LACKS if table.kind == "chart" else ""
     return RunsError(
         f"{table.origin}{lacks}: missing column {names}; there are: {', '.join(columns) or 'none'}", *hints
@@ -453,6 +480,8 @@ def _describe_reading(format: str | None, columns: Mapping[str, Column], final_l
     notes = [f"format {format}"] if format else []
     if final_loss:
         notes.append(final_loss)
+
     for name, column in columns.items():
         notes.append(f"{name} = {getattr(column, '__name__', column)}")
+
     return "; ".join(notes) or None

@@ -28,10 +28,12 @@ BOUNDS = ("__MIN", "__MAX")
 def collect(lines: Iterable[Row]) -> dict[str, list[Any]]:
     """Collect the values of each column, in the order of the lines."""
     logged: dict[str, list[Any]] = {}
+
     for line in lines:
         for name, value in line.items():
             if value is not None:
                 logged.setdefault(name, []).append(value)
+
     return logged
 
 
@@ -56,6 +58,7 @@ class End:
     def __call__(self, logged: Mapping[str, Sequence[Any]]) -> Fields:
         """Find the final value of each column of a run."""
         row: Fields = {}
+
         for name, cells in logged.items():
             present = [value for value in cells if not is_missing(value)]
             numbers = [x for x in map(number, cells) if x is not None]
@@ -63,6 +66,7 @@ class End:
                 row[name] = final_value(numbers, self.final)
             else:
                 row[name] = present[-1] if present else cells[-1]
+
         return row
 
 
@@ -70,9 +74,12 @@ def final_value(logged: Sequence[float], final: Final) -> float:
     """Take the last of the values, the least that is a number, or the mean of the last 5 %, NaN without bounds."""
     if final == "last":
         return logged[-1]
+
     if final == "minimum":
         return min((value for value in logged if not math.isnan(value)), default=math.nan)
+
     tail = logged[-max(1, round(TAIL * len(logged))) :]
+
     return math.fsum(tail) / len(tail) if all(map(math.isfinite, tail)) else math.nan
 
 
@@ -82,17 +89,21 @@ def row_of(name: str, metrics: Row, settings: Row, status: str, key: str = "", g
     The tracker has the run under the `key`, and shows it in the `group`.
     """
     row: Fields = {}
+
     for metric, value in metrics.items():
         x = number(value)
         if x is not None:
             row[metric] = x
+
     for field, value in leaves(settings):
         # Fields of trackers begin with an underscore, at any depth.
         if not f".{field}".count("._"):
             row.setdefault(field, value)
+
     row.update(run_id=name, id=key or name, status=status)
     if group:
         row.setdefault("group", group)
+
     return row
 
 
@@ -110,11 +121,14 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
 
     groups: dict[Any, list[int]] = {}
     steps = [number(row.get(step_column)) for row in rows]
+
     for i, row in enumerate(rows):
         run = name if name_column is None else row.get(name_column)
         if is_missing(run) or steps[i] is None:
             return None
+
         groups.setdefault(run, []).append(i)
+
     for lines in groups.values():
         lines.sort(key=lambda i: steps[i] or 0.0)
 
@@ -122,6 +136,7 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
     shared = () if name_column == "run_id" else ("seed", *RATES)
     if not varies(rows, groups, step_column) or any(varies(rows, groups, setting) for setting in shared):
         return None
+
     return groups
 
 
@@ -131,6 +146,7 @@ def varies(rows: Sequence[Row], groups: Mapping[Any, Sequence[int]], column: str
         values = {number(rows[i].get(column)) for i in lines}
         if len(values - {None}) > 1:
             return True
+
     return False
 
 
@@ -149,9 +165,11 @@ def chart_rows(rows: Sequence[Row], end: End) -> list[Row] | None:
         return None
 
     runs: dict[str, list[Row]] = {}
+
     for row in rows:
         for name, (run, _, metric) in series.items():
             if number(row.get(name)) is not None:
                 line = {metric: number(row[name]), "step" if axis == "Step" else axis: number(row.get(axis))}
                 runs.setdefault(run, []).append(line)
+
     return [{**end(collect(lines)), "run_id": run} for run, lines in runs.items()]

@@ -49,6 +49,7 @@ def log_rows(source: str | Path, end: End) -> LoadedRows | None:
     path = Path(str(source).removeprefix("file:"))
     if path.is_dir() and any(next(path.rglob(name), None) for name in TABLES):
         return None
+
     states = _files(path, TRAINER_STATE)
     events = _files(path, EVENTS)
     rows: list[Row] = []
@@ -58,6 +59,7 @@ def log_rows(source: str | Path, end: End) -> LoadedRows | None:
         rows = [*_read_tensorboard_runs(path, events, end)]
     elif path.is_dir():
         rows = _read_run_files(path, end)
+
     return hub.LoadedRows(rows, path.name or str(source)) if rows else None
 
 
@@ -65,6 +67,7 @@ def _files(path: Path, pattern: str) -> list[Path]:
     """Find the files of this name in a folder, or the one that the path is."""
     if path.is_dir():
         return sorted(path.rglob(pattern))
+
     return [path] if path.match(pattern) and path.is_file() else []
 
 
@@ -72,6 +75,7 @@ def _name(folder: Path, root: Path) -> str:
     """Name a run by its path from the folder that the user gave."""
     if root in folder.parents:
         return str(folder.relative_to(root))
+
     return folder.resolve().name
 
 
@@ -81,27 +85,33 @@ def _name(folder: Path, root: Path) -> str:
 def _read_run_files(root: Path, end: End) -> list[Row]:
     """Read a folder with a file for each run: its log, or its only row; none where a file holds several runs."""
     files: list[str] = []
+
     for pattern in FILES:
         # Hidden folders, such as those of notebooks, are left out.
         files = files or sorted(glob(f"**/{pattern}", root_dir=root, recursive=True))
+
     rows: list[Row] = []
+
     for file in files:
         lines = read_rows(root / file).rows
         if len(lines) > 1 and not _is_log(lines):
             return []
         rows.append({**end(collect(lines)), "run_id": file.rpartition(".")[0]})
+
     return rows if rows and len(set.intersection(*map(set, rows))) > 1 else []
 
 
 def _is_log(lines: Sequence[Row]) -> bool:
     """Return whether the rows of a file are the steps of one run: a count grows along them, and no size varies."""
     has_progress = False
+
     for name in names_of(lines):
         values = [number(line.get(name)) or 0.0 for line in lines]
         if _SIZES.search(name) and min(values) < max(values):
             return False
         if _PROGRESS.search(name) and values == sorted({*values}):
             has_progress = True
+
     return has_progress
 
 
@@ -111,6 +121,7 @@ def _is_log(lines: Sequence[Row]) -> bool:
 def _read_trainer_runs(root: Path, states: list[Path], end: End) -> Iterator[Row]:
     """Read the newest state of each run: in its folder, else in its last checkpoint."""
     newest: dict[Path, tuple[float, Path]] = {}
+
     for path in states:
         run = path.parent
         step = float("inf")
@@ -135,7 +146,9 @@ def _read_sizes(path: Path) -> Mapping[str, Any]:
     config = path.with_name(FILE_NAME)
     if not config.is_file():
         return {}
+
     fields: Fields = {"config": strict_json.loads(config.read_bytes(), what=str(config))}
+
     # A class that cannot be counted has its sizes in columns.
     with suppress(ValueError, FileNotFoundError):
         architecture = read_model(config).architecture
@@ -143,6 +156,7 @@ def _read_sizes(path: Path) -> Mapping[str, Any]:
         # As records of other classes than ours have them.
         fields["experts"] = architecture.experts
         fields["experts_equivalent"] = architecture.experts_equivalent
+
     return fields
 
 
@@ -157,13 +171,17 @@ def _read_tensorboard_runs(root: Path, events: list[Path], end: End) -> Iterator
         raise RunsError(f"{root}: {NO_TENSORBOARD}") from None
 
     logs = {}
+
     for place in dict.fromkeys(path if path == root else path.parent for path in events):
         logs[place] = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+
     settings = {place: _read_settings(log) for place, log in logs.items()}
 
     runs: dict[Path, list[Path]] = {}
+
     for place in sorted(logs):
         runs.setdefault(_run_of(place, root, settings), []).append(place)
+
     for run, places in runs.items():
         logged: dict[str, list[float]] = {}
         fields: Fields = {}
@@ -186,7 +204,9 @@ def _run_of(place: Path, root: Path, settings: Mapping[Path, tuple[Fields, str]]
     for folder in place.parents:
         if folder in settings and (folder != root or settings[place][0]):
             return folder
+
     is_part = place != root and place.name in PARTS and place.parent not in settings
+
     return place.parent if is_part else place
 
 
@@ -197,17 +217,22 @@ def _read_events(log: Any) -> dict[str, list[float]]:
     read_tensor: Any = tensor_util.make_ndarray
     series: dict[str, list[tuple[int, Any]]] = {}
     last_step = 0
+
     for tag in log.Tags()["scalars"]:
         series[tag] = [(event.step, event.value) for event in log.Scalars(tag)]
+
     for tag in log.Tags()["tensors"]:
         tensors = [(event.step, read_tensor(event.tensor_proto)) for event in log.Tensors(tag)]
         if all(value.size == 1 and value.dtype.kind == "f" for _, value in tensors):
             series[tag] = [(step, value.item()) for step, value in tensors]
+
     logged = {}
+
     for tag, values in series.items():
         values.sort(key=lambda pair: pair[0])
         logged[tag] = [value for _, value in values]
         last_step = max(last_step, values[-1][0])
+
     return {"step": [float(last_step)], **logged}
 
 
@@ -217,6 +242,7 @@ def _read_settings(log: Any) -> tuple[Fields, str]:
 
     settings: Fields = {}
     status = "final"
+
     for tag, summary in log.summary_metadata.items():
         content = summary.plugin_data.content
         if tag == metadata.SESSION_START_INFO_TAG:
@@ -224,4 +250,5 @@ def _read_settings(log: Any) -> tuple[Fields, str]:
                 settings[name] = getattr(value, value.WhichOneof("kind"))
         elif tag == metadata.SESSION_END_INFO_TAG:
             status = status_of(_STATUSES.get(metadata.parse_session_end_info_plugin_data(content).status))
+
     return settings, status

@@ -67,6 +67,7 @@ class Setting:
     def __str__(self) -> str:
         if self.tuned:
             return self.name
+
         ellipsis = ", …" if len(self.values) > LISTED else ""
         return f"{self.name} ({', '.join(self.values[:LISTED])}{ellipsis})"
 
@@ -76,11 +77,13 @@ class Setting:
         field = self.name if re.fullmatch(r"\w+", self.name) else f"`{self.name}`"
         unpaired = self.unpaired if len(self.unpaired) <= UNPAIRED and _are_words(self.unpaired) else ()
         filters = []
+
         for value in filter(lambda value: _are_words([value]), self.values[:LISTED]):
             if unpaired or " " in value:
                 filters.append(f"{field} in {{{', '.join((value, *unpaired))}}}")
             else:
                 filters.append(f"{field} = {value}")
+
         return tuple(filters)
 
 
@@ -106,20 +109,25 @@ class Blend:
         difference = f"runs of equal N, D and E differ in loss by up to {self.nats:.2g} nats"
         if not self.equal:
             difference = f"runs of similar N and D differ in loss by about {self.nats:.2g} nats"
+
         if not self.settings:
             return f"{difference}, and no column of the table tells them apart"
 
         advice = []
+
         for setting in self.settings:
             if setting.filters and not setting.tuned:
                 advice.append("choose with " + " or ".join(f'--where "{text}"' for text in setting.filters))
+
         tuned = ",".join(setting.name for setting in self.settings if setting.tuned)
         if tuned:
             advice.append(f"take the best run of each model, as a law describes tuned runs, with --best-of {tuned}")
+
         names = ",".join(setting.name for setting in self.settings)
         advice.append(f"or keep them together with --mix {names} (in Python where=, best_of and mix=)")
         settings = join_words([str(setting) for setting in self.settings])
         verb = "tells" if len(self.settings) == 1 else "tell"
+
         return f"{difference}: {settings} {verb} them apart, and one law blends them; {'; '.join(advice)}"
 
 
@@ -129,11 +137,14 @@ def places(values: FloatArray, tolerance: float = SAME) -> IntArray:
     ranks = []
     rank = -1
     limit = -1.0
+
     for value in distinct.tolist():
         if value > limit:
             rank += 1
             limit = value * (1 + tolerance)
+
         ranks.append(rank)
+
     return np.array(ranks, np.intp)[index.ravel()]
 
 
@@ -154,10 +165,12 @@ def find_blend(
     """
     if len(loss) < 2:
         return None
+
     all_columns: Fields = {**texts, **numbers}
     keys = [places(sizes["n_active"], SAME_SIZE), places(sizes["tokens"]), codes_of(sizes["experts"])]
     keys += [codes_of(all_columns[name]) for name in agreed if name in all_columns]
     columns = {}
+
     for name, column in all_columns.items():
         # A number for half of the runs or more was measured, or numbers them.
         recurs = codes_of(column).max() < min(LEVELS, max(2, len(loss) // 2))
@@ -175,6 +188,7 @@ def find_blend(
     words = {name: column for name, column in columns.items() if name in texts}
     table = _Cells.of(np.zeros(len(loss), np.intp), loss, sizes, has_surface=True)
     settings, spread = table.explain(words, SMOOTH)
+
     return Blend(settings, 2 * spread * float(np.median(loss)), spread, equal=False) if settings else None
 
 
@@ -231,6 +245,7 @@ class _Cells(NamedTuple):
         spread = float(1.4826 * np.median(np.abs([*y, 0.0])) * np.sqrt(len(y) / freedom))
         limit = max(WILD_SPREADS * spread, WILD_LOSS)
         y = _centred(np.clip(y, -limit, limit), codes)
+
         return cls(rows, codes, y, logs[:, 0], surface if has_surface else surface[:, :0], spread)
 
     @property
@@ -248,12 +263,14 @@ class _Cells(NamedTuple):
         base = self.base
         cell = self.cell
         chance = CHANCE / max(len(columns), 1)
+
         while len(settings) < MOST:
             trials = [self._trial(name, column, base, cell, chance) for name, column in columns.items()]
             significant = [trial for trial in trials if trial and trial.spread > least]
             coarse = [trial for trial in significant if not any(map(trial.determines, significant))]
             if not coarse:
                 break
+
             lowest = min(trial.variance for trial in coarse)
             alike = [trial for trial in coarse if trial.variance <= ALIKE * lowest]
             # Texts come before numbers, which may be codes of theirs.
@@ -263,6 +280,7 @@ class _Cells(NamedTuple):
             base = np.column_stack([base, best.features])
             cell = cells_of([cell, best.codes])
             columns = {name: column for name, column in columns.items() if name != best.name}
+
         return tuple(settings), most
 
     def _trial(self, name: str, column: Any, base: FloatArray, cell: IntArray, chance: float) -> _Trial | None:
@@ -275,6 +293,7 @@ class _Cells(NamedTuple):
         codes = codes_of(codes_of(column)[self.rows])
         if not _varies(codes, cell).any():
             return None
+
         means = np.eye(codes.max() + 1)[codes][:, 1:]
         features = _centred(np.column_stack([means, means * self.log_n[:, None]]), self.cell)
         before, rank = unexplained(self.y, base)
@@ -284,7 +303,9 @@ class _Cells(NamedTuple):
         variance = (after + PRIOR_RUNS * SEEDS**2) / max(spare, 1)
         if not added or spare < PRIOR_RUNS or fdtrc(added, spare, (before - after) / added / variance) >= chance:
             return None
+
         spread = np.sqrt((before - after) / _varies(codes, self.cell).sum())
+
         return _Trial(name, codes, features, variance, float(spread))
 
     def _setting(self, trial: _Trial, column: Any) -> Setting:
@@ -294,6 +315,7 @@ class _Cells(NamedTuple):
         unpaired = sorted({value for value in column if not is_missing(value)} - {*counts})
         values = [value for value, _ in counts.most_common()]
         tuned = isinstance(column, np.ndarray) and len(counts) > 2
+
         return Setting(trial.name, tuple(map(_word, values)), tuple(map(_word, unpaired)), tuned)
 
 
@@ -301,14 +323,17 @@ def codes_of(column: Any) -> IntArray:
     """Number the distinct values of a column [n]; a missing one is a value."""
     if not isinstance(column, np.ndarray):
         column = np.array(["" if value is None else value for value in column])
+
     return np.unique(column, return_inverse=True)[1].ravel()
 
 
 def cells_of(codes: Sequence[IntArray]) -> IntArray:
     """Number the distinct combinations of codes [n]."""
     cell = np.zeros(len(codes[0]), np.intp)
+
     for column in codes:
         cell = codes_of(cell * (column.max() + 1) + column)
+
     return cell
 
 
@@ -327,7 +352,9 @@ def _word(value: Any) -> str:
     """Write a value as a filter takes it."""
     if isinstance(value, str):
         return value
+
     word = f"{value:g}"
+
     return word if float(word) == value else repr(float(value))
 
 
@@ -336,6 +363,7 @@ def _centred(values: FloatArray, cell: IntArray) -> FloatArray:
     if values.ndim == 1:
         means = np.bincount(cell, values) / np.bincount(cell)
         return values - means[cell]
+
     return np.column_stack([_centred(column, cell) for column in values.T])
 
 
@@ -347,6 +375,8 @@ def unexplained(
     """Compute the sum of squares of y [m] that no combination of the features [m, k] explains, and their rank."""
     if not features.shape[1]:
         return float(y @ y), 0
+
     scaled = features / np.maximum(np.linalg.norm(features, axis=0), 1e-300)
     solution, _, rank, _ = np.linalg.lstsq(scaled, y, rcond=tolerance)
+
     return float(np.sum((y - scaled @ solution) ** 2)), int(rank)

@@ -65,6 +65,7 @@ def status_columns(rows: Sequence[Row]) -> list[str]:
     if any("schema_version" in row for row in rows):
         return ["status"]
     columns = []
+
     for column in names_of(rows):
         *owners, last = _words_of(column) or [""]
         is_flag = _meaning(last, _FLAGS) is not None
@@ -79,6 +80,7 @@ def status_columns(rows: Sequence[Row]) -> list[str]:
         is_known = words != {"1"} and (count == len(words) if is_flag else 2 * count >= len(words))
         if column == "status" or (words and is_known):
             columns.append(column)
+
     return columns
 
 
@@ -99,6 +101,7 @@ def read_status(row: Row, columns: Sequence[str]) -> tuple[str, str]:
         word = _read_cell(column, row.get(column))
         if status_of(word) != "final":
             break
+
     return column, word
 
 
@@ -108,6 +111,7 @@ def describe_left_out(rows: Sequence[Row], places: Iterable[int], columns: Seque
     Intermediate and diverged rows of our run records are not mentioned.
     """
     names_by_status: dict[str, list[str]] = {}
+
     for i in places:
         row = rows[i]
         if row.get("status") not in RECORDED:
@@ -122,6 +126,7 @@ def describe_left_out(rows: Sequence[Row], places: Iterable[int], columns: Seque
         subject, _, word = status.partition(" is ")
         phrases.append(f"{word if subject == topic else status} ({len(names)}: {examples})")
         topic = subject
+
     total = sum(map(len, names_by_status.values()))
     plural = "s" if total > 1 else ""
     return [f"{total} run{plural}: {', '.join(phrases)}"] if phrases else []

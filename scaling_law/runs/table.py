@@ -110,7 +110,7 @@ class Runs(Summarised):
         table = {"run_id": names, **inputs, **other_columns}
         rows = [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
         trunks = clusters if trunk_source == "given" else None
-        check_rows(rows, range(count), "loss", source, measured=loss_name, trunk=trunks, settings=[*other_columns])
+        check_rows(rows, range(count), "loss", source, source_loss=loss_name, trunk=trunks, settings=[*other_columns])
         return cls(
             **inputs,
             trunk=clusters,
@@ -208,22 +208,22 @@ class Runs(Summarised):
     def _sizes(self) -> dict[str, FloatArray]:
         return {name: getattr(self, name) for name in INPUTS}
 
-    def blend(self, known: Collection[str] = ()) -> Blend | None:
+    def blend(self, agreed: Collection[str] = ()) -> Blend | None:
         """Find the columns that tell runs of equal N, D and E with different losses apart.
 
-        Columns that are `known` do not count, nor do columns of the recipe, which `check_mix` checks.
+        Columns that are `agreed` do not count, nor do columns of the recipe, which `check_mix` checks.
         """
         texts = {**self.recipe, **self.texts}
-        known = {column_name(name, (*self.columns, *texts)) for name in known}
+        agreed = {column_name(name, (*self.columns, *texts)) for name in agreed}
         checked = {column_name(name, texts) for name in HOLDERS}
-        return find_blend(self._sizes, self.loss, self.columns, texts, checked, {*known, *self.recipe})
+        return find_blend(self._sizes, self.loss, self.columns, texts, checked, {*agreed, *self.recipe})
 
-    def doubts(self, known: Collection[str] = ()) -> tuple[Strings, bool]:
+    def doubts(self, agreed: Collection[str] = ()) -> tuple[Strings, bool]:
         """Find what is odd about these runs, a sentence each, and whether no law that blends them is to be trusted.
 
-        They may differ in the columns `known`, the variables of the law and what the user agreed to mix.
+        They may differ in the columns `agreed`, the variables of the law and what the user agreed to mix.
         """
-        blend = self.blend(known)
+        blend = self.blend(agreed)
         if blend is None:
             return self.warnings, False
         return (str(blend), *self.warnings), blend.harmful
@@ -304,6 +304,7 @@ def _read_trunks(
             raise InputError(f"trunk={trunk!r} must be 'auto', 'run' or one id for each run")
         rows = [{"n_active": n, "experts": e} for n, e in zip(n_active, experts, strict=True)]
         trunk, source = trunks_of(rows, trunk or "auto", "columns")
+
     try:
         return np.unique(np.asarray(trunk), return_inverse=True)[1].ravel(), source
     except (TypeError, ValueError):
@@ -314,6 +315,7 @@ def _read_column(name: str, values: ArrayLike, count: int) -> FloatArray:
     """Read a further column of `Runs.from_columns`."""
     if name in OWN_COLUMNS or name == "run_id":
         raise RunsError(f"columns: {name!r} is an argument itself, not one of columns")
+
     try:
         return np.broadcast_to(np.asarray(values, float), (count,))
     except ValueError:

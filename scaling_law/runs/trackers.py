@@ -88,12 +88,14 @@ def _read_wandb_runs(place: str, end: End) -> list[Row]:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
         raise RunsError(f"{source}: allowed is wandb:ENTITY/PROJECT")
     _check_address(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai", f"{source}: WANDB_BASE_URL")
+
     try:
         import wandb
     except ModuleNotFoundError:
         raise RunsError(f"{source}: {NO_CLIENT}") from None
 
     key = os.environ.get("WANDB_API_KEY")
+
     try:
         api = wandb.Api(timeout=SECONDS)
         key = api.api_key
@@ -108,6 +110,7 @@ def _read_wandb_runs(place: str, end: End) -> list[Row]:
 def _read_wandb_run(run: Any, end: End) -> Row:
     """Read the row of a run, with the whole history of losses only where the final value needs it."""
     logged: dict[str, list[Any]] = {}
+
     for name, value in dict(run.summary).items():
         if not name.startswith("_"):
             logged[name] = [value]
@@ -116,6 +119,7 @@ def _read_wandb_run(run: Any, end: End) -> Row:
             lines = run.history(keys=[name], samples=run.lastHistoryStep + 1, pandas=False)
             ordered = sorted(lines, key=lambda line: line["_step"])
             logged[name] = [line[name] for line in ordered] or [value]
+
     logged["step"] = [run.summary.get("_step")]
     # The client has no group for runs outside of one.
     group = getattr(run, "group", None)
@@ -135,11 +139,13 @@ def _read_trackio_runs(place: str, end: End) -> Iterator[Row]:
         ask = _server(where, project, f"trackio:{place}") if where else _store(project)
         lines = _table(ask, "metrics")
         configs = _table(ask, "configs")
+
     settings = {_identity(row)[1]: _decode(row, "config") for row in configs}
 
     runs: dict[tuple[str, str], list[Row]] = {}
     for line in lines:
         runs.setdefault(_identity(line), []).append(line)
+
     for (name, key), run_lines in runs.items():
         logged = collect({"step": line["step"], **_decode(line, "metrics")} for line in run_lines)
         status = "running" if _is_under_way([line["timestamp"] for line in run_lines]) else "final"
@@ -165,6 +171,7 @@ def _is_under_way(timestamps: Sequence[str]) -> bool:
     for text in timestamps:
         line_time = datetime.fromisoformat(text)
         times.append(line_time if line_time.tzinfo else line_time.replace(tzinfo=timezone.utc))
+
     times.sort()
     silences = [after - before for before, after in pairwise(times)]
     return bool(silences) and datetime.now(timezone.utc) - times[-1] < OVERDUE * max(silences)
@@ -177,6 +184,7 @@ def _table(ask: Callable[[str], list[Row]], name: str) -> list[Row]:
     while page := ask(f"SELECT * FROM {name} WHERE id > {last} ORDER BY id LIMIT {PAGE}"):
         rows += page
         last = page[-1]["id"]
+
     return rows
 
 
@@ -190,6 +198,7 @@ def _store(project: str) -> Callable[[str], list[Row]]:
     if not path.is_file():
         projects = sorted(file.stem for file in folder.glob("*.db"))
         raise RunsError(f"{unknown('trackio:', project, projects)} in {folder}")
+
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
 
     def ask(query: str) -> list[Row]:
@@ -225,6 +234,7 @@ def _server(where: str, project: str, source: str) -> Callable[[str], list[Row]]
         subdomain = re.sub(r"[/_.]", "-", where).lower()
         where = f"https://{subdomain}.hf.space"
         key = get_token()
+
     _check_address(where, "a tracker's address")
 
     def ask(query: str) -> list[Row]:
@@ -261,6 +271,7 @@ def _post(url: str, body: Any, key: str | None) -> Any:
     if key:
         # A redirect must not carry the key to another server.
         request.add_unredirected_header("Authorization", f"Bearer {key}")
+
     for wait in (*WAITS, float("inf")):
         try:
             with urlopen(request, timeout=SECONDS) as response:

@@ -80,6 +80,7 @@ def best_of(
         raise InputError("over=() must name at least one column that was tuned")
 
     settings = np.stack([runs.positive(name, or_zero=True) for name in names], axis=1)
+
     for name, values in zip(names, settings.T, strict=True):
         if values.max() <= values.min() * (1 + SAME):
             only = f"{name} is {values[0]:g} in every run"
@@ -93,10 +94,12 @@ def best_of(
 
     points = []
     best = []
+
     for group in groups:
         point = tune(settings[group], runs.loss[group])
         points.append(point)
         best.append(group[point.best])
+
     tuned = runs.take(np.array(best))
 
     columns = dict(tuned.columns)
@@ -157,6 +160,7 @@ def models_of(
     for name in (*by, *settings):
         if name in columns and name not in over:
             keys.append(codes_of(columns[name]))
+
     model = cells_of(keys)
     _, first = np.unique(model, return_index=True)
     return [np.flatnonzero(model == model[row]) for row in np.sort(first)]

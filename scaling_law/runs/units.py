@@ -79,6 +79,7 @@ def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArra
     has_wrong_loss = (loss > MOST_NATS) | (_PERPLEXITY.search(loss_name) is not None)
     for i in np.flatnonzero(~has_wrong_sizes & has_wrong_loss).tolist():
         problems[i] = f"{loss_name}={loss[i]:g} is no loss in nats per token; {_suggest_logarithm(loss_name)}"
+
     return problems
 
 
@@ -101,6 +102,7 @@ def check_no_accuracy(
         if of_larger_runs <= RISING * of_smaller_runs:
             return
         reason = "an accuracy, as it rises with compute"
+
     advice = "fit a loss of the same runs; its law gives accuracies with --accuracy, in Python accuracy="
     raise RunsError(f"{source}: {loss_name} is {reason}, and no loss in nats per token: {advice}")
 
@@ -118,6 +120,7 @@ def unit_warnings(
     if _BITS.search(loss_name):
         topic = f"the losses are {loss_name}, not nats per token"
         return (Notice(f"{topic}, and so is what a law of them predicts", topic),)
+
     largest = float(sizes["n_active"].max())
     if largest < FEW_PARAMETERS:
         if has_shapes:
