@@ -341,7 +341,7 @@ class FitResult(Answer, Generic[LawT_co]):
         values = dict(self.law.coefficients)
         if self.repetition is not None:
             values.update(self.repetition.coefficients)
-            fixed.update(self.repetition.coefficients.keys() - self.repetition.errors.keys())
+            vague.update(self.repetition.undetermined)
         rows = []
         for name, value in values.items():
             row = {
@@ -497,7 +497,7 @@ def fit(
             size even, then determine a law.
         unique_tokens: of which the tokens of each run are repetitions, or instead their `epochs`, tokens over unique
             ones: a column, or numbers. Repeated tokens and excess parameters then count as what they are worth, with
-            R*_D and R*_N fitted where the runs tell them, else as published (`result.repetition`;
+            R*_D and R*_N moved from the published ones as far as the runs tell (`result.repetition`;
             docs/fit_options.md#repeated-data).
 
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
@@ -543,7 +543,7 @@ def fit(
     # Repeated tokens are said apart, with the option that counts them.
     doubts, blended = table.doubts({*variables, *DESIGN_VARIABLES, *REPEATED, *names_mixed(mix)})
     if counts_repetition:
-        problem = repeated(problem, table[UNIQUE], Repetition())
+        problem = repeated(problem, table[UNIQUE], Repetition(), counts_sizes=False)
     warnings = _check_design(table, problem, allow_unidentifiable or prior is not None)
     if table.thinned:
         warnings.append(table.thinned)
@@ -558,10 +558,8 @@ def fit(
         final = _polish(problem, theta)
     repetition = None
     if counts_repetition:
-        runner_ups = final.theta[1:]
-        problem, final, repetition = fit_repetition(problem, table[UNIQUE], final.theta[0])
-        if len(runner_ups):
-            final = Solutions.sorted(final, _polish(problem, runner_ups))
+        problem, theta_there, repetition = fit_repetition(problem, table[UNIQUE], final.theta[0])
+        final = _polish(problem, np.vstack([theta_there, final.theta[1:FINALISTS]]))
     far_runs = find_outliers(problem, final.theta[0])
     if far_runs.too_many:
         warnings.append(_warn_of_too_many(problem, far_runs))
@@ -628,9 +626,8 @@ def _add_repetition(result: FitResult[Law], repetition: RepetitionFit) -> FitRes
     assert conditions is not None
     status = replace(
         result.status,
-        standard_errors={**result.status.standard_errors, **repetition.errors},
-        logarithmic=(*result.status.logarithmic, *repetition.errors),
-        bounds_hit=(*result.status.bounds_hit, *repetition.at_bound),
+        standard_errors={**result.status.standard_errors, **repetition.standard_errors},
+        logarithmic=(*result.status.logarithmic, *repetition.standard_errors),
         repetition=repetition.messages,
     )
     fitted_runs = result.runs.subset(result.used)

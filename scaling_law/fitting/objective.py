@@ -23,6 +23,7 @@ import numpy as np
 
 from hub.base.types import Fields
 from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
+from scaling_law.formulas.repeated import Repetition
 from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
@@ -146,6 +147,7 @@ class Objective:
         self.terms, self.to_natural = self._centre_terms(limited)
         self.carry = self._carry_ties()
         self.penalty: Penalty | None = None
+        self.repetition: Repetition | None = None
         self._last: tuple[bytes, tuple[Logs, Slopes, Designs]] | None = None
 
     @property
@@ -221,7 +223,8 @@ class Objective:
     def make_law(self, theta: FloatArray) -> Law:
         """Make the law of θ [p]."""
         law = LAWS[self.law]
-        return law(**dict(zip(law.coefficient_names(), self.coefficients(theta), strict=True)))
+        values = dict(zip(law.coefficient_names(), self.coefficients(theta), strict=True))
+        return law(**values, repetition=self.repetition)
 
     def residuals(self, theta: FloatArray) -> FloatArray:
         """Compute ln L̂ − ln L, [S, n], for θ [S, p]."""

@@ -21,7 +21,7 @@ from scaling_law.figures import drawing
 from scaling_law.fitting.fitting import fit, say_far_away
 from scaling_law.fitting.holdout import count_sizes, distances
 from scaling_law.fitting.prior import Prior, read_prior
-from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
+from scaling_law.fitting.repetition import REPEATED, UNIQUE, count_worth, with_unique_tokens
 from scaling_law.forecasting.counting import (
     BODY,
     WITH,
@@ -33,7 +33,7 @@ from scaling_law.forecasting.counting import (
     with_both_counts,
 )
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, match_experts
-from scaling_law.forecasting.repetition import count_worth, fit_worth, say_repetition
+from scaling_law.forecasting.repetition import fit_worth, say_repetition
 from scaling_law.forecasting.stack import Defaults, Evidence, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.answers import Answer, span

@@ -13,7 +13,7 @@ from hub.base.inputs import as_it_is, reads, whole
 from scaling_law.fitting.fitting import errors_of
 from scaling_law.fitting.holdout import rms
 from scaling_law.fitting.prior import Prior
-from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
+from scaling_law.fitting.repetition import REPEATED, UNIQUE, count_worth, with_unique_tokens
 from scaling_law.forecasting.forecast import read_table, table_of, update_prior
 from scaling_law.forecasting.forecasters import (
     LADDER,
@@ -23,7 +23,7 @@ from scaling_law.forecasting.forecasters import (
     gain_of_experts,
     match_experts,
 )
-from scaling_law.forecasting.repetition import count_worth, fit_worth
+from scaling_law.forecasting.repetition import fit_worth
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.law import one_positive
 from scaling_law.law import JointLaw, StackLaw
