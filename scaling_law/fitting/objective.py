@@ -3,13 +3,11 @@
 Ludziejewski et al. 2025, Appendix "Fit Details", after Hoffmann et al. 2022; for the joint law
 
     ln L̂ = logsumexp( ln a + α x + δ e + γ x e,   ln b + β y + ω e + ζ y e,   ln c )      x = ln N, y = ln D, e = ln Ê
-    Q(θ) = Σ_runs w ρ(ln L̂ − ln L) + l2/2 |θ|² + penalty          ρ = Huber with threshold δ (0.01)
+    Q(θ) = Σ_runs w ρ(ln L̂ − ln L) + penalty          ρ = Huber with threshold δ (0.01)
 
 and so for every form of terms. Centring x, y and e takes the near-collinearity out of (ln a, α), (δ, γ), …. Parameters
 of a transform are the logarithms of their distances: u = ln(E_start − 1) and v = ln(E_max − E_start) keep
 1 < E_start < E_max; where E_max is fixed or bounded, v = ln(E_max − 1).
-
-A one-sided run is an upper bound: an untuned run's loss is at least that of the tuned one, so ρ = 0 where ln L̂ < ln L.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, value
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import FloatArray, IntArray
 
 Limits = Mapping[str, tuple[float, float]]
 # Logarithms of variables [n], and of transforms [S, n].
@@ -66,13 +64,11 @@ class FitSettings:
 
     law: str
     huber_delta: float
-    l2: float
     weights: str
     fixed: Mapping[str, float]
     bounds: Limits
     starts: str
     outliers: str = "keep"
-    one_sided: int = 0
     prior: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
 
@@ -87,13 +83,12 @@ class FitSettings:
             "on": "ln L",
             "aggregation": "sum",
             "weights": self.weights,
-            "l2": self.l2,
             "fixed": self.fixed,
             "starts": self.starts,
             "outliers": self.outliers,
             "bounds": bounds,
         }
-        for name in ("tied", "one_sided", "prior"):
+        for name in ("tied", "prior"):
             value = getattr(self, name)
             if value:
                 settings[name] = value
@@ -103,9 +98,8 @@ class FitSettings:
 class Objective:
     """Q(θ) for one set of runs. θ is the terms' coefficients, the outer exponent, then the transforms' parameters.
 
-    `columns` are the law's variables, "loss" and "weight", each [n]. `l2` acts in uncentred coordinates, as in the
-    paper. Terms with a fixed or bounded coefficient are not centred, and parameters of transforms that are keep their
-    distance from a fixed floor. `one_sided` [n] are the runs that bound the law from above.
+    `columns` are the law's variables, "loss" and "weight", each [n]. Terms with a fixed or bounded coefficient are not
+    centred, and parameters of transforms that are keep their distance from a fixed floor.
 
     Coefficients that are `tied` to others do not move by themselves: gradients, Jacobians and curvatures are along
     `carry` [p, p], which takes any θ to one that keeps the ties, and are zero for theirs.
@@ -115,14 +109,11 @@ class Objective:
         self,
         settings: FitSettings,
         columns: Mapping[str, FloatArray],
-        one_sided: BoolArray,
     ) -> None:
         self.law = settings.law
         self.fixed = settings.fixed
         self.tied = settings.tied
         self.huber_delta = settings.huber_delta
-        self.l2 = settings.l2
-        self.one_sided = one_sided
 
         self.form: Form = LAWS[self.law].form
         self.names = self.form.coefficients
@@ -164,7 +155,6 @@ class Objective:
         objective = copy.copy(self)
         objective.target = self.target[rows]
         objective.weight = self.weight[rows]
-        objective.one_sided = self.one_sided[rows]
         objective.logs = {name: column[rows] for name, column in self.logs.items()}
         objective.grids = [(distinct, index[rows]) for distinct, index in self.grids]
         objective._last = None
@@ -243,14 +233,9 @@ class Objective:
         residual, jacobian = self.linearise(theta[None])
         return residual[0], jacobian[0]
 
-    def is_idle(self, residual: FloatArray) -> BoolArray:
-        """Mark one-sided runs that the law lies below, which cost nothing; of the residuals' shape."""
-        return self.one_sided & (residual < 0)
-
     def influence(self, residual: FloatArray) -> FloatArray:
         """Return weights of the least squares that stands for the Huber loss at these residuals."""
-        weight = np.where(self.is_idle(residual), 0.0, self.weight)
-        return np.asarray(weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
+        return np.asarray(self.weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
 
     def prior_rows(self, theta: FloatArray) -> FloatArray:
         """Return the penalty at θ [p] as rows of a Jacobian of runs of weight 1, [k, p]; none without one."""
@@ -290,10 +275,6 @@ class Objective:
             gradient = np.matmul(weighted.swapaxes(1, 2), residual[..., None])[..., 0]
             curvature = np.matmul(jacobian.swapaxes(1, 2), weighted)
 
-        if self.l2:
-            cost = cost + 0.5 * self.l2 * np.sum(natural**2, axis=1)
-            gradient = gradient + self.l2 * natural @ self.to_natural
-            curvature = curvature + self.l2 * self.to_natural.T @ self.to_natural
         if self.penalty is not None:
             penalty = self.penalty if rows is None else self.penalty.select(rows)
             prior_cost, prior_gradient, prior_curvature = penalty.evaluate(natural)
@@ -308,8 +289,6 @@ class Objective:
     def _huber(self, residual: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Sum the Huber losses of the residuals [S, n] over runs, [S], and return the influence of each run [S, n]."""
         size = np.abs(residual)
-        if self.one_sided.any():
-            size[self.is_idle(residual)] = 0.0
         inner = np.minimum(size, self.huber_delta)
         cost = np.sum(weight * inner * (size - 0.5 * inner), axis=1)
         return cost, weight * inner / np.maximum(size, 1e-300)

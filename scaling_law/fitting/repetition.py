@@ -87,42 +87,28 @@ def unexplained_repetition(
     names = [name for name in REPEATED if name in runs]
     if not names or problem.objective.repetition is not None:
         return ()
-    name = names[0]
-    is_point = problem.measured
-    epochs = (runs.tokens / runs[name] if name == UNIQUE else runs[name])[is_point]
+    epochs = (runs.tokens / runs[UNIQUE] if UNIQUE in runs else runs["epochs"])[problem.used]
     if not np.all(epochs > 0) or not np.any(epochs > 1.0 + ROUNDED):
         return ()
-    residual, jacobian = (values[is_point] for values in problem.objective.linearise_at(theta))
+    residual, jacobian = (values[problem.used] for values in problem.objective.linearise_at(theta))
     if not depends(residual, jacobian[:, problem.free(theta)], np.log(np.maximum(epochs, 1.0))):
         return ()
-    option = f"{name}={name!r} (--{name.replace('_', '-')} {name})"
+    derived = "" if UNIQUE in runs else " with the column unique_tokens = tokens / epochs"
     return (
-        f"tokens repeat, up to {epochs.max():.3g} epochs, and the errors of this law depend on it: {option} counts "
-        "repeated tokens as what they are worth",
+        f"tokens repeat, up to {epochs.max():.3g} epochs, and the errors of this law depend on it: "
+        f"unique_tokens={UNIQUE!r} (--unique-tokens {UNIQUE}){derived} counts repeated tokens as what they are worth",
     )
 
 
-def with_unique_tokens(
-    runs: Runs,
-    unique_tokens: Any,
-    epochs: Any,
-) -> Runs:
-    """Give the runs a column of unique tokens, read from a column, one number or one for each run; of either name.
-
-    ValueError if both are given, and for values that are not positive.
-    """
-    if unique_tokens is not None and epochs is not None:
-        raise InputError(f"unique_tokens={unique_tokens!r}, epochs={epochs!r}: give one of them, the other follows")
-    name = UNIQUE if epochs is None else "epochs"
-    values = unique_tokens if epochs is None else epochs
-    if isinstance(values, str) and not values[:1].isdigit():
-        column = runs.positive(values)
+def with_unique_tokens(runs: Runs, unique_tokens: Any) -> Runs:
+    """Give the runs a column of unique tokens, read from a column, one number or one for each run."""
+    if isinstance(unique_tokens, str) and not unique_tokens[:1].isdigit():
+        column = runs.positive(unique_tokens)
     else:
-        column = positive(name, numbers(name, values))
+        column = positive(UNIQUE, numbers(UNIQUE, unique_tokens))
     if column.shape not in ((), (len(runs),)):
-        raise InputError(f"{name} must be a column, or positive numbers, one for all {len(runs)} runs or for each")
-    unique = np.broadcast_to(column if name == UNIQUE else runs.tokens / column, (len(runs),))
-    return replace(runs, columns={**runs.columns, UNIQUE: np.asarray(unique, float)})
+        raise InputError(f"{UNIQUE} must be a column, or positive numbers, one for all {len(runs)} runs or for each")
+    return replace(runs, columns={**runs.columns, UNIQUE: np.broadcast_to(column, (len(runs),)).copy()})
 
 
 def count_worth(law: Law, runs: Runs) -> Runs:
@@ -280,7 +266,7 @@ class _Profile:
         problem = self.problem_at(log_r)
         solution = problem.solve(self.theta[None], max_iterations=200, tolerance=1e-9)
         self.theta = solution.theta[0]
-        half = 0.5 * problem.measured.sum()
+        half = 0.5 * problem.used.sum()
         cost = solution.cost[0] + problem.floor
         distance = (log_r - PUBLISHED) / LOG_ERROR
         density = half * np.log(cost) + 0.5 * distance @ distance

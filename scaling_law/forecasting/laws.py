@@ -47,13 +47,12 @@ def stack_laws(
     seed: int = 0,
     mix: str | Collection[str] = (),
     unique_tokens: str | ArrayLike | None = None,
-    epochs: str | ArrayLike | None = None,
 ) -> StackLaw:
     """Stack the laws that `runs` support into one law, weighed as `forecast` weighs them for a model of this budget.
 
     Args:
         flops: of training, at which it will be asked (None: ten times the largest run's).
-        runs, prior, kinds, seed, mix, unique_tokens, epochs: as in `forecast`.
+        runs, prior, kinds, seed, mix, unique_tokens: as in `forecast`.
 
     Its N is `n_active`, however else runs count it. Laws of one E alone and ladders are left out; where the runs have
     several E, Chinchilla laws are of all runs, moved to dense by the published gain. Its draws hold the errors of the
@@ -62,9 +61,9 @@ def stack_laws(
     """
     table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
-    counts_repetition = unique_tokens is not None or epochs is not None
+    counts_repetition = unique_tokens is not None
     if counts_repetition:
-        table = with_unique_tokens(table, unique_tokens, epochs)
+        table = with_unique_tokens(table, unique_tokens)
     doubts, _ = table.doubts({*REPEATED, *names_mixed(mix)})
     table = table.without_settings(VARIABLES | {UNIQUE})
     prior_in_units, defaults, _ = update_prior(prior, table)

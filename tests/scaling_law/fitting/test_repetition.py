@@ -107,10 +107,11 @@ def test_few_epochs_of_noisy_runs_leave_r_star_open_by_their_error():
     assert np.all(np.abs(distances) < 2 * np.array([*found.standard_errors.values()]))
 
 
-def test_epochs_are_another_name_of_it(runs):
-    renamed = replace(runs, columns={"corpus_tokens": runs["unique_tokens"], "epochs": runs["epochs"]})
-    for given in ((None, "epochs"), ("corpus_tokens", None), (runs["unique_tokens"].tolist(), None)):
-        np.testing.assert_allclose(with_unique_tokens(renamed, *given)["unique_tokens"], runs["unique_tokens"])
+def test_unique_tokens_are_a_column_numbers_or_one_number(runs):
+    renamed = replace(runs, columns={"corpus_tokens": runs["unique_tokens"]})
+    for given in ("corpus_tokens", runs["unique_tokens"].tolist()):
+        np.testing.assert_allclose(with_unique_tokens(renamed, given)["unique_tokens"], runs["unique_tokens"])
+    assert {*with_unique_tokens(renamed, "5B")["unique_tokens"]} == {5e9}
 
 
 def test_the_law_keeps_and_uses_them(result, tmp_path):
@@ -138,7 +139,7 @@ def test_a_table_that_repeats_is_told_so(runs):
     assert "(--unique-tokens unique_tokens)" in sentence
     assert sentence in plain.law.warnings(1e9, 1e10)
     only_epochs = replace(runs, columns={"epochs": runs["epochs"]})
-    assert "epochs='epochs' (--epochs epochs)" in fit(only_epochs, "chinchilla").status.omitted[0]
+    assert "with the column unique_tokens = tokens / epochs" in fit(only_epochs, "chinchilla").status.omitted[0]
 
 
 def test_it_is_not_told_without_reason(result):
@@ -171,10 +172,12 @@ def test_bootstrap_and_outliers_count_alike(runs, result):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"unique_tokens": "unique_tokens", "epochs": "epochs"}, "give one of them, the other follows"),
         ({"unique_tokens": "tokens_unique"}, "numeric column 'tokens_unique'"),
         ({"unique_tokens": -1.0}, "unique_tokens=-1 must be positive and finite"),
-        ({"epochs": [1.0, 2.0]}, "epochs must be a column, or positive numbers, one for all 48 runs or for each"),
+        (
+            {"unique_tokens": [1.0, 2.0]},
+            "must be a column, or positive numbers, one for all 48 runs or for each",
+        ),
     ],
 )
 def test_bad_input(runs, given, message):
