@@ -125,15 +125,19 @@ def _show_split(
     options: Fields,
     as_json: bool,
 ) -> bool:
-    """Print the errors of laws on held-out runs; return whether the runs determine the one of this kind."""
+    """Print the errors of laws on held-out runs; return whether all fits of this kind are to be trusted."""
+    fits: list[fitting.FitResult] = []
 
     def forecast(train: Runs, test: Runs) -> Any:
-        return fitting.fit(train, kind, **options).errors_on(test) + test.loss
+        fits.append(fitting.fit(train, kind, **options))
+        return fits[-1].errors_on(test) + test.loss
 
     laws: dict[str, Any] = {f"{kind} law": forecast, "published joint law": JointLaw.published()}
     compared = backtest_splits(runs, splits, laws)
     show(compared.to_dict(), as_json, compared)
-    return not compared.left_out
+    for doubt in dict.fromkeys(text for result in fits for text in result.status.doubts):
+        typer.secho(doubt, err=True, fg="yellow")
+    return not compared.left_out and all(result.trusted for result in fits)
 
 
 def _show(
