@@ -128,12 +128,7 @@ class Objective:
         self.target = np.log(columns["loss"])
         self.weight = columns["weight"]
         self.logs = {name: np.log(columns[name]) for name in self.form.variables}
-        # A transform is computed once for each distinct value of its variables.
-        self.grids = []
-        for transform in self.form.transforms:
-            stacked = np.stack([columns[name] for name in transform.variables])
-            distinct, index = np.unique(stacked, axis=1, return_inverse=True)
-            self.grids.append((distinct, index.ravel()))
+        self.inputs = [tuple(columns[name] for name in transform.variables) for transform in self.form.transforms]
 
         self.terms, self.to_natural = self._centre_terms(limited)
         self.carry = self._carry_ties()
@@ -156,15 +151,15 @@ class Objective:
         objective.target = self.target[rows]
         objective.weight = self.weight[rows]
         objective.logs = {name: column[rows] for name, column in self.logs.items()}
-        objective.grids = [(distinct, index[rows]) for distinct, index in self.grids]
         objective._last = None
+        objective.inputs = [tuple(column[rows] for column in columns) for columns in self.inputs]
         return objective
 
     def reference_logs(self) -> dict[str, FloatArray]:
         """Return all logarithms [n], of transforms at their first start."""
         logs = dict(self.logs)
-        for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
-            logs[transform.name] = transform.log(*distinct, *transform.starts[0])[index]
+        for transform, inputs in zip(self.form.transforms, self.inputs, strict=True):
+            logs[transform.name] = transform.log(*inputs, *transform.starts[0])
         return logs
 
     def _centre_terms(self, limited: Collection[str]) -> tuple[list[Columns], FloatArray]:
@@ -323,9 +318,9 @@ class Objective:
         values = {name: column[:, None] for name, column in values_of(self.form, theta, self.follows).items()}
         logs = dict(self.logs)
         slopes = []
-        for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
+        for transform, inputs in zip(self.form.transforms, self.inputs, strict=True):
             parameters = [values[p.name] for p in transform.parameters]
-            log, *gradient = (columns[:, index] for columns in transform.gradient(*distinct, *parameters))
+            log, *gradient = transform.gradient(*inputs, *parameters)
             logs[transform.name] = log
             slope_by = dict(zip((p.name for p in transform.parameters), gradient, strict=True))
             for p in transform.parameters:

@@ -114,7 +114,7 @@ def test_fit_with_a_prior(shell, lab, tmp_path):
 
 def test_split(shell, table):
     words = ("fit", table, "--split", "flops", "--test", 6, "--outliers", "set_aside")
-    found = json.loads(shell(*words, "--json").output)
+    found = json.loads(shell(*words, "--json").stdout)
     (parts,) = hold_out(load_runs(table), "flops", 6)
     errors = fit(parts.train, outliers="set_aside").errors_on(parts.test)
     assert [row["law"] for row in found["laws"]] == ["joint law", "published joint law"]
@@ -122,7 +122,7 @@ def test_split(shell, table):
     assert found["runs"] == {"train": 30, "test": 6}
     assert "6 runs forecast from 30" in shell(*words, "--fix", "e_max=200", "--fix", "e_start=2").output
     dense = ("fit", table, "--where", "E = 1", "--kind", "chinchilla", "--split", "model", "--json")
-    assert json.loads(shell(*dense).output)["runs"] == {"train": 9, "test": 9}
+    assert json.loads(shell(*dense).stdout)["runs"] == {"train": 9, "test": 9}
 
 
 def test_next_runs(shell, law):

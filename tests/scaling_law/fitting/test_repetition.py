@@ -70,7 +70,7 @@ def test_gradients_are_those_of_finite_differences(kind):
         runs, columns={**runs.columns, "n_total": runs.n_active * runs.experts, "density": 1 / runs.experts}
     )
     problem = repeated(make_problem(runs, kind), runs["unique_tokens"], Repetition())
-    starts = start_points(problem, "scaled")
+    starts = start_points(problem)
     theta = starts[:: len(starts) // 3] + np.random.default_rng(0).normal(0, 0.02, (1, starts.shape[1]))
     residual, jacobian = problem.objective.linearise(theta)
     for k, step in enumerate(1e-5 * np.eye(theta.shape[1])):
