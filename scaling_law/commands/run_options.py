@@ -69,14 +69,8 @@ class OfRuns(Shared):
     outliers: Annotated[
         Literal["keep", "set_aside"], rare("set_aside: fit without runs far from the law of the others.")
     ] = "keep"
-    one_sided: Annotated[
-        str | None, rare("Column that is 1 for untuned runs, which bound the law from above; else 0.")
-    ] = None
     mix: Annotated[Any, quantity(names, MIX, rare=True)] = ""
     unique_tokens: Annotated[str | None, rare(REPEATED)] = None
-    epochs: Annotated[str | None, rare("Column of epochs, tokens over unique tokens, instead of --unique-tokens.")] = (
-        None
-    )
 
 
 def load(runs: str, **options: Any) -> Runs:

@@ -149,7 +149,7 @@ NOT_QUESTIONS = {  # why → what
         Formula.size_called_for ChinchillaForm.size_called_for Formula.columns_of_draws Formula.add_extrapolation""",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
-    "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split errors_of
+    "reads, shows or fits measured runs": """load_runs fit prior forecast backtest hold_out errors_of
         measured_speedup promote fit_throughput fit_learning_rate published_design""",
     "describes a question": "question_schema",
     "serves; what its page and tools answer is asked below": "explore",
