@@ -1,9 +1,8 @@
 """The demo: the whole loop, from a corpus to a fitted law, on this machine.
 
 corpus -> tokenizer -> sweep -> release -> fit -> ask -> use, each with the code that a cluster runs; the hub is a
-local folder. The sweep spans the crossover of dense and MoE models. A law fitted to its runs, with the coefficients
-that they cannot tell kept as published, predicts the crossover, an optimum and the longest run of the largest MoE,
-which is left out of the fit. Re-run it to resume.
+local folder. A law fitted to its runs, with the coefficients that they cannot tell kept as published, predicts an
+optimum and the longest run of the largest MoE, which is left out of the fit. Re-run it to resume.
 """
 
 from __future__ import annotations
@@ -33,26 +32,13 @@ import modeling_switch_moe  # noqa: F401 - registers the architecture; else its 
 from hub import RunRecord, open_store, release_runs
 from hub.base import tables
 from hub.base.units import format_bytes, format_flops
-from hub.release.cards import loading_code
-from scaling_law import FitResult, JointLaw, Law, LearningRateLaw, load_runs
+from hub.release.cards import loading_code, runs_table
+from scaling_law import FitResult, Law, LearningRateLaw, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
-from scaling_law.figures import drawing, law_figures
 from training.configuration.reading import read_yaml
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
-from training.demo.left_out import LeftOut, leave_out_each, left_out_table, run_table
-from training.demo.results import (
-    coefficients_table,
-    conclude,
-    crossings_table,
-    gains_table,
-    gap_curves,
-    losses_by_size,
-    losses_table,
-    optimum_table,
-    sweep_table,
-)
 from training.demo.scales import Scale
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText
@@ -112,8 +98,7 @@ class Steps:
 class DemoFit:
     """Fit of the released runs that `where` selects, all but `run`, and its law with a bootstrap's draws.
 
-    `rates` is a law of the learning rates that the runs used; `left_out` has what fits without each run and without
-    each model predict for these.
+    `rates` is a law of the learning rates that the runs used.
     """
 
     fit: FitResult
@@ -121,7 +106,6 @@ class DemoFit:
     rates: LearningRateLaw
     where: str
     run: RunRecord
-    left_out: Sequence[LeftOut]
 
 
 class Demo:
@@ -149,15 +133,13 @@ class Demo:
             sweep = self.sweep()
         with step("Release", "checkpoints and records, as on the Hub"):
             released = self.release(sweep)
-        with step("Fit", "the joint law, then without each run"):
+        with step("Fit", "the joint law of all runs but one"):
             demo_fit = self.fit(sweep, released)
         with step("Ask", "the best model for a budget"):
             self.ask(demo_fit)
-            self.figures(demo_fit, released)
         with step("Use", "the best checkpoint, in transformers"):
             model = self.use(sweep, released)
         print("── The whole loop is done ──")
-        self.conclude(demo_fit, released)
         times = [f"{name.lower()} {seconds:.0f} s" for name, seconds in steps.seconds.items()]
         say("Time: " + ", ".join(times))
         print("\nTo go on, in a shell, from this folder:\n")
@@ -186,7 +168,7 @@ class Demo:
             dataset=str(self._corpus), tokenizer=str(self._tokenizer), cache_dir=str(self.folder / "tokens")
         )
         sweep = Sweep.from_dict(values, self.folder / "runs")
-        show(sweep_table(plan_sweep(sweep)))
+        show(plan_sweep(sweep))
         with sweep_progress(sweep) as watch:
             outcome = run_sweep(sweep, self.workers, watch)
         if outcome.failed:
@@ -196,7 +178,6 @@ class Demo:
         if outcome.elsewhere:
             names = ", ".join(outcome.elsewhere)
             raise DemoError(f"another process trains {names}; re-run this when it is done")
-        show(losses_table([*itertools.chain(*(run.records() for run in sweep.runs))]))
         return sweep
 
     def release(self, sweep: Sweep) -> list[RunRecord]:
@@ -215,6 +196,7 @@ class Demo:
             f"{len(result.records)} revisions in {len(repositories)} model repositories ({format_bytes(size)} of "
             f"weights) and the index {result.indexes[sweep.name].repo}, under {self.folder / 'hub'}"
         )
+        show(runs_table(result.records))
         return result.records
 
     def index(self, sweep: Sweep) -> Path:
@@ -222,23 +204,24 @@ class Demo:
         return self.folder / "hub" / "datasets" / f"{sweep.name}-runs" / "main"
 
     def fit(self, sweep: Sweep, released: Sequence[RunRecord]) -> DemoFit:
-        """Fit without the longest run of the largest MoE, and release the law; then without each run in turn."""
+        """Fit without the longest run of the largest MoE, predict it, and release the law."""
         scale = self.scale
         run = max(released, key=lambda record: (record.experts, record.n_active, record.tokens))
         where = f"{scale.where}, run_id != {run.run_id}"
         runs = load_runs(self.index(sweep), where=where)
         result = scale.fit_law(runs)
-        count = int(result.used.sum())
-        say(f"joint law of {count} runs: RMSE {result.rmse:.4f} nats per byte")
-        show(coefficients_table(result))
-        law = result.bootstrap(scale.draws, seed=0, progress=True).law
+        show(result)
+        bootstrap = result.bootstrap(scale.draws, seed=0, progress=True)
+        law = bootstrap.law
         law.save_pretrained(self.folder / "law")
         rates = rates_of(sweep)
         rates.save(self._rates)
         release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(law, runs, fitted=True))
-        all_runs = load_runs(self.index(sweep), where=scale.where)
-        left_out = [*leave_out_each(all_runs, scale.fit_law, scale.draws, progress=True)]
-        return DemoFit(result, law, rates, where, run, left_out)
+        size = (run.n_active, run.tokens, run.experts)
+        low, high = bootstrap.prediction_interval(*size, kind="prediction")
+        predicted = f"{float(law.loss(*size)):.3f} ({low:.3f} to {high:.3f})"
+        say(f"{run.run_id}, left out of the fit: predicted loss {predicted}, measured {run.eval_loss:.3f}")
+        return DemoFit(result, law, rates, where, run)
 
     def ask(self, demo_fit: DemoFit) -> None:
         """Ask for the best model for a budget inside the range of the runs, and print it."""
@@ -249,39 +232,16 @@ class Demo:
             # A law of a few runs need not have an optimum.
             say(f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}")
         else:
-            show(optimum_table(answer))
-
-    def conclude(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
-        """Print gains, crossovers, predictions beside those that need no law, and what all this shows."""
-        show(gains_table(released, demo_fit.law))
-        crossings = crossings_table(released, demo_fit.law)
-        show(crossings)
-        show(run_table(demo_fit.run, demo_fit.left_out[0]))
-        show(left_out_table(demo_fit.left_out))
-        say(conclude(released, demo_fit.fit, demo_fit.left_out, crossings, self.scale.checked))
-
-    def figures(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
-        """Draw MoE minus dense losses, the errors of the law, and the published law's memory optimum."""
-        panels = gap_curves(demo_fit.law, released)
-        self.save_figure("crossing", panels, "MoE minus dense losses")
-        panels = law_figures.predicted_against_observed(demo_fit.fit)
-        self.save_figure("predicted-against-observed", panels, "errors of the law")
-        panels = law_figures.memory_optimal(JointLaw.published(), flops=1e22)
-        self.save_figure("published-memory-optimal", panels, "the published law at 1e22 FLOPs")
-
-    def save_figure(self, name: str, axes: Any, content: str) -> None:
-        """Write a figure, and say what it shows."""
-        path = drawing.save(axes, self.folder / "figures" / f"{name}.png")
-        say(f"wrote {path}: {content}")
+            show(answer)
 
     def use(self, sweep: Sweep, released: Sequence[RunRecord]) -> Path:
         """Load the best released checkpoint as a user would, let it write, and measure its loss again.
 
         Returns its folder. Raises DemoError if the loss of the reloaded model is not the recorded one.
         """
-        longest_runs = [runs[max(runs)] for runs in losses_by_size(released).values()]
-        best = min(longest_runs, key=lambda record: record.eval_loss or math.inf)
         # The branch `main` of a model has its longest run.
+        longest = {str(record.repo): record for record in sorted(released, key=lambda record: record.tokens)}
+        best = min(longest.values(), key=lambda record: record.eval_loss or math.inf)
         folder = self.folder / "hub" / "models" / str(best.repo) / "main"
         model = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = load_tokenizer(str(folder))
