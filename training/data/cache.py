@@ -97,7 +97,7 @@ class TokenCache:
             for shard in group["shards"][self._group_shards :]:
                 self.shards.append(shard)
                 self._ends.append(len(self) + shard["tokens"])
-            # There are fewer where a damaged group begins again.
+            # A network's file system may show an older file again.
             self._group_shards = max(self._group_shards, len(group["shards"]))
             is_full = len(self) >= self.max_tokens
             if not is_full and "following" not in group:

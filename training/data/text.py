@@ -328,10 +328,6 @@ class OpenText:
     def _rows(self) -> GroupedRows:
         return self._source.rows()
 
-    def group_starts(self) -> list[int]:
-        """List the numbers of the parts at which the groups begin; parquet files are opened for that, but not read."""
-        return self._rows.group_starts()
-
     def batches(self, size: int, start: Place) -> Iterator[tuple[list[str], Place]]:
         """Yield batches like `TextSource.batches`, up to the end of the group."""
         documents = self._documents(start.group)
@@ -441,28 +437,6 @@ class GroupedRows:
         for k, row in enumerate(lane.rows):
             time = (k + 0.5) / lane.weight if self._is_shuffled else 0.0
             yield time, number, row, lane.file, lane.before + k + 1
-
-    def group_starts(self) -> list[int]:
-        """List the numbers of the first parts of the groups, as iterating finds them."""
-        files = [i for i, file in enumerate(self.files) if format_of(file) == PARQUET]
-        with ThreadPoolExecutor(GROUP) as threads:
-            sizes = dict(zip(files, threads.map(self._row_group_sizes, files), strict=True))
-        self._row_groups.update((i, len(counts)) for i, counts in sizes.items())
-        # A group ends after as many parts with rows as it has; the next begins at the part that follows.
-        parts_with_rows = [number for number, file_part in enumerate(self._parts) if self._has_rows(file_part, sizes)]
-        next_parts = [number + 1 for number in parts_with_rows[GROUP - 1 :: GROUP]]
-        return [start for start in [0, *next_parts] if start < len(self._parts)]
-
-    def _has_rows(self, file_part: Part, sizes: dict[int, list[int]]) -> bool:
-        """Return whether a part has rows, by the `sizes` of the row groups of parquet files."""
-        if file_part.file not in sizes:
-            return True
-        return any(sizes[file_part.file][i] for i in self._row_groups_of(file_part))
-
-    def _row_group_sizes(self, number: int) -> list[int]:
-        with ExitStack() as stack:
-            metadata = open_parquet(self.files[number], stack).metadata
-            return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
     def _open_group(self, start: int, stack: ExitStack) -> tuple[list[Lane], int]:
         """Open the next parts from `start` that hold rows, and return the number of the part after them, too.
