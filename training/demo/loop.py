@@ -23,7 +23,6 @@ from typing import Any
 # This comes before any Hugging Face library is imported: the demo shows that none of it needs a network.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
-import numpy as np
 import torch
 from rich.text import Text
 from transformers import AutoModelForCausalLM
@@ -33,7 +32,7 @@ from hub import RunRecord, open_store, release_runs
 from hub.base import tables
 from hub.base.units import format_bytes, format_flops
 from hub.release.cards import loading_code, runs_table
-from scaling_law import FitResult, Law, LearningRateLaw, load_runs
+from scaling_law import FitResult, Law, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from training.configuration.reading import read_yaml
 from training.data.text import TextSource
@@ -96,14 +95,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class DemoFit:
-    """Fit of the released runs that `where` selects, all but `run`, and its law with a bootstrap's draws.
-
-    `rates` is a law of the learning rates that the runs used.
-    """
+    """Fit of the released runs that `where` selects, all but `run`, and its law with a bootstrap's draws."""
 
     fit: FitResult
     law: Law
-    rates: LearningRateLaw
     where: str
     run: RunRecord
 
@@ -119,7 +114,6 @@ class Demo:
         # The run records call the dataset and the tokenizer by the names of these two folders.
         self._corpus = folder / "installed-documentation"
         self._tokenizer = folder / "bytes"
-        self._rates = folder / "learning-rates.json"
 
     def run(self) -> None:
         """Run all steps, then print their results."""
@@ -214,20 +208,18 @@ class Demo:
         bootstrap = result.bootstrap(scale.draws, seed=0, progress=True)
         law = bootstrap.law
         law.save_pretrained(self.folder / "law")
-        rates = rates_of(sweep)
-        rates.save(self._rates)
         release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(law, runs, fitted=True))
         size = (run.n_active, run.tokens, run.experts)
         low, high = bootstrap.prediction_interval(*size, kind="prediction")
         predicted = f"{float(law.loss(*size)):.3f} ({low:.3f} to {high:.3f})"
         say(f"{run.run_id}, left out of the fit: predicted loss {predicted}, measured {run.eval_loss:.3f}")
-        return DemoFit(result, law, rates, where, run)
+        return DemoFit(result, law, where, run)
 
     def ask(self, demo_fit: DemoFit) -> None:
         """Ask for the best model for a budget inside the range of the runs, and print it."""
         experts = sorted({*demo_fit.fit.runs.experts.tolist()})
         try:
-            answer = demo_fit.law.optimal(self.scale.flops, experts=experts, learning_rate_law=demo_fit.rates)
+            answer = demo_fit.law.optimal(self.scale.flops, experts=experts)
         except ValueError as error:
             # A law of a few runs need not have an optimum.
             say(f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}")
@@ -277,28 +269,10 @@ class Demo:
             options += ["--prior", "published"]
         return [
             scaling_law("loss", "--law", law, *size, *experts),
-            scaling_law("optimal", "--law", law, "--learning-rate-law", self._rates, "--flops", flops, *experts),
+            scaling_law("optimal", "--law", law, "--flops", flops, *experts),
             scaling_law("fit", self.index(sweep), *options),
             scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k"),
         ]
-
-
-def rates_of(sweep: Sweep) -> LearningRateLaw:
-    """Fit ln LR = intercept + slope_n ln N + slope_e ln E to the rates that the file of a sweep gives."""
-    n = np.array([float(run.architecture.n_active_non_embedding) for run in sweep.runs])
-    e = np.array([float(run.architecture.experts) for run in sweep.runs])
-    rates = np.array([run.arguments.optimizer.learning_rate for run in sweep.runs], float)
-    design = np.stack([np.ones(len(n)), np.log(n), np.log(e)], axis=1)
-    intercept, slope_n, slope_e = np.linalg.lstsq(design, np.log(rates), rcond=None)[0].tolist()
-    return LearningRateLaw(
-        intercept,
-        slope_n,
-        slope_e,
-        "paper",
-        f"rates of {sweep.name}",
-        n_range=(n.min(), n.max()),
-        experts_range=(e.min(), e.max()),
-    )
 
 
 def show(renderable: Any) -> None:
@@ -320,22 +294,5 @@ def format_minutes(seconds: float) -> str:
 
 
 def scaling_law(*words: Any) -> str:
-    """Write a command of `scaling-law` by the path of this Python: no PATH need lead to it.
-
-    Lines are no longer than a page, where no word is, and continue with a backslash; values follow their options.
-    """
-    pieces = [shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law"])]
-    for word in map(shlex.quote, map(str, words)):
-        is_value = pieces[-1].startswith("--") and " " not in pieces[-1]
-        if is_value:
-            pieces[-1] += f" {word}"
-        else:
-            pieces.append(word)
-    lines = [pieces[0]]
-    for piece in pieces[1:]:
-        # The backslash and the blank before it take two columns.
-        if len(f"{lines[-1]} {piece}") > PAGE_WIDTH - 2:
-            lines.append(f"    {piece}")
-        else:
-            lines[-1] += f" {piece}"
-    return " \\\n".join(lines)
+    """Write a command of `scaling-law` by the path of this Python: no PATH need lead to it."""
+    return shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law", *map(str, words)])

@@ -14,7 +14,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -464,17 +464,17 @@ def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: 
         lines = _lines_until(trunk_log, record.tokens)
     else:
         lines = _lines_until(trunk_log, record.branch_point_tokens) + _lines_until(branch_log, record.tokens)
-    events = [i for i, (_, line) in enumerate(lines) if not _EVENTS.isdisjoint(line)]
-    selected: Sequence[int] = range(len(lines))
+    content = b"".join(text for text, _ in lines)
     stride = 1
-    while stride < len(lines) and sum(len(lines[i][0]) for i in selected) > max_bytes:
+    while len(content) > max_bytes and stride < len(lines):
         stride *= 2
-        indices = {*range(0, len(lines), stride), len(lines) - 1}
-        # With more events than there is room for only the first and the last line are left.
-        if stride < len(lines):
-            indices.update(events)
-        selected = sorted(indices)
-    return b"".join(lines[i][0] for i in selected)
+        content = b""
+        for i, (text, line) in enumerate(lines):
+            # With more events than there is room for only the first and the last line are left.
+            is_event = stride < len(lines) and not _EVENTS.isdisjoint(line)
+            if i % stride == 0 or i == len(lines) - 1 or is_event:
+                content += text
+    return content
 
 
 def _lines_until(log: Path, tokens: int) -> list[tuple[bytes, Fields]]:

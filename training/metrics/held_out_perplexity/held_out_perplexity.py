@@ -152,10 +152,10 @@ def _tokenise(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return encoded["input_ids"]
 
 
-def _check(name: str, value: Any, most: int | None = None) -> None:
-    """Raise InputError unless a value is an integer from 1 on, to `most` if it is given."""
-    if not isinstance(value, int) or value < 1 or (most and value > most):
-        limits = f"from 1 to max_length ({most})" if most else "of at least 1"
+def _check(name: str, value: Any, most: float = math.inf) -> None:
+    """Raise InputError unless a value is an integer from 1 to `most`."""
+    if not isinstance(value, int) or not 1 <= value <= most:
+        limits = "of at least 1" if most == math.inf else f"from 1 to max_length ({most})"
         raise InputError(f"{name}: {value!r}; it must be an integer {limits}")
 
 
