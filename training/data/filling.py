@@ -66,7 +66,12 @@ def _tokenise_group(cache: TokenCache, text: OpenText, start: int, until_tokens:
             min_tokens = min(cache.recipe["shard_tokens"], cache.max_tokens - len(cache))
             name = f"tokens-{start:07d}-{len(shards):02d}.bin"
             shard = _write_shard(documents, cache, name, min_tokens)
-            _note_rows_without_text(cache.folder, text)
+            if text.without_text:
+                # A row that is read twice, after a kill, is noted twice.
+                with open(cache.folder / WITHOUT_TEXT, "a", encoding="utf-8") as file:
+                    # The thread that reads may be adding to it.
+                    while text.without_text:
+                        file.write(f"{text.without_text.popleft()}\n")
             if shard is None:
                 break
             shards.append({**shard, "dropped": dict(dropped.counts)})
@@ -174,13 +179,3 @@ def _write_shard(documents: Iterator[EncodedDocument], cache: TokenCache, name: 
         "sha256": digest.hexdigest(),
         "next": place_after(),
     }
-
-
-def _note_rows_without_text(folder: Path, text: OpenText) -> None:
-    """Write the names of skipped rows beside the tokens; a row that is read twice, after a kill, is noted twice."""
-    if not text.without_text:
-        return
-    with open(folder / WITHOUT_TEXT, "a", encoding="utf-8") as file:
-        # Another thread may be adding to it.
-        while text.without_text:
-            file.write(f"{text.without_text.popleft()}\n")

@@ -213,7 +213,11 @@ class TextSource:
         files_by_split = builder.config.data_files or {}
         files = [path_of(file) for file in files_by_split.get(self.split, [])]
         all_files = list(itertools.chain(*files_by_split.values()))
-        if all_files and _holds_rows_itself(builder.config) and all(format_of(file) == JSON for file in all_files):
+        # Other files of JSON hold their rows in a field, or in another encoding.
+        has_plain_rows = (
+            getattr(builder.config, "field", None) is None and getattr(builder.config, "encoding", "utf-8") == "utf-8"
+        )
+        if all_files and has_plain_rows and all(format_of(file) == JSON for file in all_files):
             if not files:
                 raise ValueError(f"no such split; there are {list(map(str, files_by_split))}")
             return GroupedRows(files, self.file_seed, ["id"], self.text_column)
@@ -251,21 +255,12 @@ class TextSource:
         except Exception as error:
             if not is_damage(error):
                 raise
-            raise self._explain_damage(error, files) from error
-
-    def _explain_damage(self, error: Exception, files: Iterable[str]) -> InputError:
-        """Return what to raise for an error of listing; raise for the damaged file, where that can be told."""
-        for file in files:
-            if format_of(file) == PARQUET:
-                with ExitStack() as stack:
-                    # This raises for a damaged file.
-                    open_parquet(file, stack)
-        return InputError(f"data.dataset: {self.dataset!r} cannot be read: {error}")
-
-
-def _holds_rows_itself(config: Any) -> bool:
-    """Return whether JSON files hold the rows themselves, not in a field, in UTF-8."""
-    return getattr(config, "field", None) is None and getattr(config, "encoding", "utf-8") == "utf-8"
+            with ExitStack() as stack:
+                for file in files:
+                    if format_of(file) == PARQUET:
+                        # This raises for a damaged file.
+                        open_parquet(file, stack)
+            raise InputError(f"data.dataset: {self.dataset!r} cannot be read: {error}") from error
 
 
 def _data_paths(root: Path) -> list[Path]:

@@ -130,7 +130,9 @@ class HeldOutPerplexity(evaluate.Measurement):
 def _token_ids(predictions: Any, tokenizer: PreTrainedTokenizerBase, add_start_token: bool) -> list[list[int]]:
     """Tokenise texts, or check token ids, and begin each with the start token if it is to be added."""
     if isinstance(predictions[0], str):
-        sequences = [_tokenise(text, tokenizer) for text in predictions]
+        # Names of special tokens are text, as in training.
+        options: Fields = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        sequences = tokenizer(list(predictions), **options)["input_ids"]
     else:
         sequences = [list(ids) for ids in predictions]
         largest = max(tokenizer.get_vocab().values())
@@ -144,12 +146,6 @@ def _token_ids(predictions: Any, tokenizer: PreTrainedTokenizerBase, add_start_t
     if start is None:
         raise InputError("add_start_token: the tokenizer has neither a bos nor an eos token; pass False")
     return [[start, *ids] for ids in sequences]
-
-
-def _tokenise(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of a text, in which names of special tokens are text, as in training."""
-    encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
-    return encoded["input_ids"]
 
 
 def _check(name: str, value: Any, most: float = math.inf) -> None:
