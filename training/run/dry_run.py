@@ -183,7 +183,7 @@ def _describe_memory(session: Session, predicted: TrainingMemory) -> dict[str, s
     is_muon = session.arguments.optimizer.name == "muon"
     owner = "tensors" if device.type == "cuda" else "process"
     is_uneven = session.layout.experts > 1 and not session.arguments.model.capacity_factor
-    parts = {
+    sizes = {
         "weights": predicted.weights,
         "gradients": predicted.gradients,
         "Muon's momentum, Adam's moments" if is_muon else "Adam's moments": predicted.optimizer,
@@ -193,7 +193,7 @@ def _describe_memory(session: Session, predicted: TrainingMemory) -> dict[str, s
         f"measured, peak of the {owner}": devices.peak_memory(device),
         "memory of the device": device_memory(device),
     }
-    return {name: format_bytes(n_bytes) for name, n_bytes in parts.items()}
+    return {name: format_bytes(n_bytes) for name, n_bytes in sizes.items()}
 
 
 def _describe_speed(session: Session, result: StepResult, seconds: float) -> dict[str, str]:

@@ -74,11 +74,14 @@ def run_record(
     # They are None while the rest of the data is unknown.
     unique = min(tokens, session.data.unique_tokens or tokens)
     # The sum of training losses whose mean is stated, over so many steps; none of a diverged run.
-    total_loss, loss_steps = 0.0, 0
+    total_loss = 0.0
+    loss_steps = 0
     if status == "intermediate":
-        total_loss, loss_steps = sum(progress.recent_losses), len(progress.recent_losses)
+        total_loss = sum(progress.recent_losses)
+        loss_steps = len(progress.recent_losses)
     elif status == "final":
-        total_loss, loss_steps = progress.window_loss, progress.window_steps
+        total_loss = progress.window_loss
+        loss_steps = progress.window_steps
 
     fields = configured_fields(a, arch, session.schedule.peak, session.learning_rate_law)
     decay_tokens = branch.tokens - branch.branch_point_tokens

@@ -357,7 +357,10 @@ def _divide_widths(model: PreTrainedModel, layout: Layout, half: bool, reshard: 
             if style.startswith("colwise") or (style.startswith("rowwise") and parameter.ndim > 1):
                 _check_divided("run.tensor_parallel", name, [parameter], layout.tensor)
         in_plan = [modules[name] for name in block_plan if name in modules]
-        cut = [module for module in in_plan if any(isinstance(p, DTensor) for p in module.parameters(recurse=False))]
+        cut = []
+        for module in in_plan:
+            if any(isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
+                cut.append(module)
         if cut:
             _group(mesh[layout.fsdp_dimensions], cut, HALF if half else SINGLE, reshard)
         divided.update(cut)

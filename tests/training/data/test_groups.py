@@ -35,11 +35,11 @@ def source(crawls, request):
 
 
 @pytest.fixture(scope="module")
-def whole(source, tokenizer, tmp_path_factory):
+def expected(source, tokenizer, tmp_path_factory):
     """The cache that is built in one go; it is only read."""
     with pytest.MonkeyPatch.context() as patch:
         make_small(patch)
-        return prepare(source, tokenizer, tmp_path_factory.mktemp("whole"))
+        return prepare(source, tokenizer, tmp_path_factory.mktemp("expected"))
 
 
 def assert_same(cache: TokenCache, expected: TokenCache) -> None:
@@ -50,21 +50,21 @@ def assert_same(cache: TokenCache, expected: TokenCache) -> None:
     assert cache.fingerprint == expected.fingerprint
 
 
-def test_gaps_that_many_processes_have_left_are_filled(source, whole, tokenizer, tmp_path, groups):
+def test_gaps_that_many_processes_have_left_are_filled(source, expected, tokenizer, tmp_path, groups):
     """Earlier versions tokenised groups by many processes, which noted where all groups begin."""
-    shutil.copytree(whole.folder, tmp_path / whole.folder.name)
-    files = sorted((tmp_path / whole.folder.name).glob("group-*.json"))
+    shutil.copytree(expected.folder, tmp_path / expected.folder.name)
+    files = sorted((tmp_path / expected.folder.name).glob("group-*.json"))
     (files[0].parent / "groups.json").write_text("[0]")
     for file in files[1::3]:
         file.write_text("")
     for file in files[2::3]:
         file.write_text(json.dumps({"shards": json.loads(file.read_text())["shards"][:1]}))
-    part = TokenCache(files[0].parent)
-    assert 0 < len(part) < len(whole)
-    assert np.array_equal(part.read(0, len(part)), whole.read(0, len(part)))
+    cache = TokenCache(files[0].parent)
+    assert 0 < len(cache) < len(expected)
+    assert np.array_equal(cache.read(0, len(cache)), expected.read(0, len(cache)))
     cache = prepare(source, tokenizer, tmp_path)
-    assert_same(cache, whole)
-    assert contents(cache.folder).keys() - contents(whole.folder).keys() == {"groups.json"}
+    assert_same(cache, expected)
+    assert contents(cache.folder).keys() - contents(expected.folder).keys() == {"groups.json"}
 
 
 def test_groups_without_documents(crawls, tokenizer, tmp_path, groups):
@@ -76,15 +76,15 @@ def test_groups_without_documents(crawls, tokenizer, tmp_path, groups):
 
 @pytest.mark.parametrize("document", [0, 200, 700])
 def test_what_fails_in_the_middle_loses_its_shard_only(
-    source, whole, tokenizer, tmp_path, groups, monkeypatch, document
+    source, expected, tokenizer, tmp_path, groups, monkeypatch, document
 ):
     encoded, numbers = filling._encoded, iter(range(10_000))
 
     def failing(*arguments):
-        for one in encoded(*arguments):
+        for document_bytes in encoded(*arguments):
             if next(numbers) == document:
                 raise MemoryError
-            yield one
+            yield document_bytes
 
     with monkeypatch.context() as patched:
         patched.setattr(filling, "_encoded", failing)
@@ -93,13 +93,13 @@ def test_what_fails_in_the_middle_loses_its_shard_only(
     (folder,) = tmp_path.glob("sorted-*")
     finished = {path: path.stat().st_mtime_ns for path in folder.glob("tokens-*.bin")}
     assert bool(finished) == (document > 0)
-    assert_same(prepare(source, tokenizer, tmp_path), whole)
+    assert_same(prepare(source, tokenizer, tmp_path), expected)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert not list(folder.glob("*.tmp"))
 
 
 def test_what_is_always_preempted_makes_progress_within_a_group(
-    source, whole, tokenizer, tmp_path, groups, monkeypatch
+    source, expected, tokenizer, tmp_path, groups, monkeypatch
 ):
     """Each process is killed before it has finished a second shard; groups have several."""
     write, written = filling._write_shard, []
@@ -111,12 +111,12 @@ def test_what_is_always_preempted_makes_progress_within_a_group(
         return written[-1]
 
     monkeypatch.setattr(filling, "_write_shard", preempted)
-    for _ in range(3 * len(whole.shards)):
+    for _ in range(3 * len(expected.shards)):
         written.clear()
         with suppress(MemoryError):
             cache = prepare(source, tokenizer, tmp_path)
             break
-    assert_same(cache, whole)
+    assert_same(cache, expected)
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 10)])

@@ -36,16 +36,16 @@ def sweep_of(scale, folder):
 
 def records_of(sweep):
     """Each branch of the sweep as if trained, with the loss of the law."""
-    found = []
+    records = []
     for run in sweep.runs:
         arch = replace(run.architecture, vocab_size=VOCABULARY)
         sizes = arch.shape | {"vocab_size": VOCABULARY, "n_active": arch.n_active, "n_total": arch.n_total}
         for branch in run.branches:
-            told = {"run_id": f"{run.name}-{branch.tokens}", "parent_run_id": run.name, "sweep": sweep.name}
+            names = {"run_id": f"{run.name}-{branch.tokens}", "parent_run_id": run.name, "sweep": sweep.name}
             schedule = make_record().schedule.model_dump() | {"horizon_tokens": branch.target_tokens}
             loss = float(TRUTH.loss(arch.n_active, branch.tokens, arch.experts))
-            found.append(make_record(**sizes, **told, tokens=branch.tokens, schedule=schedule, eval_loss=loss))
-    return found
+            records.append(make_record(**sizes, **names, tokens=branch.tokens, schedule=schedule, eval_loss=loss))
+    return records
 
 
 @pytest.fixture
@@ -84,27 +84,27 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(
     monkeypatch.chdir(tmp_path)
     demo = Demo(tmp_path / "out", replace(FULL, draws=20), workers=1)
     push_index(open_store(demo.folder / "hub"), sweep.name, records)
-    fitted = demo.fit(sweep, records)
-    run = fitted.run
+    demo_fit = demo.fit(sweep, records)
+    run = demo_fit.run
     assert (run.d_model, run.experts) == (64, 8)
-    runs = fitted.fit.runs
+    runs = demo_fit.fit.runs
     assert run.run_id not in runs.run_id
     assert runs.tokens.min() == pytest.approx(1e6, rel=1e-3)
-    assert fitted.law.loss(run.n_active, run.tokens, run.experts) == pytest.approx(run.eval_loss, abs=5e-3)
-    assert not fitted.fit.status.open_coefficients
+    assert demo_fit.law.loss(run.n_active, run.tokens, run.experts) == pytest.approx(run.eval_loss, abs=5e-3)
+    assert not demo_fit.fit.status.open_coefficients
     for name in FULL.as_published:
-        assert fitted.law.coefficients[name] == JointLaw.published().coefficients[name]
-    demo.ask(fitted)
+        assert demo_fit.law.coefficients[name] == JointLaw.published().coefficients[name]
+    demo.ask(demo_fit)
     printed = capsys.readouterr().out
     assert f"{run.run_id}, left out of the fit: predicted loss" in " ".join(printed.split())
     assert re.search(r"E = 8: .* tokens: loss \d\.\d{3} \(.* 1e12 FLOPs", " ".join(printed.split()))
     assert max(map(len, printed.split("\n"))) <= 100
-    best = fitted.law.optimal(FULL.flops, experts=(1, 8)).best
+    best = demo_fit.law.optimal(FULL.flops, experts=(1, 8)).best
     assert best.trusted
     assert runs.n_active.min() <= best.n_active <= runs.n_active.max()
     assert runs.tokens.min() <= best.tokens <= runs.tokens.max()
 
-    for command in demo.commands(sweep, fitted):
+    for command in demo.commands(sweep, demo_fit):
         program, *words = shlex.split(command.replace(scaling_law(), "scaling-law"))
         result = CliRunner().invoke(app, words)
         assert (program, result.exit_code) == ("scaling-law", 0), result.output
@@ -122,7 +122,7 @@ def test_commands_name_this_python_whatever_path_leads_to():
 
 
 def test_a_seed_has_its_own_folder_and_runs_of_its_seed(tmp_path, monkeypatch):
-    assert [str(folder_of(*given)) for given in ((False, 0), (True, 0), (False, 2))] == [
+    assert [str(folder_of(*options)) for options in ((False, 0), (True, 0), (False, 2))] == [
         "demo-output",
         "demo-output-fast",
         "demo-output-seed2",

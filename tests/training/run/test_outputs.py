@@ -210,7 +210,7 @@ OUTPUTS = ("a pipe whose reader has gone", "a pipe whose reader does not read", 
 
 
 def test_a_run_whose_output_goes_nowhere_ends_with_its_model(tiny, tmp_path):
-    """With the bar, the log and the bars of libraries."""
+    """The bar, the log and the bars of libraries are shown."""
     runs = {
         output: tiny(**SHORT, run__progress=True, run__output_dir=str(tmp_path / str(number)))
         for number, output in enumerate(OUTPUTS)
