@@ -16,11 +16,9 @@ from hub.base import strict_json
 from hub.base.markdown import escape_markdown
 from hub.base.notices import brief_lines
 from hub.base.units import format_bytes, format_count, format_flops, parse_count
-from scaling_law.explorer.captions import describe_figure
 from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
 from scaling_law.figures.interactive import ModelPoint, Page
-from scaling_law.figures.law_figures import shown_losses
 from scaling_law.law import Law
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import Plan
@@ -46,11 +44,10 @@ MODELS = Path(__file__).with_name("models.json")
 
 @dataclass(frozen=True)
 class Results:
-    """What the page shows, in its order: `table` is HTML, `configuration` is YAML, the other texts are Markdown."""
+    """The parts of the page, in its order: `table` is HTML, `configuration` is YAML, the other texts are Markdown."""
 
     headline: str
     figure: Figure
-    caption: str
     table: str
     notes: str
     command: str
@@ -70,7 +67,6 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Resu
     return Results(
         "\n\n".join(filter(None, [f"**{table.verdict}**", table.limit_of_trust])),
         figure,
-        describe_figure(question, figure),
         table_html(table),
         _bullets(notes) + _folded(table.warnings, len(warnings)),
         question.command(plan is not None),
@@ -141,16 +137,16 @@ def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -
         models["bytes_per_kv"] = 2.0
         by_memory = curves.memory_curves(thin, budget, experts, **models, points=POINTS, prefers_trusted=True)
         return interactive.loss_by_memory(by_memory, page, memory, (table.best.memory_bytes, table.best.loss))
+    dots = {row.experts: (row.tokens, row.loss) for row in table}
     if question.view == "isoflop":
         by_budget = curves.budget_curves(thin, budget, experts, **limits, points=POINTS)
-        dots = {row.experts: (row.tokens, row.loss) for row in table}
-        return interactive.loss_by_tokens(by_budget, page, shown_losses(by_budget), table.best.experts, dots)
+        return interactive.loss_by_tokens(by_budget, page, curves.shown_losses(by_budget), table.best.experts, dots)
     if question.view == "tokens":
         by_model = curves.token_curves(thin, table, POINTS)
-        low, high = shown_losses(by_model)
+        low, high = curves.shown_losses(by_model)
         # These curves fall on beyond their dots.
         losses = (low - (high - low) / 2, high)
-        return interactive.loss_by_tokens(by_model, page, losses, table.best.experts)
+        return interactive.loss_by_tokens(by_model, page, losses, table.best.experts, dots)
     budgets = _grid(MAP_FLOPS, table.flops, MAP_COLUMNS)
     memory_limits = _grid(MAP_MEMORY, memory, MAP_ROWS)
     best = curves.best_experts(thin, budgets, memory_limits, experts, **models)

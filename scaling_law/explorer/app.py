@@ -71,7 +71,7 @@ UNLIMITED = ("memory",)
 # As gradio.skip(), which leaves a component alone.
 SKIP: Fields = {"__type__": "update"}
 # Components of an answer: those of `_results`, and the link.
-SHOWN = 10
+SHOWN = 9
 TURN = "String(performance.now() + Math.random())"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
@@ -79,7 +79,7 @@ ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...v
 # Undefined writes nothing.
 ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : document.body.classList.remove('opening')"
 # Results of a page whose link asks what has no answer: none, as it has not had any other question yet.
-NOTHING = ["", None, "", "", "", "", ""]
+NOTHING = ["", None, "", "", "", ""]
 # Where a page has a <base>, Plotly writes the page's address into what clips a figure, which is then lost when the
 # address changes. Gradio's own means the same as none.
 NO_BASE = """<script>document.querySelector('base[href="./"]')?.remove()</script>"""
@@ -139,7 +139,6 @@ label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offs
 .cm-gutters { display: none !important; }
 #yaml .cm-content { padding-right: 4.5em; }
 footer .divider { display: none; }
-.caption p { font-size: 0.875em; }
 .gradio-container:not(:has(#table table)) :is(.result, .plan, #view) { display: none; }
 .slider :is(.head, .min_value, .max_value) { display: none; }
 .question .form > .slider { overflow: visible !important; }
@@ -177,9 +176,9 @@ CSS += "".join(
 )
 
 
-def offer_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
-    """Offer `own` laws by name, then the published ones that have an optimum; "published" is the paper's."""
-    laws: dict[str, Law] = {**(own or {}), PUBLISHED: JointLaw.published()}
+def offer_laws(own_laws: Mapping[str, Law] | None = None) -> dict[str, Law]:
+    """Offer `own_laws` by name, then the published ones that have an optimum; "published" is the paper's."""
+    laws: dict[str, Law] = {**(own_laws or {}), PUBLISHED: JointLaw.published()}
     for name, entry in SHELF.items():
         if entry.published and entry.answers == "loss" and "tokens" in entry.variables:
             law = entry.law()
@@ -188,14 +187,14 @@ def offer_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
     return laws
 
 
-def page(own: Mapping[str, Law] | None = None, reads_files: bool = True) -> Blocks:
-    """Make the app, not yet served; it opens with the first of `own` laws, or the paper's.
+def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) -> Blocks:
+    """Make the app, not yet served; it opens with the first of `own_laws`, or the paper's.
 
     Only if it `reads_files` has it the tools that read files of this machine and repositories of the Hub.
     """
     import gradio as gr
 
-    laws = offer_laws(own)
+    laws = offer_laws(own_laws)
     first = Question.first(*next(iter(laws.items())))
     # The page itself has its first answer, so that it opens with it.
     start = [None if value == SKIP else value for value in _answer_components(laws, first, False)]
@@ -241,7 +240,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
 
     inputs: Fields = {}
     sliders: Fields = {}
-    at = _slider_positions(first)
+    positions = _slider_positions(first)
 
     def text(name: str, label: str, info: str, **options: Any) -> None:
         empty = EMPTY.get(name)
@@ -250,7 +249,9 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
 
     def slider(name: str, label: str, *classes: str) -> None:
         low, high, _ = SLIDERS[name]
-        sliders[name] = gr.Slider(low, high, at.get(name), step=STEP, label=label, elem_classes=["slider", *classes])
+        sliders[name] = gr.Slider(
+            low, high, positions.get(name), step=STEP, label=label, elem_classes=["slider", *classes]
+        )
 
     # What a link opens need not be a preset.
     preset = gr.Dropdown(
@@ -279,7 +280,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
 
 
 def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
-    """Make the choice of the figure, a button, and what answers: sentence, figure, caption, table and code."""
+    """Make the choice of the figure, a button, and what answers: sentence, figure, table and code."""
     import gradio as gr
 
     fixed: Fields = {"interactive": False, "show_line_numbers": False, "elem_classes": ["wide", "result"]}
@@ -287,16 +288,15 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     sentence = gr.Markdown(start[1], elem_classes=["answer", "result"])
     view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory", elem_id="view")
     plot = gr.Plot(start[2], show_label=False, elem_classes="result")
-    caption = gr.Markdown(start[3], elem_classes=["caption", "result"])
-    table = gr.HTML(start[4], elem_id="table", elem_classes="result")
-    notes = gr.Markdown(start[5], elem_id="notes", elem_classes="result")
+    table = gr.HTML(start[3], elem_id="table", elem_classes="result")
+    notes = gr.Markdown(start[4], elem_id="notes", elem_classes="result")
     shell = {"language": "shell", "label": "The same in the shell", "lines": 1, "wrap_lines": True}
-    command = gr.Code(start[6], elem_id="command", **shell, **fixed)
+    command = gr.Code(start[5], elem_id="command", **shell, **fixed)
     with gr.Accordion("YAML of the plan, for train.py", open=False, elem_classes="plan"):
         yaml = {"language": "yaml", "show_label": False, "wrap_lines": True}
-        configuration = gr.Code(start[7], elem_id="yaml", **yaml, **fixed)
-    save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[8] and start[8]["visible"]), size="sm")
-    return view, [problem, sentence, plot, caption, table, notes, command, configuration], save
+        configuration = gr.Code(start[6], elem_id="yaml", **yaml, **fixed)
+    save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[7] and start[7]["visible"]), size="sm")
+    return view, [problem, sentence, plot, table, notes, command, configuration], save
 
 
 # ------------------------------------------------------------------ events: values of components in, values out
@@ -410,9 +410,9 @@ def _with_messages(tool: Callable[..., Any]) -> Callable[..., Any]:
     import gradio as gr
 
     @wraps(tool)
-    def checked(*arguments: Any, **named: Any) -> Any:
+    def checked(*arguments: Any, **keywords: Any) -> Any:
         try:
-            return tool(*arguments, **named)
+            return tool(*arguments, **keywords)
         except Exception as error:
             if status_of(error) is None and not isinstance(error, ValueError):
                 raise

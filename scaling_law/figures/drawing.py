@@ -66,8 +66,9 @@ def log_ticks(low: float, high: float, most: float) -> list[float]:
         candidates = [digit * 10.0**power for power, digit in product(range(first, last + 1), digits)]
         ticks = [tick for tick in candidates if low <= tick <= high]
         if len(ticks) <= max(2, most):
-            break
-    return ticks
+            return ticks
+    # These are powers of ten.
+    return ticks[:: int(np.ceil(len(ticks) / most))]
 
 
 def label_of(experts: float) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.base.inputs import reads
 from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
-from scaling_law.figures.curves import Curve, MemoryCurves, Region, budget_curves, memory_curves
+from scaling_law.figures.curves import MemoryCurves, Region, budget_curves, memory_curves, shown_losses
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
@@ -91,24 +91,6 @@ def isoflop(
     axes[0].set_ylabel(LOSS)
     drawing.shared_legend(axes[0])
     return axes
-
-
-def shown_losses(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the bounds of the losses that a figure of curves shows: around their marks, more above than below.
-
-    The intervals of the marks are in sight as far as they do not double the height.
-    """
-    marked = [(curve, curve.mark) for curve in curves if curve.mark is not None]
-    losses = [float(curve.loss[mark]) for curve, mark in marked]
-    low = min(losses)
-    high = max(losses)
-    height = high - low
-    lowest = low - 0.25 * height - 0.005
-    highest = high + 2.0 * height + 0.05
-    for curve, mark in marked:
-        if curve.interval is not None:
-            lowest = min(lowest, float(curve.interval[0][mark]) - 0.002)
-    return max(lowest, low - (highest - low)), highest
 
 
 @reads

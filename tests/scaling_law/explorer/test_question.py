@@ -124,19 +124,20 @@ def test_the_page_says_how_far_to_trust_where_its_answer_is_not_trusted(publishe
 @pytest.mark.parametrize(
     ("question", "there", "absent"),
     [
-        ({}, ("best E that can be trusted", "Bars", "The star", "faint"), ("Kinks",)),
-        ({"law": "chinchilla"}, ("Each curve",), ("band", "Bars", "Shading")),
-        ({"view": "map"}, ("Hatching", "The star"), ()),
-        ({"view": "map", "law": "chinchilla", "memory": ""}, ("Dots",), ("Hatching", "The star")),
-        ({"view": "isoflop"}, ("The band is the 95 %",), ("Kinks",)),
-        ({"view": "isoflop", "unit": "hours"}, ("Kinks",), ()),
+        ({}, {"extrapolated", "not trusted", "crossover, 95 %", "limit", "answer"}, {"95 % interval"}),
+        ({"law": "chinchilla"}, {"extrapolated", "limit"}, {"crossover, 95 %", "95 % interval"}),
+        ({"view": "map"}, {"fitted", "extrapolated", "not trusted", "tie", "models", "question"}, set()),
+        ({"view": "map", "law": "chinchilla", "memory": ""}, {"models"}, {"tie", "question"}),
+        ({"view": "isoflop"}, {"95 % interval", "extrapolated"}, {"crossover, 95 %"}),
+        ({"view": "tokens"}, {"95 % interval", "extrapolated"}, {"limit"}),
     ],
 )
-def test_a_caption_says_what_is_drawn_and_nothing_else(published, question, there, absent):
+def test_the_legend_names_what_is_drawn_and_nothing_else(published, question, there, absent):
     pytest.importorskip("plotly")
     from scaling_law.explorer.answer import answer
 
     law = shelf("chinchilla") if question.get("law") else published
-    caption = answer(Question(**question), law).caption
-    assert [words for words in there if words not in caption] == []
-    assert [words for words in absent if words in caption] == []
+    figure = answer(Question(**question), law).figure
+    names = {trace.name for trace in figure.data if trace.showlegend}
+    assert there <= names
+    assert not absent & names
