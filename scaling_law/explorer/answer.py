@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from html import escape
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hub.base import strict_json
-from hub.base.markdown import escape_markdown
-from hub.base.notices import brief_lines
+from hub.base.tables import Table, html
 from hub.base.units import format_bytes, format_count, format_flops, parse_count
 from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
@@ -44,12 +42,11 @@ MODELS = Path(__file__).with_name("models.json")
 
 @dataclass(frozen=True)
 class Results:
-    """The parts of the page, in its order: `table` is HTML, `configuration` is YAML, the other texts are Markdown."""
+    """The parts of the page, in its order: Markdown, a figure, HTML, a shell's command, and YAML."""
 
     headline: str
     figure: Figure
     table: str
-    notes: str
     command: str
     configuration: str
 
@@ -57,32 +54,18 @@ class Results:
 def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Results:
     """Answer a question. ValueError names what is wrong with it, or why the law has no answer."""
     table = best_models(question, law)
-    warnings = brief_lines(table.warnings, "the list below")
-    notes = [*warnings, *table.training_notes]
+    notes = []
     if question.unit == HOURS and question.view == "map":
         flops = format_flops(table.flops)
-        notes.insert(0, f"this map is for budgets of FLOPs: the star is at the {flops} of the best row")
+        notes.append(f"this map is for budgets of FLOPs: the star is at the {flops} of the best row")
     plan, configuration = _plan(question, law)
-    figure = draw_figure(question, law, table, page)
     return Results(
         "\n\n".join(filter(None, [f"**{table.verdict}**", table.limit_of_trust])),
-        figure,
-        table_html(table),
-        _bullets(notes) + _folded(table.warnings, len(warnings)),
+        draw_figure(question, law, table, page),
+        html(_arrange(table.summary(), notes)),
         question.command(plan is not None),
         configuration,
     )
-
-
-def _bullets(notes: Sequence[str]) -> str:
-    return "\n".join(f"- {escape_markdown(note, 400)}" for note in notes)
-
-
-def _folded(warnings: Sequence[str], n_shown: int) -> str:
-    """Fold the list of all warnings away; "" if as many are shown already."""
-    if len(warnings) == n_shown:
-        return ""
-    return f"\n\n<details><summary>All {len(warnings)} warnings</summary>\n\n{_bullets(warnings)}\n\n</details>"
 
 
 def best_models(question: Question, law: Law) -> OptimalTable:
@@ -94,25 +77,14 @@ def plan_run(question: Question, law: Law) -> Plan:
     return law.plan(**question.keywords())
 
 
-def table_html(table: OptimalTable) -> str:
-    """Write the table with its last column, best or tie, at the front: a narrow page shows the left of it.
-
-    Columns that a reader needs least are the last.
-    """
-    summary = table.summary()
-    names = summary.header[:-1]
-    order = sorted(range(len(names)), key=lambda number: names[number] in LAST_COLUMNS)
-    header = ["verdict", *(names[number] for number in order)]
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
-    rows = []
-    for row in summary.rows:
-        verdict = escape(str(row[-1]))
-        name = "best" if verdict.startswith("best") else ""
-        cells = [escape(str(row[number])) for number in order]
-        texts = "".join(f"<td>{text}</td>" for text in (verdict, *cells))
-        rows.append(f'<tr class="{name}">{texts}</tr>')
-    region = '<div class="wide" tabindex="0" role="region" aria-label="Best model of each E">'
-    return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+def _arrange(summary: Table, notes: Sequence[str]) -> Table:
+    """Put the last column, best or tie, first, as a narrow page shows the left, and those that matter least last."""
+    names = summary.header
+    order = sorted(range(-1, len(names) - 1), key=lambda number: names[number] in LAST_COLUMNS)
+    rows = [[row[number] for number in order] for row in summary.rows]
+    header = [names[number] or "verdict" for number in order]
+    notes = [*notes, *summary.notes]
+    return replace(summary, header=header, rows=rows, title=None, notes=notes, all_warnings="the list below")
 
 
 def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:

@@ -71,7 +71,7 @@ UNLIMITED = ("memory",)
 # As gradio.skip(), which leaves a component alone.
 SKIP: Fields = {"__type__": "update"}
 # Components of an answer: those of `_results`, and the link.
-SHOWN = 9
+SHOWN = 8
 TURN = "String(performance.now() + Math.random())"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
@@ -79,7 +79,7 @@ ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...v
 # Undefined writes nothing.
 ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : document.body.classList.remove('opening')"
 # Results of a page whose link asks what has no answer: none, as it has not had any other question yet.
-NOTHING = ["", None, "", "", "", ""]
+NOTHING = ["", None, "", "", ""]
 # Where a page has a <base>, Plotly writes the page's address into what clips a figure, which is then lost when the
 # address changes. Gradio's own means the same as none.
 NO_BASE = """<script>document.querySelector('base[href="./"]')?.remove()</script>"""
@@ -119,13 +119,15 @@ label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offs
 .result .result { opacity: 1 !important; }
 .gradio-container:has(#unit [value="hours"]:checked) .in-flops { display: none; }
 .gradio-container:has(#unit [value="flops"]:checked) .in-hours { display: none; }
-.wide :is(table, thead, tbody, tr) { border: 0 !important; }
-.wide table { border-collapse: collapse; width: 100%; font-size: 0.875em; }
-.wide table { font-variant-numeric: tabular-nums; white-space: nowrap; }
-.wide :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.5em; }
-.wide :is(th, td) + :is(th, td) { text-align: right; }
+#table table { border-collapse: collapse; width: 100%; font-size: 0.875em; font-variant-numeric: tabular-nums; }
+#table :is(table, tbody, tr) { border: 0 !important; color: inherit !important; }
+#table :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.5em; }
+#table :is(th, td) { white-space: nowrap !important; }
 #table .html-container { padding: 0; }
-#table .wide {
+#table p { margin: 0.6em 0; }
+#table small { font-size: inherit; }
+#table [role=region] {
+    contain: inline-size;
     --page: var(--body-background-fill);
     --shade: rgb(128 128 128 / 0.4);
     background:
@@ -134,7 +136,6 @@ label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offs
         linear-gradient(to right, var(--shade), transparent) left / 0.7em 100% no-repeat scroll,
         linear-gradient(to left, var(--shade), transparent) right / 0.7em 100% no-repeat scroll;
 }
-.wide tr.best { font-weight: bold; }
 .cm-content, .cm-content * { color: var(--body-text-color) !important; }
 .cm-gutters { display: none !important; }
 #yaml .cm-content { padding-right: 4.5em; }
@@ -161,8 +162,8 @@ input[type=range]::-webkit-slider-thumb { box-shadow: 0 0 0 1px var(--neutral-50
 }
 @media print {
     .question, .plan, #view, button { display: none !important; }
-    .wide { overflow: visible; contain: none; }
-    .wide table { font-size: 0.6em; }
+    #table [role=region] { overflow: visible !important; contain: none; }
+    #table table { font-size: 0.6em; }
     .js-plotly-plot :is(.svg-container, .main-svg) { width: 100% !important; height: auto !important; }
     .js-plotly-plot .main-svg:first-child { position: static !important; }
 }
@@ -289,14 +290,13 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory", elem_id="view")
     plot = gr.Plot(start[2], show_label=False, elem_classes="result")
     table = gr.HTML(start[3], elem_id="table", elem_classes="result")
-    notes = gr.Markdown(start[4], elem_id="notes", elem_classes="result")
     shell = {"language": "shell", "label": "The same in the shell", "lines": 1, "wrap_lines": True}
-    command = gr.Code(start[5], elem_id="command", **shell, **fixed)
+    command = gr.Code(start[4], elem_id="command", **shell, **fixed)
     with gr.Accordion("YAML of the plan, for train.py", open=False, elem_classes="plan"):
         yaml = {"language": "yaml", "show_label": False, "wrap_lines": True}
-        configuration = gr.Code(start[6], elem_id="yaml", **yaml, **fixed)
-    save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[7] and start[7]["visible"]), size="sm")
-    return view, [problem, sentence, plot, table, notes, command, configuration], save
+        configuration = gr.Code(start[5], elem_id="yaml", **yaml, **fixed)
+    save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[6] and start[6]["visible"]), size="sm")
+    return view, [problem, sentence, plot, table, command, configuration], save
 
 
 # ------------------------------------------------------------------ events: values of components in, values out

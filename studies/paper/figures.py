@@ -22,7 +22,6 @@ from scaling_law import (
     JointLaw,
     LearningRateLaw,
     Limits,
-    matched_memory,
     memory_optimal,
 )
 from scaling_law.figures import drawing, isoflop
@@ -274,12 +273,6 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8)) -> NDArray[Any]:
     loss_axes, difference_axes = axes
     flops = np.geomspace(1e19, 1e25, 80)
     dense = law.compute_optimal(flops, 1.0, force=True)
-    matches = matched_memory(
-        law,
-        flops,
-        list(experts),
-        force=True,
-    )
     dense_inside = law.check(dense.n_active, dense.tokens, 1).inside
     dense_draws = None if law.draws is None else law.loss_draws(dense.n_active, dense.tokens, 1)
     drawing.draw_curve(
@@ -291,11 +284,13 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8)) -> NDArray[Any]:
         label="dense, compute-optimal",
     )
     difference_axes.axhline(0.0, color=colour_of(1), linewidth=1)
-    for i, e in enumerate(experts):
+    for e in experts:
+        # The MoE has the total parameters of the dense model, or fewer.
+        width = width_of_total(dense.n_active, e, law.vocab_size)
         optimal_n = law.compute_optimal(flops, e, force=True).n_active
-        n = np.minimum(matches.n_active[:, i], optimal_n)
+        n = np.minimum(active_parameters(width, vocab_size=law.vocab_size), optimal_n)
         tokens = affordable_tokens(flops, n)
-        loss = matches.loss[:, i]
+        loss = law.loss(n, tokens, e)
         inside = dense_inside & law.check(n, tokens, e).inside
         drawing.draw_curve(
             loss_axes,

@@ -101,7 +101,7 @@ def expected(shown, laws):
         "link": asked.query(),
         "answer": found.headline.replace("**", ""),
         "command": found.command,
-        "table": re.findall(r"<td>(.*?)</td>", found.table),
+        "table": re.findall(r"<td.*?>(.*?)</td>", found.table),
         "traces": [trace.name for trace in found.figure.data],
         "axes": [layout.xaxis.title.text, layout.yaxis.range and list(layout.yaxis.range)],
         "star": [trace.x[0] for trace in found.figure.data if trace.name == "question"],
@@ -232,7 +232,7 @@ def drawn(page, name):
 def test_the_page_opens_with_the_answer_of_python(visit, published):
     page = visit()
     wait_for_sentence(page, sentence(published, Question()))  # Gradio may show its queue there for a moment
-    assert page.inner_text(".wide table").count("best") == 1
+    assert page.inner_text("#table table").count("best") == 1
     sizes = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
     law = published.replace(draws=None)
     for curve in memory_curves(law, Budget(1e22), **sizes, points=POINTS, prefers_trusted=True).curves:
@@ -414,7 +414,7 @@ def test_everything_can_be_read_at_every_width(visit, state):
 
 def test_the_learning_rate_is_in_sight_and_the_answer_near_the_top_of_a_phone(visit):
     in_sight = """() => {
-        const table = document.querySelector('#table .wide').getBoundingClientRect();
+        const table = document.querySelector('#table [role=region]').getBoundingClientRect();
         const header = [...document.querySelectorAll('#table th')].find(cell => cell.innerText === 'peak LR');
         return header.getBoundingClientRect().right <= table.right + 1;
     }"""
