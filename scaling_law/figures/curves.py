@@ -44,8 +44,8 @@ class Curve:
     """Predicted losses of models with `experts` experts along the `x` of a figure; arrays [points], nats per token.
 
     `inside`: within the fitted range, nowhere if unknown. `trusted`: no further outside than backtests support.
-    `interval`: 95 % of the draws, None without. `mark` is the number of the point that the figure marks, such as the
-    optimum.
+    `interval`: 95 % of the draws, None without. `mark` is the number of the point that the figure marks: the optimum,
+    or the model of a table.
     """
 
     experts: float
@@ -58,7 +58,12 @@ class Curve:
     n_active: FloatArray
     n_total: FloatArray
     tokens: FloatArray
-    mark: int | None = None
+    mark: int
+
+    @property
+    def marked(self) -> Interval:
+        """The x and the loss of the marked point."""
+        return float(self.x[self.mark]), float(self.loss[self.mark])
 
 
 @dataclass(frozen=True)
@@ -136,43 +141,30 @@ def thin_draws(law: FormulaT, n_draws: int) -> FormulaT:
 
 
 def loss_curve(
-    law: Formula,
-    x: ArrayLike,
-    variables: Variables,
-    experts: float,
-    mark: int | None = None,
-    band: bool = True,
-    limits: Limits | None = None,
+    law: Formula, x: FloatArray, variables: Variables, limits: Limits, mark: int, band: bool = True
 ) -> Curve:
-    """Compute the curve of models along `x`; `variables` are N_act, D, and the law's others, by name; they broadcast.
+    """Compute the curve of models of one E along `x`; `variables` are N_act, D, E and the law's others, [points].
 
     `band`: with the interval of the law's draws, if it has any. `limits` may have unique tokens, which repeat.
     """
-    inputs = {"x": x, **variables, "experts": experts}
-    arrays = np.broadcast_arrays(*(np.asarray(values, float) for values in inputs.values()))
-    columns = dict(zip(inputs, arrays, strict=True))
-    along = columns.pop("x")
-    limits = limits or Limits.of(law)
-    loss = law.loss(**columns)
-    if limits.unique_tokens:
-        loss = limits.loss(law, law.columns, columns)
+    experts = float(variables["experts"][0])
     interval = None
     if band and law.draws is not None:
-        draws = limits.loss(law, law.columns_of_draws(loss.ndim), columns)
-        interval = interval_of(law.add_extrapolation(draws, columns, loss.ndim))
-    d_model = np.asarray(width_of_active(columns["n_active"], law.vocab_size))
-    check = law.check(**columns, unique_tokens=limits.unique_tokens)
+        draws = limits.loss(law, law.columns_of_draws(1), variables)
+        interval = interval_of(law.add_extrapolation(draws, variables, 1))
+    d_model = np.asarray(width_of_active(variables["n_active"], law.vocab_size))
+    check = law.check(**variables, unique_tokens=limits.unique_tokens)
     return Curve(
         experts=experts,
-        x=along,
-        loss=np.asarray(loss),
+        x=x,
+        loss=limits.loss(law, law.columns, variables),
         inside=check.inside,
         trusted=check.trusted,
         interval=interval,
         d_model=d_model,
-        n_active=columns["n_active"],
+        n_active=variables["n_active"],
         n_total=np.asarray(total_parameters(d_model, experts, vocab_size=law.vocab_size)),
-        tokens=columns["tokens"],
+        tokens=variables["tokens"],
         mark=mark,
     )
 
@@ -208,14 +200,13 @@ def memory_curves(
     loss = np.where(is_shown, models.loss, np.inf)
     best = np.argmin(np.where(is_compared[has_model], loss, np.inf), axis=1)
     curves = []
-    for column, n_experts in enumerate(e.tolist()):
+    for column in range(len(e)):
         # A curve ends at its optimum.
         last = int(np.argmin(loss[:, column]))
         visible = np.flatnonzero(is_shown[: last + 1, column])
         if visible.size:
             variables = {name: values[visible, column] for name, values in models.variables.items()}
-            mark = len(visible) - 1
-            curves.append(loss_curve(law, memory[visible], variables, n_experts, mark, band=False, limits=limits))
+            curves.append(loss_curve(law, memory[visible], variables, limits, len(visible) - 1, band=False))
     draws = _draw_losses(law, budget, limits, models, is_shown)
     return MemoryCurves(
         memory=memory,
@@ -263,11 +254,9 @@ def _take_best_so_far(models: BestModels) -> BestModels:
 
     In hours a smaller model can have the lower loss: layouts change with the size.
     """
-    before = np.minimum.accumulate(models.loss)[:-1]
     rows = np.arange(len(models.loss)).reshape(-1, *[1] * (models.loss.ndim - 1))
-    is_new = np.ones(models.loss.shape, bool)
-    is_new[1:] = models.loss[1:] < before
-    best = np.maximum.accumulate(np.where(is_new, rows, 0))
+    is_lowest = models.loss == np.minimum.accumulate(models.loss)
+    best = np.maximum.accumulate(np.where(is_lowest, rows, 0))
     return models.take(lambda values: np.take_along_axis(values, best, axis=0))
 
 
@@ -341,7 +330,7 @@ def budget_curves(
         models = {name: values[is_trained] for name, values in variables.items()}
         # The optimum is in the middle of all widths.
         mark = int(is_trained[: points // 2].sum())
-        curves.append(loss_curve(law, models["tokens"], models, n_experts, mark))
+        curves.append(loss_curve(law, models["tokens"], models, limits, mark))
     return tuple(curves)
 
 
@@ -354,7 +343,7 @@ def token_curves(law: Formula, table: OptimalTable, points: int = 120) -> tuple[
         tokens = np.sort(np.append(token_range, row.tokens))
         variables = table.limits.models(law, row.d_model, row.experts, tokens)
         mark = int(np.searchsorted(tokens, row.tokens))
-        curves.append(loss_curve(law, tokens, variables, row.experts, mark, limits=table.limits))
+        curves.append(loss_curve(law, tokens, variables, table.limits, mark))
     return tuple(curves)
 
 
@@ -363,16 +352,15 @@ def shown_losses(curves: Sequence[Curve]) -> Interval:
 
     The intervals of the marks are in sight as far as they do not double the height.
     """
-    marked = [(curve, curve.mark) for curve in curves if curve.mark is not None]
-    losses = [float(curve.loss[mark]) for curve, mark in marked]
+    losses = [curve.marked[1] for curve in curves]
     low = min(losses)
     high = max(losses)
     height = high - low
     lowest = low - 0.25 * height - 0.005
     highest = high + 2.0 * height + 0.05
-    for curve, mark in marked:
+    for curve in curves:
         if curve.interval is not None:
-            lowest = min(lowest, float(curve.interval[0][mark]) - 0.002)
+            lowest = min(lowest, float(curve.interval[0][curve.mark]) - 0.002)
     return max(lowest, low - (highest - low)), highest
 
 

@@ -113,7 +113,7 @@ def loss_by_memory(
             }
         )
     # Every curve has at least its end in sight.
-    dots = {curve.experts: (float(curve.x[-1]), float(curve.loss[-1])) for curve in curves}
+    dots = {curve.experts: curve.marked for curve in curves}
     end_losses = [loss for _, loss in dots.values()]
     highest = max(float(by_memory.loss[0]), *end_losses) + 0.02
     lowest = min(float(by_memory.loss.min()), *end_losses) - 0.03
