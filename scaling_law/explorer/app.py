@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from hub.base.commands import status_of
-from hub.base.errors import redact
+from hub.base.errors import InputError, redact
 from hub.base.types import Fields
 from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
@@ -424,20 +424,6 @@ def _with_messages(tool: Callable[..., Any]) -> Callable[..., Any]:
 # ------------------------------------------------------------------ serving
 
 
-class MissingPackagesError(ModuleNotFoundError):
-    """Packages of the extra [explorer] are not installed; the message says how to install them."""
-
-    exit_status = 2
-
-
-def check_packages() -> None:
-    """Raise MissingPackagesError unless the page can be made."""
-    for name in ("gradio", "plotly"):
-        if find_spec(name) is None:
-            message = 'the explorer needs gradio and plotly: pip install "joint-moe-scaling-laws[explorer]"'
-            raise MissingPackagesError(message, name=name)
-
-
 def explore(
     own: Mapping[str, Law] | None = None,
     *,
@@ -449,9 +435,10 @@ def explore(
     """Serve the page, its API and its MCP server, and open it in the browser; returns its address.
 
     `own` laws, by name, stand before the published ones. Nobody but this machine can reach it unless `host` is another
-    address. `wait`: until interrupted. MissingPackagesError without the extra `[explorer]`.
+    address. `wait`: until interrupted. InputError without the extra `[explorer]`.
     """
-    check_packages()
+    if find_spec("gradio") is None or find_spec("plotly") is None:
+        raise InputError('the explorer needs gradio and plotly: pip install "joint-moe-scaling-laws[explorer]"')
     from mcp.types import TextContent
 
     app = page(own, reads_files=host in LOCAL_HOSTS)
