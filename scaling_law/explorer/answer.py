@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -81,7 +81,9 @@ def _arrange(summary: Table, notes: Sequence[str]) -> Table:
     """Put the last column, best or tie, first, as a narrow page shows the left, and those that matter least last."""
     names = summary.header
     order = sorted(range(-1, len(names) - 1), key=lambda number: names[number] in LAST_COLUMNS)
-    rows = [[row[number] for number in order] for row in summary.rows]
+    rows = []
+    for row in summary.rows:
+        rows.append([row[number] for number in order])
     header = [names[number] or "verdict" for number in order]
     notes = [*notes, *summary.notes]
     return replace(summary, header=header, rows=rows, title=None, notes=notes, all_warnings="the list below")
@@ -99,19 +101,17 @@ def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
 def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:
     """Draw the figure of the question's view."""
     thin = curves.thin_draws(law, DRAWS)
-    limits = question.limits()
     budget = table.budget
-    memory = limits["memory"]
-    models: dict[str, Any] = {"kv_tokens": limits["kv_tokens"], "inference_tokens": limits["inference_tokens"]}
+    models = asdict(table.limits)
+    memory = models.pop("memory")
+    del models["max_parameters"]
     experts = [row.experts for row in table] if question.experts.strip() else None
     if question.view == "memory":
-        models["bytes_per_parameter"] = 2.0
-        models["bytes_per_kv"] = 2.0
         by_memory = curves.memory_curves(thin, budget, experts, **models, points=POINTS, prefers_trusted=True)
         return interactive.loss_by_memory(by_memory, page, memory, (table.best.memory_bytes, table.best.loss))
     dots = {row.experts: (row.tokens, row.loss) for row in table}
     if question.view == "isoflop":
-        by_budget = curves.budget_curves(thin, budget, experts, **limits, points=POINTS)
+        by_budget = curves.budget_curves(thin, budget, experts, **models, memory=memory, points=POINTS)
         return interactive.loss_by_tokens(by_budget, page, curves.shown_losses(by_budget), table.best.experts, dots)
     if question.view == "tokens":
         by_model = curves.token_curves(thin, table, POINTS)
@@ -122,7 +122,7 @@ def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -
     budgets = _grid(MAP_FLOPS, table.flops, MAP_COLUMNS)
     memory_limits = _grid(MAP_MEMORY, memory, MAP_ROWS)
     best = curves.best_experts(thin, budgets, memory_limits, experts, **models)
-    return interactive.best_by_budget(best, page, (table.flops, memory), locate_models(limits["kv_tokens"]))
+    return interactive.best_by_budget(best, page, (table.flops, memory), locate_models(table.limits.kv_tokens))
 
 
 def _grid(span: tuple[float, float], marked: float | None, points: int) -> np.ndarray:

@@ -18,6 +18,7 @@ from dataclasses import asdict, astuple, fields
 from functools import partial, wraps
 from html import escape
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -215,7 +216,7 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
         state = [answered, turn, *questions]
         values = [*questions, turn]
         texts = [text for text in questions if isinstance(text, gr.Textbox)]
-        typed = [event for text in texts for event in (text.submit, text.blur)]
+        typed = [*(text.submit for text in texts), *(text.blur for text in texts)]
         picked = [inputs[name].input for name in ("unit", "gpu", "law", "view")]
         gr.on(
             [*typed, *picked, turn.change], partial(_refresh, laws), [*state, *positions, link, dark],
@@ -381,7 +382,8 @@ def _slider_script(name: str) -> str:
 
 def _preset_script() -> str:
     """Write JavaScript: no preset, the fields of the one chosen, and a turn; nothing without a choice."""
-    values = {name: [getattr(question, field) for field in PRESET_FIELDS] for name, question in PRESETS.items()}
+    values_of = attrgetter(*PRESET_FIELDS)
+    values = {name: values_of(question) for name, question in PRESETS.items()}
     return f"(name) => name ? [null, ...{json.dumps(values)}[name], {TURN}] : undefined"
 
 

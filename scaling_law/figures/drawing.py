@@ -179,8 +179,9 @@ def draw_curve(
     if inside.any():
         ax.plot(x, np.where(inside, y, np.nan), **style)
     if interval is not None:
-        look = {"color": colour_of(experts), "alpha": 0.18, "linewidth": 0}
-        ax.fill_between(x, *interval, label="_" + INTERVAL, **look)
+        low, high = interval
+        colour = colour_of(experts)
+        ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, label="_" + INTERVAL)
 
 
 # ------------------------------------------------------------------ axes and legends

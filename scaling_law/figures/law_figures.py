@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.inputs import reads
+from hub.base.types import Fields
 from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import budget_curves, memory_curves, shown_losses, shown_tokens
@@ -108,7 +109,7 @@ def memory_optimal(
         ax.axvspan(first, last, color=colour_of(region.experts), alpha=0.12, linewidth=0)
     for curve in by_memory.curves:
         drawing.draw(ax, curve)
-    bars = {"color": drawing.DARK, "markersize": 5, "linewidth": 1.2, "label": "_" + drawing.BOUNDARY}
+    bars: Fields = {"color": drawing.DARK, "markersize": 5, "linewidth": 1.2, "label": "_" + drawing.BOUNDARY}
     for number, boundary in enumerate(by_memory.boundaries):
         # Bars alternate between two heights, so that neighbours do not touch.
         height = 0.03 + 0.03 * (number % 2)
