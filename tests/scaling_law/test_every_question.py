@@ -231,7 +231,6 @@ SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each co
     "speedup": lambda c: ("--flops", c),
     "speedup --n-active": lambda c: (model(c)["n_active"], "--experts", 8),
     "learning-rate": lambda c: ("--d-model", 1024, "--tokens", 2e10, "--experts", rated(c)["architecture"].experts),
-    "figures": lambda c: ("figures", "--flops", c),
     "next-runs": lambda c: ("--flops", 1e20, "--ask", f"optimum:{c:g},8", "--max-runs", 2, "--widths", "256,512"),
     "describe": lambda c: ("config.json", "--tokens", c / 1e11),
     "compare": lambda c: ("--flops", c),

@@ -107,8 +107,6 @@ LINES = {  # what is typed → what the line on standard error names
     "promote runs.csv runs.csv --beyond 1": "--beyond",
     "release nowhere store": "there is no folder nowhere",
     "explore --law chinchila": "--law 'chinchila' is unknown: did you mean 'chinchilla'? There are",
-    "figures out --suffix pgn": "--suffix 'pgn' is unknown: did you mean 'png'? There are png, svg, pdf",
-    "figures out.png": "OUTPUT 'out.png' names a file: give a folder for all figures, or --flops for the one that",
 }
 UNREADABLE = {  # a usage error, in typer's frame
     "los": f"command 'los' is unknown: did you mean 'loss'? There are {', '.join(COMMANDS)}",
