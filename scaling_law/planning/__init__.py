@@ -2,7 +2,7 @@
 
 from scaling_law.planning.design import Candidates, advantage, candidate_grid, log_optimal_parameters, predicted_loss
 from scaling_law.planning.inverse import flop_savings
-from scaling_law.planning.optimum import drawn_optimum
+from scaling_law.planning.optimum import drawn_optimum, optimal_widths
 from scaling_law.planning.speedup import find_crossing
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "find_crossing",
     "flop_savings",
     "log_optimal_parameters",
+    "optimal_widths",
     "predicted_loss",
 ]

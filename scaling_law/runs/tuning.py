@@ -15,7 +15,7 @@ import numpy as np
 from hub.base.errors import InputError
 from hub.base.tables import column_name
 from scaling_law.runs.rows import RunsError
-from scaling_law.runs.settings import SAME, codes_of, places
+from scaling_law.runs.settings import SAME, cells_of, codes_of, places
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import IntArray
 
@@ -55,6 +55,7 @@ def best_of(
         raise InputError("over=() must name at least one column that was tuned")
 
     settings = np.stack([runs.positive(name, or_zero=True) for name in names], axis=1)
+
     for name, values in zip(names, settings.T, strict=True):
         if values.max() <= values.min() * (1 + SAME):
             only = f"{name} is {values[0]:g} in every run"
@@ -88,15 +89,12 @@ def models_of(
 
     See `best_of` for `over` and `by`.
     """
-    keys: list[Any] = [runs.n_active, runs.experts, places(runs.tokens)]
-    for name in by:
-        if name in runs.columns and name not in over:
-            keys.append(np.nan_to_num(runs[name], nan=-1))
-    columns: dict[str, Any] = {**runs.columns, **runs.texts, **runs.recipe}
-    for name in settings:
-        if name not in over:
+    columns: dict[str, Any] = {**runs.texts, **runs.recipe, **runs.columns}
+    keys = [codes_of(runs.n_active), codes_of(runs.experts), places(runs.tokens)]
+    for name in (*by, *settings):
+        if name in columns and name not in over:
             keys.append(codes_of(columns[name]))
 
-    rows = np.stack(keys, axis=1)
-    _, first, model = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return [np.flatnonzero(model.ravel() == i) for i in np.argsort(first)]
+    model = cells_of(keys)
+    _, first = np.unique(model, return_index=True)
+    return [np.flatnonzero(model == model[row]) for row in np.sort(first)]
