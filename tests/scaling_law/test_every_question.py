@@ -161,7 +161,7 @@ NO_LAWS = """Architecture Backtest Budget ComputeOptimum Conditions Description 
     OptimalTable Plan Prior Promotion PublishedLaw RangeCheck Reached Runs ScaleOut Speedup
     Throughput TrainingCurve"""
 NOT_ASKED = {*NO_LAWS.split()}
-UNRANGED = {  # as the laws of some papers are
+UNRANGED = {  # laws of some papers are so
     JointLaw: lambda law: law.replace(conditions=None),
     LearningRateLaw: lambda law: replace(law, n_range=None, experts_range=None),
     list: lambda names: ["abnar", "hunyuan"],
@@ -200,7 +200,7 @@ def worth(ask: Callable[[], Any]) -> str:
         answer = ask()
     except ExtrapolationError:
         return "refused"
-    if isinstance(answer, bool):  # of a figure
+    if isinstance(answer, bool):  # a figure
         return "trusted" if answer else "flagged"
     if isinstance(answer, dict):
         found, warnings = answer["trusted"], answer["warnings"]

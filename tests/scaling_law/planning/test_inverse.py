@@ -54,13 +54,13 @@ def test_what_no_budget_reaches(published):
         out_of_reach = published.reach(1.3, [1], **question)
         assert np.isinf(out_of_reach.flops).all()
     assert np.isinf(out_of_reach.hours).all()
-    (least,) = published.reach(10.0, [8], force=True).to_rows()  # where any width is too large, the smallest stands
+    (least,) = published.reach(10.0, [8], force=True).to_rows()  # the smallest width stands if any is too large
     assert published.loss(least["n_active"], least["tokens"], 8) == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("question", [{"flops": 6 * 1.1e9 * 8e9}, HOURS | {"hours": 72, "batch": PAPER_RAMP}])
 def test_the_smallest_memory_reaches_the_loss_and_no_less_does(published, question):
-    loss = published.loss(1.1e9, 8e9, 1)  # of a dense model that takes 2.2 GB
+    loss = published.loss(1.1e9, 8e9, 1)  # a dense model that takes 2.2 GB
     found = published.reach(loss, EXPERTS, force=True, **question)
     if "flops" in question:
         assert found.memory_bytes[0] == pytest.approx(2.2e9, rel=1e-6)
