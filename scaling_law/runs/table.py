@@ -215,7 +215,9 @@ class Runs(Summarised):
         """
         texts = {**self.recipe, **self.texts}
         agreed = {column_name(name, (*self.columns, *texts)) for name in agreed}
-        checked = {column_name(name, texts) for name in HOLDERS}
+        # Names of trunks, and columns that have another check.
+        checked = {"parent_run_id", "trunk", self.trunk_source.removeprefix("column ")}
+        checked.update(column_name(name, texts) for name in HOLDERS)
         return find_blend(self._sizes, self.loss, self.columns, texts, checked, {*agreed, *self.recipe})
 
     def doubts(self, agreed: Collection[str] = ()) -> tuple[Strings, bool]:
