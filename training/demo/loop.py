@@ -191,7 +191,10 @@ class Demo:
             f"weights) and the index {result.indexes[sweep.name].repo}, under {self.folder / 'hub'}"
         )
         columns = ("d_model", "experts", "n_active", "n_total", "tokens", "eval_loss")
-        show(Table.of([{name: getattr(record, name) for name in columns} for record in result.records]))
+        rows = []
+        for record in result.records:
+            rows.append({name: getattr(record, name) for name in columns})
+        show(Table.of(rows))
         return result.records
 
     def index(self, sweep: Sweep) -> Path:
