@@ -438,8 +438,6 @@ def fit(
     bounds: Mapping[str, Interval] | None = None,
     starts: Sequence[Law] | None = None,
     outliers: Literal["keep", "set_aside"] = "keep",
-    loss: str | None = None,
-    trunks: str = "auto",
     progress: bool = False,
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
@@ -461,7 +459,6 @@ def fit(
         starts: laws to start from (None: a few hundred starts around the data).
         outliers: "keep" fits runs far from the law of the others (`fitting.diagnostics`), "set_aside" leaves them out
             and records it in the law's conditions. Beyond 30 % of the runs, all are kept, with a warning.
-        loss, trunks: as in `load_runs`.
         mix: columns in which the runs may differ, such as ("optimizer",), besides the law's own.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
         prior: for the posterior mode, with the noise of the runs estimated: "public" (a law like those of other labs;
@@ -477,7 +474,9 @@ def fit(
     """
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
-    table = as_table(runs, loss, trunks)
+    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    if not len(table):
+        raise RunsError(f"{table.source}: no runs")
     if unique_tokens is not None:
         table = with_unique_tokens(table, unique_tokens)
     # Of a curve with many checkpoints a few are fitted, with their weights.
@@ -645,28 +644,6 @@ def _first_stage(
 
 def _split_batches(problem: Problem, theta: FloatArray) -> list[FloatArray]:
     return [theta[i : i + problem.batch] for i in range(0, len(theta), problem.batch)]
-
-
-def as_table(
-    runs: Any,
-    loss: str | None,
-    trunks: str,
-) -> Runs:
-    """Return the runs, of which there must be some.
-
-    `loss` and `trunks` of a loaded table are those it was loaded with.
-    """
-    if not isinstance(trunks, str):
-        raise InputError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
-    if not isinstance(runs, Runs):
-        return load_runs(runs, loss, trunks=trunks)
-    if loss not in (None, runs.loss_name):
-        raise InputError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
-    if trunks not in ("auto", "run"):
-        raise InputError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
-    if not len(runs):
-        raise RunsError(f"{runs.source}: no runs")
-    return runs.each_its_own_trunk() if trunks == "run" else runs
 
 
 def _check_design(

@@ -186,10 +186,6 @@ class Runs(Summarised):
             texts={name: pick(values) for name, values in self.texts.items()},
         )
 
-    def each_its_own_trunk(self) -> Runs:
-        """Return the same runs as independent measurements."""
-        return replace(self, trunk=np.arange(len(self)), trunk_source=OWN)
-
     @property
     def n_trunks(self) -> int:
         return len(np.unique(self.trunk))
