@@ -22,6 +22,7 @@ from hub.base.types import Fields, Strings
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
+    UNIQUE,
     Outliers,
     design_problems,
     examine,
@@ -32,11 +33,9 @@ from scaling_law.fitting.prior import Prior, read_prior, under
 from scaling_law.fitting.problem import Problem, make_problem, start_points, variables_of
 from scaling_law.fitting.repetition import (
     REPEATED,
-    UNIQUE,
     RepetitionFit,
     fit_repetition,
     repeated,
-    unexplained_repetition,
     with_unique_tokens,
 )
 from scaling_law.fitting.solver import Solutions
@@ -730,7 +729,7 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
         undetermined=undetermined,
         n_trunks=fitted_runs.n_trunks,
         trunk_source=fitted_runs.trunk_source,
-        omitted=(*omitted, *unexplained_repetition(problem, theta, runs)),
+        omitted=omitted,
         prior=problem.settings.prior,
         repetition=minimum.repetition.messages if minimum.repetition else (),
         tied=problem.settings.tied,
