@@ -21,7 +21,7 @@ from scaling_law.runs.columns import INPUTS
 from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
 from scaling_law.runs.settings import Blend, find_blend
-from scaling_law.runs.trunks import OWN, trunks_of
+from scaling_law.runs.trunks import trunks_of
 from scaling_law.runs.units import unit_warnings
 from scaling_law.size.architecture import training_flops
 from scaling_law.size.arrays import BoolArray, Columns, IntArray, merge_rounded
