@@ -21,8 +21,9 @@ from scaling_law.commands.options import (
 )
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting import fitting
+from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.holdout import Split, backtest_splits, hold_out
-from scaling_law.fitting.repetition import UNIQUE, with_unique_tokens
+from scaling_law.fitting.repetition import with_unique_tokens
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import choose_law
 from scaling_law.law_files import FILE_NAME

@@ -22,6 +22,7 @@ from hub.base.types import Fields, Strings
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
+    UNIQUE,
     Outliers,
     design_problems,
     examine,
@@ -32,11 +33,9 @@ from scaling_law.fitting.prior import Prior, read_prior, under
 from scaling_law.fitting.problem import Problem, make_problem, start_points, variables_of
 from scaling_law.fitting.repetition import (
     REPEATED,
-    UNIQUE,
     RepetitionFit,
     fit_repetition,
     repeated,
-    unexplained_repetition,
     with_unique_tokens,
 )
 from scaling_law.fitting.solver import Solutions
@@ -438,8 +437,6 @@ def fit(
     bounds: Mapping[str, Interval] | None = None,
     starts: Sequence[Law] | None = None,
     outliers: Literal["keep", "set_aside"] = "keep",
-    loss: str | None = None,
-    trunks: str = "auto",
     progress: bool = False,
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
@@ -461,7 +458,6 @@ def fit(
         starts: laws to start from (None: a few hundred starts around the data).
         outliers: "keep" fits runs far from the law of the others (`fitting.diagnostics`), "set_aside" leaves them out
             and records it in the law's conditions. Beyond 30 % of the runs, all are kept, with a warning.
-        loss, trunks: as in `load_runs`.
         mix: columns in which the runs may differ, such as ("optimizer",), besides the law's own.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
         prior: for the posterior mode, with the noise of the runs estimated: "public" (a law like those of other labs;
@@ -477,7 +473,9 @@ def fit(
     """
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
-    table = as_table(runs, loss, trunks)
+    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    if not len(table):
+        raise RunsError(f"{table.source}: no runs")
     if unique_tokens is not None:
         table = with_unique_tokens(table, unique_tokens)
     # Of a curve with many checkpoints a few are fitted, with their weights.
@@ -647,28 +645,6 @@ def _split_batches(problem: Problem, theta: FloatArray) -> list[FloatArray]:
     return [theta[i : i + problem.batch] for i in range(0, len(theta), problem.batch)]
 
 
-def as_table(
-    runs: Any,
-    loss: str | None,
-    trunks: str,
-) -> Runs:
-    """Return the runs, of which there must be some.
-
-    `loss` and `trunks` of a loaded table are those it was loaded with.
-    """
-    if not isinstance(trunks, str):
-        raise InputError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
-    if not isinstance(runs, Runs):
-        return load_runs(runs, loss, trunks=trunks)
-    if loss not in (None, runs.loss_name):
-        raise InputError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
-    if trunks not in ("auto", "run"):
-        raise InputError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
-    if not len(runs):
-        raise RunsError(f"{runs.source}: no runs")
-    return runs.each_its_own_trunk() if trunks == "run" else runs
-
-
 def _check_design(
     runs: Runs,
     problem: Problem,
@@ -753,7 +729,7 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
         undetermined=undetermined,
         n_trunks=fitted_runs.n_trunks,
         trunk_source=fitted_runs.trunk_source,
-        omitted=(*omitted, *unexplained_repetition(problem, theta, runs)),
+        omitted=omitted,
         prior=problem.settings.prior,
         repetition=minimum.repetition.messages if minimum.repetition else (),
         tied=problem.settings.tied,

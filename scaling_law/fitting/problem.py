@@ -462,7 +462,7 @@ def start_points(problem: Problem, starts: Sequence[Law] | None = None) -> Float
 def _coefficients_of(laws: Sequence[Law], objective: Objective) -> dict[str, FloatArray]:
     """Return the coefficients of the laws that a fit starts from, each as an array [S]."""
     wrong = [law for law in laws if not isinstance(law, LAWS[objective.law])]
-    if wrong or not laws:
+    if wrong or not len(laws):
         raise InputError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
     return {name: np.array([law.coefficients[name] for law in laws]) for name in objective.names}
 

@@ -22,10 +22,11 @@ from hub.base.tables import Table, Tables
 from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.figures import drawing
+from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.fitting import fit, say_far_away
 from scaling_law.fitting.holdout import count_sizes, distances
 from scaling_law.fitting.prior import Prior, read_prior
-from scaling_law.fitting.repetition import REPEATED, UNIQUE, count_worth, with_unique_tokens
+from scaling_law.fitting.repetition import REPEATED, count_worth, with_unique_tokens
 from scaling_law.forecasting.counting import (
     BODY,
     WITH,

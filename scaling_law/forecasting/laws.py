@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.inputs import as_it_is, reads, whole
+from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.fitting import errors_of
 from scaling_law.fitting.holdout import rms
 from scaling_law.fitting.prior import Prior
-from scaling_law.fitting.repetition import REPEATED, UNIQUE, count_worth, with_unique_tokens
+from scaling_law.fitting.repetition import REPEATED, count_worth, with_unique_tokens
 from scaling_law.forecasting.forecast import read_table, table_of, update_prior
 from scaling_law.forecasting.forecasters import (
     LADDER,

@@ -21,7 +21,7 @@ from scaling_law.runs.columns import INPUTS
 from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
 from scaling_law.runs.settings import Blend, find_blend
-from scaling_law.runs.trunks import OWN, trunks_of
+from scaling_law.runs.trunks import trunks_of
 from scaling_law.runs.units import unit_warnings
 from scaling_law.size.architecture import training_flops
 from scaling_law.size.arrays import BoolArray, Columns, IntArray, merge_rounded
@@ -185,10 +185,6 @@ class Runs(Summarised):
             recipe={name: pick(values) for name, values in self.recipe.items()},
             texts={name: pick(values) for name, values in self.texts.items()},
         )
-
-    def each_its_own_trunk(self) -> Runs:
-        """Return the same runs as independent measurements."""
-        return replace(self, trunk=np.arange(len(self)), trunk_source=OWN)
 
     @property
     def n_trunks(self) -> int:
