@@ -327,7 +327,7 @@ def test_the_page_refuses_and_flags_under_every_view(unit):
     budgets = ("1e21", "1e32") if unit == "flops" else ("168", "1e13")
     for view in VIEWS:
         near, far = (Question(unit=unit, **{unit: budget}, memory="", view=view) for budget in budgets)
-        assert "do not act" not in answer(near, JOINT).notes
-        assert "carries no fitted ranges" in answer(near, UNRANGED[JointLaw](JOINT)).notes
+        assert "do not act" not in answer(near, JOINT).table
+        assert "carries no fitted ranges" in answer(near, UNRANGED[JointLaw](JOINT)).table
         with pytest.raises(ExtrapolationError):
             answer(far, JOINT)
