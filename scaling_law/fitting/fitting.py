@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -429,7 +430,7 @@ def errors_of(law: Law, runs: Runs) -> FloatArray:
 @reads(prior=as_it_is)
 def fit(
     runs: Any,
-    kind: str = "joint",
+    kind: str | Path | Law | type[Law] = "joint",
     *,
     huber_delta: float = 0.01,
     weights: str | ArrayLike | None = None,
@@ -446,7 +447,8 @@ def fit(
     """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).
 
     Args:
-        kind: "joint", "chinchilla", "routed", or the name of another registered kind of law.
+        kind: "joint", "chinchilla", "routed", or the name of another registered kind of law, its class, or the file of
+            its form.
         huber_delta: threshold of the Huber loss on ln L (the paper's 0.01).
         weights: of the runs [n] or the name of a column of them, such as squared inverse standard errors; None for
             equal ones. "inverse_loss" reads the paper's underweighting of underperforming runs as weights

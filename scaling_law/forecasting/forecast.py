@@ -37,7 +37,7 @@ from scaling_law.forecasting.counting import (
     weigh_counts,
     with_both_counts,
 )
-from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, match_experts
+from scaling_law.forecasting.forecasters import EQUAL_RATIOS, columns_of_laws, forecasters, match_experts
 from scaling_law.forecasting.repetition import fit_worth, say_repetition
 from scaling_law.forecasting.stack import Defaults, Evidence, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
@@ -339,7 +339,7 @@ def _predict_stack(
     defaults: Defaults,
 ) -> _StackPrediction:
     """Fit the laws, and predict the steps of fans from all of them together."""
-    plain_runs = runs.without_settings(VARIABLES | {BODY})
+    plain_runs = runs.without_settings(columns_of_laws() | {BODY})
     n_steps = len(steps)
     groups = []
     for e in np.unique(steps.experts):

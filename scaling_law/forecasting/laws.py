@@ -19,7 +19,7 @@ from scaling_law.forecasting.forecast import read_table, table_of, update_prior
 from scaling_law.forecasting.forecasters import (
     LADDER,
     PUBLISHED,
-    VARIABLES,
+    columns_of_laws,
     forecasters,
     gain_of_experts,
     match_experts,
@@ -66,7 +66,7 @@ def stack_laws(
     if counts_repetition:
         table = with_unique_tokens(table, unique_tokens)
     doubts, _ = table.doubts({*REPEATED, *names_mixed(mix)})
-    table = table.without_settings(VARIABLES | {UNIQUE})
+    table = table.without_settings(columns_of_laws() | {UNIQUE})
     prior_in_units, defaults, _ = update_prior(prior, table)
     # Laws are fitted to tokens and sizes as what they are worth, if that is counted.
     fitted_table = table

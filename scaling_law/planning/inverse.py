@@ -20,7 +20,7 @@ from hub.base.notices import Notice, about
 from hub.base.tables import Table
 from hub.base.types import Fields, Strings
 from hub.base.units import bracket_interval, format_bytes, format_count, format_flops, format_rough
-from scaling_law.formulas import ChinchillaForm, Formula
+from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import has_optimum, percentile_interval
@@ -515,6 +515,6 @@ def flop_savings(
 
 def _has_optimum(law: Formula, experts: FloatArray) -> BoolArray:
     """Say which E have an optimum, as far as their coefficients tell."""
-    if isinstance(law, ChinchillaForm):
+    if law.form.is_chinchilla:
         return has_optimum(law.chinchilla_coefficients(experts))
     return experts > 0
