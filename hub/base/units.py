@@ -109,8 +109,8 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", word)
         if match is None:
-            allowed = "is not an integer ≥ 1 or a range such as 1-32"
-            raise InputError(f"{_word_in(field, text, word)} {allowed}")
+            forms = "is not an integer ≥ 1 or a range such as 1-32"
+            raise InputError(f"{_word_in(field, text, word)} {forms}")
         count = int(match[1])
         last = int(match[2] or match[1])
         if not (1 <= count <= 65_536 and 1 <= last <= 65_536):

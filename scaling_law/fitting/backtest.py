@@ -10,8 +10,9 @@ import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads
-from hub.base.tables import ResultTable, Table
+from hub.base.tables import Table
 from hub.base.types import Fields
+from scaling_law.answer.answer import ResultTable
 from scaling_law.fitting.fitting import FitResult, describe, errors_of, fit
 from scaling_law.fitting.holdout import Backtest, Forecaster, HeldOut, Split, evaluate_forecasters, rms
 from scaling_law.law import Law

@@ -17,8 +17,9 @@ from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.notices import Notice
 from hub.base.progress import Advance, progress_line
-from hub.base.tables import Listed, Table, Tables
+from hub.base.tables import Table, Tables
 from hub.base.types import Fields, Strings
+from scaling_law.answer.answer import Answer, Listed
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
@@ -42,7 +43,6 @@ from scaling_law.fitting.repetition import (
 )
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
-from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import check_count
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.law import LAWS, Law
@@ -357,7 +357,7 @@ class FitResult(Answer, Generic[LawT_co]):
             rows.append(row)
         return rows
 
-    def summary(self) -> Tables:  # type: ignore[override]
+    def summary(self) -> Tables:
         tables = [self._coefficient_table(), self._experts_table()]
         if self.kinds is not None:
             tables.insert(0, self.kinds.summary())

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import reads
-from hub.base.tables import ResultTable, Summarised, Table, column_name
+from hub.base.tables import Summarised, Table, column_name
 from hub.base.types import Fields
 from hub.base.units import format_count
+from scaling_law.answer.answer import ResultTable
 from scaling_law.formulas.law import check_count
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval

@@ -19,8 +19,10 @@ from scipy.stats import t as student
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
-from hub.base.tables import ResultTable, Table
+from hub.base.tables import Table
 from hub.base.types import Fields
+from scaling_law.answer.answer import ResultTable
+from scaling_law.answer.columns import tabulate
 from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.formulas.law import check_level
 from scaling_law.law import Law
@@ -50,7 +52,7 @@ class MeasuredSpeedup(ResultTable):
 
     def summary(self) -> Table:
         notes = [f"low to high: {self.level:.0%}, with the lack of fit of the baseline's ladder"]
-        return Table.of(self.to_rows(), title="Times its FLOPs that the baseline needs for a run's loss", notes=notes)
+        return tabulate(self.to_rows(), title="Times its FLOPs that the baseline needs for a run's loss", notes=notes)
 
 
 @reads

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
 from hub.base.progress import progress_line
-from hub.base.tables import ResultTable, Table
+from hub.base.tables import Table
+from scaling_law.answer.answer import ResultTable
 from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.law import check_count, percentile_interval
 from scaling_law.law import Law

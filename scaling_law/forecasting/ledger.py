@@ -19,8 +19,10 @@ import numpy as np
 import hub
 from hub.base import atomic, strict_json
 from hub.base.errors import InputError, unknown
-from hub.base.tables import ResultTable, Table
+from hub.base.tables import Table
 from hub.base.types import Fields
+from scaling_law.answer.answer import ResultTable
+from scaling_law.answer.columns import tabulate
 from scaling_law.runs.table import Runs
 
 FORMAT = "forecast"
@@ -63,7 +65,7 @@ class Ledger(ResultTable):
             cells = {name: row[name] for name in ("name", *SHOWN, "measured")}
             cells[""] = _mark(row)
             rows.append(cells)
-        return Table.of(rows, title=self.verdict)
+        return tabulate(rows, title=self.verdict)
 
 
 def _is_inside(row: Mapping[str, Any]) -> bool:

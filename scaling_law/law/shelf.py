@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
-from hub.base.tables import ResultTable, Summarised, Table
+from hub.base.tables import Summarised, Table
 from hub.base.types import Fields, Strings
+from scaling_law.answer.answer import ResultTable
 from scaling_law.formulas.conditions import LABELS, Conditions
 from scaling_law.formulas.literature import read_literature
 from scaling_law.law import LAWS, JointLaw, Law

@@ -7,7 +7,6 @@ as D grows (ζ < 0): few tokens favour the dense model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -16,8 +15,8 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError
 from hub.base.inputs import numbers_of, reads
 from hub.base.units import format_count
+from scaling_law.answer.answer import Answer, span
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.planning.optimum import parse_experts, parse_positive
 from scaling_law.size.arrays import FloatArray, Interval
 
@@ -27,8 +26,7 @@ TOKENS_RANGE = (1e3, 1e15)
 POINTS = 400
 
 
-@dataclass(frozen=True, repr=False)
-class BreakEven(ArrayAnswer):
+class BreakEven(Answer):
     """The D at which an MoE overtakes the dense model of equal N_act: arrays of shape n_active.shape + experts.shape.
 
     `tokens` is 0 where it leads throughout the searched D, infinite where it does not at the last; `tokens_low` and
@@ -36,12 +34,6 @@ class BreakEven(ArrayAnswer):
     """
 
     _question: ClassVar[tuple[str, ...]] = ("n_active", "experts")
-
-    n_active: FloatArray
-    experts: FloatArray
-    tokens: FloatArray
-    tokens_low: FloatArray
-    tokens_high: FloatArray
 
     @property
     def verdict(self) -> str:
@@ -94,7 +86,8 @@ def break_even(
     is_crossing = np.isfinite(tokens) & (tokens > 0)
     check = law.check(n, np.where(is_crossing, tokens, np.nan), e)
     check.refuse(force)
-    return BreakEven(n, e, tokens, low, high, check=check)
+    columns = {"n_active": n, "experts": e, "tokens": tokens, "tokens_low": low, "tokens_high": high}
+    return BreakEven(columns=columns, check=check)
 
 
 def drawn_break_even(law: Formula, n_active: ArrayLike, experts: ArrayLike, between: Interval) -> FloatArray:

@@ -21,11 +21,11 @@ from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
-from hub.base.tables import Table, literal
+from hub.base.tables import literal
 from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_flops
+from scaling_law.answer.answer import Answer, columns_of
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import ArrayAnswer, plain_fields
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError
 from scaling_law.formulas.law import Values, check_shapes, one_positive, positive
 from scaling_law.planning.budget import Budget
@@ -190,6 +190,16 @@ class Candidates:
             tuple(self.names[i] for i in rows) if self.names else (),
         )
 
+    def rows(self) -> Fields:
+        """Return the columns of an answer: sizes, tokens and training FLOPs, or those of the table."""
+        if self.columns:
+            numbers = {"row": self.columns["row"].astype(int), "training_flops": self.flops}
+            return {**({"run_id": list(self.names)} if self.names else {}), **self.columns, **numbers}
+        columns = columns_of([{**a.shape, "vocab_size": a.vocab_size} for a in self.architectures])
+        columns["n_active"] = self.n_active
+        columns["n_total"] = self._column("n_total")
+        return {**columns, "tokens": self.tokens, "training_flops": self.flops}
+
     def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> IntArray:
         """Find the runs whose warm-up, `is_given` or that of the fitted runs, ends before their decay begins.
 
@@ -259,16 +269,17 @@ def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -
         raise InputError(f"flops={flops:g}: a quarter of it, the most for one run, {error.none}") from None
 
 
-@dataclass(frozen=True, repr=False)
-class Design(ArrayAnswer):
-    """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
+@dataclass(frozen=True, eq=False, repr=False)
+class Design(Answer):
+    """Chosen runs, the most useful first, with sizes, tokens and training FLOPs; those of a table with its columns.
 
-    `deviation_before` and `deviation_after` are standard deviations of the answer; `flops` is the cost of all chosen
-    runs, each trained separately; `warmup_tokens` None if the warm-up is unknown.
+    `chosen` are indices into the `candidates`. `deviation_before` and `deviation_after` are standard deviations of the
+    answer; `flops` is the cost of all chosen runs, each trained separately; `warmup_tokens` None if the warm-up is
+    unknown.
     """
 
-    candidates: Candidates
-    chosen: tuple[int, ...]
+    candidates: Candidates = field(repr=False)
+    chosen: tuple[int, ...] = field(repr=False)
     deviation_before: float
     deviation_after: float
     flops: float
@@ -292,51 +303,15 @@ class Design(ArrayAnswer):
             raise InputError("the candidates are rows of a table, which have no architectures: see `rows`")
         return [(self.candidates.architectures[i], float(self.candidates.tokens[i])) for i in self.chosen]
 
-    def to_rows(self) -> list[Fields]:
-        """Return one dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs.
+    def _footnotes(self) -> list[str]:
+        if self.warmup_tokens is None:
+            return ["warm-up unknown: runs may be shorter than it"]
+        return [f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"]
 
-        Those of a table have its columns instead of an architecture.
-        """
-        if self.candidates.columns:
-            return self._rows_of_table()
-        rows = []
-        for architecture, tokens in self.runs():
-            rows.append(
-                {
-                    **architecture.shape,
-                    "vocab_size": architecture.vocab_size,
-                    "n_active": architecture.n_active,
-                    "n_total": architecture.n_total,
-                    "tokens": tokens,
-                    "training_flops": architecture.training_flops(tokens),
-                }
-            )
-        return rows
-
-    def _rows_of_table(self) -> list[Fields]:
-        chosen = self.candidates.take(self.chosen)
-        rows = []
-        for i, flops in enumerate(chosen.flops.tolist()):
-            row: Fields = {"run_id": chosen.names[i]} if chosen.names else {}
-            row.update({name: float(values[i]) for name, values in chosen.columns.items()})
-            row["row"] = int(row["row"])
-            row["training_flops"] = flops
-            rows.append(row)
-        return rows
-
-    def facts(self) -> Fields:
-        return plain_fields(self, "candidates", "chosen", "check", "notes")
-
-    def summary(self) -> Table:
-        note = "warm-up unknown: runs may be shorter than it"
-        if self.warmup_tokens is not None:
-            note = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
+    def _cells(self) -> list[Fields]:
         shape = ("run_id", "row") if self.candidates.columns else ("d_model",)
         names = (*shape, "experts", "n_active", "tokens", "training_flops")
-        rows = []
-        for row in self.to_rows():
-            rows.append({name: row[name] for name in names if name in row})
-        return Table.of(rows, title=self.verdict, notes=[note], warnings=self.warnings)
+        return [{name: row[name] for name in names if name in row} for row in self.rows]
 
 
 @reads
@@ -394,6 +369,7 @@ def next_runs(
     check = law.check(**{name: values[runs] for name, values in columns.items()})
     conditions = check.conditions and check.conditions.with_prior()
     return Design(
+        columns=candidates.take(runs).rows(),
         candidates=candidates,
         chosen=tuple(runs),
         deviation_before=deviation_before,

@@ -5,7 +5,6 @@ As in the paper's Appendix "Compute- & Memory-Matched Models" (the same FLOPs) a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,33 +14,21 @@ from hub.base.errors import InputError
 from hub.base.inputs import instance_of, reads
 from hub.base.notices import about
 from hub.base.units import format_flops
+from scaling_law.answer.answer import Answer, span
 from scaling_law.formulas import ChinchillaForm, Formula
-from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.planning.inverse import tokens_needed
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import compute_optimal, parse_experts, parse_positive
 from scaling_law.size.architecture import active_parameters, affordable_tokens, width_of_total
-from scaling_law.size.arrays import FloatArray
 
 
-@dataclass(frozen=True, repr=False)
-class MatchedMemory(ArrayAnswer):
+class MatchedMemory(Answer):
     """E-expert models within the N_total of a compute-optimal dense one: arrays of shape flops.shape + experts.shape.
 
     `n_active` is that of the same N_total; `token_ratio` the least multiple of the dense model's tokens with which it
     reaches the dense loss; `gain` the dense loss less its own on E times the tokens (the paper's rule of thumb:
     positive for E ≤ 8). `loss` is that of the best model with the same FLOPs and at most this memory.
     """
-
-    flops: FloatArray
-    experts: FloatArray
-    n_active: FloatArray
-    token_ratio: FloatArray
-    gain: FloatArray
-    loss: FloatArray
-    dense_n: FloatArray
-    dense_tokens: FloatArray
-    dense_loss: FloatArray
 
     @property
     def verdict(self) -> str:
@@ -81,19 +68,19 @@ def matched_memory(
     variables = {"n_active": n_active, "experts": e}
     tokens = tokens_needed(law, law.columns, dense_loss, variables, Limits())
     best_n = np.minimum(n_active, compute_optimal(law, budget, e, force=True).n_active)
-    return MatchedMemory(
-        flops=flops_of_each,
-        experts=e,
-        n_active=n_active,
-        token_ratio=tokens / dense_tokens,
-        gain=dense_loss - law.loss(n_active, e * dense_tokens, e),
-        loss=law.loss(best_n, affordable_tokens(flops_of_each, best_n), e),
-        dense_n=dense_n,
-        dense_tokens=dense_tokens,
-        dense_loss=dense_loss,
-        check=check,
-        notes=tuple(about("dense model", warning) for warning in dense.warnings),
-    )
+    columns = {
+        "flops": flops_of_each,
+        "experts": e,
+        "n_active": n_active,
+        "token_ratio": tokens / dense_tokens,
+        "gain": dense_loss - law.loss(n_active, e * dense_tokens, e),
+        "loss": law.loss(best_n, affordable_tokens(flops_of_each, best_n), e),
+        "dense_n": dense_n,
+        "dense_tokens": dense_tokens,
+        "dense_loss": dense_loss,
+    }
+    notes = tuple(about("dense model", warning) for warning in dense.warnings)
+    return MatchedMemory(columns=columns, check=check, notes=notes)
 
 
 def n_of_memory(law: ChinchillaForm, dense_n: ArrayLike, experts: ArrayLike, vocab_size: int | None = None) -> Any:

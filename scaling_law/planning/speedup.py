@@ -12,18 +12,17 @@ shown.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.notices import about
-from hub.base.tables import Listed, Table
 from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_ends, format_flops
+from scaling_law.answer.answer import Answer, Row, columns_of
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import one_positive, positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
@@ -43,14 +42,25 @@ Model = float | Architecture
 # Widths are searched from the start divided by this to the start times this, at so many points.
 AROUND = 50.0
 POINTS = 33
-# Columns of a printed row: the field of a factor and its label.
-FACTORS = {"compute": "× FLOPs", "data": "× tokens", "time": "× hours"}
+# Columns of a printed row.
+SHOWN = (
+    "n_active",
+    "tokens",
+    "flops",
+    "compute",
+    "compute_interval",
+    "data",
+    "data_interval",
+    "time",
+    "time_interval",
+    "floor",
+    "trusted",
+)
 # Limits that go with a speed-up, whose models nothing limits or serves.
 ALLOWED_LIMITS = ("granularity", "shared_ratio", "vocab_size")
 
 
-@dataclass(frozen=True, repr=False)
-class SpeedupRow(Listed):
+class SpeedupRow(Row):
     """One way for the baseline to reach the model's loss: at its "best size", or at one size with more tokens.
 
     `compute`, `data` and `time` are the baseline's FLOPs, tokens and hours over the model's, each with 95 % of its
@@ -59,28 +69,12 @@ class SpeedupRow(Listed):
     `hours` and `time` are None. `trusted`: no further outside the fitted ranges than backtests support.
     """
 
-    size: str
-    n_active: float
-    tokens: float
-    flops: float
-    compute: float
-    compute_interval: Interval | None
-    data: float
-    data_interval: Interval | None
-    floor: float
-    unreached: float
-    trusted: bool
-    hours: float | None = None
-    time: float | None = None
-    time_interval: Interval | None = None
-    warnings: Strings = ()
-
     def _headline(self) -> str:
         flops = f"{_format_factor(self.compute)} times the FLOPs"
         return f"{self.size}: {flops} and {_format_factor(self.data)} times the tokens"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EffectiveSpeedup(Answer):
     """What the baseline needs for the model's loss: a row for each way, the first the headline.
 
@@ -90,7 +84,8 @@ class EffectiveSpeedup(Answer):
     None where the baseline is one architecture.
     """
 
-    rows: tuple[SpeedupRow, ...]
+    _row: ClassVar[type[Row]] = SpeedupRow
+
     model: str
     baseline: str
     n_active: float
@@ -105,7 +100,7 @@ class EffectiveSpeedup(Answer):
 
     @property
     def best(self) -> SpeedupRow:
-        return self.rows[0]
+        return cast(SpeedupRow, self.rows[0])
 
     @property
     def trusted(self) -> bool:
@@ -151,15 +146,16 @@ class EffectiveSpeedup(Answer):
     def facts(self) -> Fields:
         return {**super().facts(), "factor": self.factor}
 
-    def summary(self) -> Table:
+    def _lines(self) -> str:
         model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
         cost = f"{model}, {format_flops(self.flops)} FLOPs"
-        return Table.of(
-            [_cells(self.baseline, row) for row in self.rows],
-            title=f"{self.verdict}\n{self.model}: {cost}, loss {self.loss:.4f}  ({self.law})",
-            notes=[self._describe_asymptote()],
-            warnings=self.warnings,
-        )
+        return f"{self.verdict}\n{self.model}: {cost}, loss {self.loss:.4f}  ({self.law})"
+
+    def _cells(self) -> list[Fields]:
+        return [{self.baseline: row.size, **row.cells(*SHOWN)} for row in self.rows]
+
+    def _footnotes(self) -> list[str]:
+        return [self._describe_asymptote()]
 
     def _describe_asymptote(self) -> str:
         """Name the baseline's asymptote, and the factors that its other values would give."""
@@ -173,17 +169,6 @@ class EffectiveSpeedup(Answer):
         places = ", ".join(format_ends(*ends))
         other = f"With the asymptote at {limits} ({places}) the compute multiplier would be {factors}."
         return f"{text}, α = {self.exponent:.4f}. {other}"
-
-
-def _cells(baseline: str, row: SpeedupRow) -> Fields:
-    """Return a row as it is printed."""
-    cells: Fields = {baseline: row.size, "n_active": row.n_active, "tokens": row.tokens, "flops": row.flops}
-    for name, label in FACTORS.items():
-        cells[label] = getattr(row, name)
-        cells[f"{name}_interval"] = getattr(row, f"{name}_interval")
-    cells["floor"] = f"{row.floor:.4f}"
-    cells["trusted"] = row.trusted
-    return {name: "" if value is None else value for name, value in cells.items()}
 
 
 @lists_keywords
@@ -232,19 +217,19 @@ def speedup(
     target = _Target.of(law, variables, sized, cluster)
     if isinstance(baseline, Architecture):
         curve = target.asymptote(baseline.variables())
-        rows: tuple[SpeedupRow, ...] = (target.row("as given", baseline.variables(), baseline),)
+        rows = [target.row("as given", baseline.variables(), baseline)]
     else:
         experts = _read_experts("baseline", baseline)
         same_width = width_of_active(variables["n_active"], limits.vocab_size)
         of_same_size = target.of_baseline(limits.variables(same_width, experts, 1.0))
         best_width = of_same_size.cheapest(same_width, experts, limits)
         curve = target.frontier(experts, limits)
-        rows = (
+        rows = [
             target.row("best size", *target.models(best_width, experts, limits), least_loss=curve["asymptote"]),
             target.row("same N_act", *target.models(same_width, experts, limits)),
-        )
+        ]
     return EffectiveSpeedup(
-        rows=rows,
+        columns=columns_of(rows),
         model=name,
         baseline=_describe(baseline),
         n_active=float(variables["n_active"]),
@@ -339,7 +324,7 @@ class _Target:
         check = self.law.check(**own)
 
         warnings = check.warnings
-        costs: Fields = {}
+        costs: Fields = dict.fromkeys(("hours", "time", "time_interval"))
         factors = {"compute": flops / self.flops, "data": tokens / self.tokens}
         if self.cluster is not None and self.seconds is not None:
             seconds = _seconds(self.cluster, model, tokens)

@@ -21,7 +21,7 @@ from scaling_law import (
     promote,
     scale_out,
 )
-from scaling_law.formulas.answers import Answer, ArrayAnswer
+from scaling_law.answer.answer import Answer
 from scaling_law.planning import candidate_grid, log_optimal_parameters
 from scaling_law.planning.question import QuestionFields
 from tests.scaling_law.configs import SWITCH
@@ -56,9 +56,8 @@ ANSWERS = {
 
 
 def kinds(base: type) -> set[type]:
-    """The classes below it, but for those that only others derive from."""
-    below = {kind for child in base.__subclasses__() for kind in (child, *kinds(child))}
-    return below - {ArrayAnswer}
+    """The classes below it."""
+    return {kind for child in base.__subclasses__() for kind in (child, *kinds(child))}
 
 
 @pytest.mark.parametrize("name", ANSWERS)

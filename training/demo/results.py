@@ -12,6 +12,7 @@ from hub import RunRecord
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count, format_decimal, format_flops
 from scaling_law import FitResult, JointLaw, Law
+from scaling_law.answer.columns import tabulate
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import interval_of
 from scaling_law.planning.break_even import TOKENS_RANGE, find_crossing
@@ -57,7 +58,7 @@ def optimum_table(answer: OptimalTable) -> Table:
     rows = []
     for row in answer.to_rows():
         rows.append({name: row[name] for name in OPTIMUM_FIELDS})
-    return Table.of(rows, title=f"{format_flops(answer.flops)} FLOPs: {answer.verdict}")
+    return tabulate(rows, title=f"{format_flops(answer.flops)} FLOPs: {answer.verdict}")
 
 
 def losses_by_size(records: Sequence[RunRecord]) -> dict[tuple[int, int], dict[int, RunRecord]]:
