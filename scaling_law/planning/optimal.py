@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,12 +151,11 @@ def optimal(
             *describe_accuracies(tasks, models.loss.tolist()),
             *explain_undiscounted(law, models.experts, limits),
             *explain_ignored_design(law, limits),
-            *_explain_hours(named_gpus, limits, models, columns),
         ),
     )
     table = replace(table, largest=_explain_largest(table, candidates, law, experts is None))
     if cluster is None:
-        return table
+        return _with_training_memory(table, named_gpus) if named_gpus and trains else table
     equal_flops = optimal(
         law,
         table.best.training_flops,
@@ -382,23 +381,13 @@ def _costs(
         size = one_positive("decode_batch", decode_batch)
         gpu = named_gpu(cluster.throughput.device)
         cache = limits.kv_bytes(models.d_model)
-        columns["decode_seconds"] = seconds_of_token(widths, gpu, size, cache, limits.bytes_per_parameter)
+        seconds = seconds_of_token(widths, gpu, size, cache, limits.bytes_per_parameter)
+        columns["decode_seconds"] = seconds
+        if cluster.price is None:
+            columns["gpu_seconds_per_million"] = 1e6 * seconds
+        else:
+            columns["price_per_million"] = 1e6 * seconds * cluster.price / 3600.0
     return columns
-
-
-def _explain_hours(named_gpus: Cluster | None, limits: Limits, models: _Models, costs: Mapping[str, Any]) -> Strings:
-    """Say what hours rest on that FLOPs take on the GPUs named, and which E these cannot train."""
-    hours = costs.get("hours")
-    if named_gpus is None or hours is None:
-        return ()
-    best = int(np.argmin(models.loss))
-    model = limits.widths(models.d_model[best], models.experts[best])
-    notes = [*named_gpus.warnings(model, float(models.variables["tokens"][best]))]
-    impossible = models.experts[np.isinf(hours)]
-    if impossible.size:
-        need = f"training takes more memory than {named_gpus.hardware} have: see max_parameters"
-        notes.append(f"E = {list_experts(impossible)}: {need}")
-    return tuple(notes)
 
 
 def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bool) -> Strings:
@@ -452,6 +441,8 @@ def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable
         need = f"training takes more memory than {cluster.hardware} have"
         advice = "a limit on total parameters leaves such models out"
         notes.append(Notice(f"{subject}: {need}; {advice}", f"{subject} cannot be trained in this memory"))
+    if table.budget.cluster is None:
+        return replace(table, notes=tuple(notes))
     if is_largest.any():
         limit = f"the largest model that the memory of {cluster.hardware} can train"
         # The column "limited by" says so.

@@ -6,11 +6,11 @@ Intervals and comparisons take the losses of the same models under every draw, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -68,6 +68,15 @@ EVIDENCE = "evidence"
 # What the JSON of a table has beside its fields, always and with a budget of time.
 FACTS = ("comparison", "trusted_loss", "batch_tokens", "batch_source", "batches")
 TIMED_FACTS = ("budget", "reordered", "placement", "equal_flops")
+# Limits as the subtitle of a table names them, where they are given, and the format of each.
+LIMITS_IN_WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "inference_tokens": ("of which inference on {} tokens", format_count),
+    "max_parameters": ("N_total ≤ {}", format_count),
+    "memory": ("≤ {}", format_bytes),
+    "kv_tokens": ("KV cache of {} tokens", "{:,.0f}".format),
+    "granularity": ("granularity {}", "{:g}".format),
+    "unique_tokens": ("{} unique tokens", format_count),
+}
 
 
 class OptimalRow(Row):
@@ -88,12 +97,15 @@ class OptimalRow(Row):
     the last batch, in sequences of `sequence_length`.
     """
 
-    _hidden = ("learning_rate_from",)
+    _hidden = ("learning_rate_from", "gpu_seconds_per_million", "price_per_million")
 
     def _headline(self) -> str:
-        """Say the sizes, the tokens and the loss."""
-        size = f"{format_count(self.n_active)} active of {format_count(self.n_total)} parameters"
-        return f"E = {self.experts:g}: {size}, {format_count(self.tokens)} tokens, loss {self.loss:.3f}"
+        return f"{self.model}, loss {self.loss:.3f}"
+
+    @property
+    def model(self) -> str:
+        """The sizes and the tokens."""
+        return f"{name_size(self.experts, self.n_active, self.n_total)}, {format_count(self.tokens)} tokens"
 
     def config_arguments(self) -> dict[str, int]:
         """Return keyword arguments of `SwitchMoeConfig`; ValueError for a fractional or another architecture."""
@@ -261,7 +273,7 @@ class OptimalTable(Answer):
     @property
     def verdict(self) -> str:
         best = self.best
-        text = f"{name_size(best.experts, best.n_active, best.n_total)}, {format_count(best.tokens)} tokens"
+        text = best.model
         if self.budget.cluster is not None:
             text += f" in batches of {format_count(self.batch_tokens)}"
         text += f": loss {best.loss:.3f}{bracket_interval(best.loss_interval)}"
@@ -445,22 +457,13 @@ class OptimalTable(Answer):
 
     def _subtitle(self) -> str:
         """Name the budget, the limits, the law and how GPUs train the best row."""
-        limits = self.limits
         parts = [str(self.budget)]
         if self.cluster is not None and self.best.hours is not None:
             parts.append(f"on {self.cluster}")
-        if limits.inference_tokens:
-            parts.append(f"of which inference on {format_count(limits.inference_tokens)} tokens")
-        if limits.max_parameters:
-            parts.append(f"N_total ≤ {format_count(limits.max_parameters)}")
-        if limits.memory:
-            parts.append(f"≤ {format_bytes(limits.memory)}")
-        if limits.kv_tokens:
-            parts.append(f"KV cache of {limits.kv_tokens:,.0f} tokens")
-        if limits.granularity != 1:
-            parts.append(f"granularity {limits.granularity:g}")
-        if limits.unique_tokens:
-            parts.append(f"{format_count(limits.unique_tokens)} unique tokens")
+        for name, (text, form) in LIMITS_IN_WORDS.items():
+            value = getattr(self.limits, name)
+            if value and value != getattr(Limits, name):
+                parts.append(text.format(form(value)))
         subtitle = f"{', '.join(parts)}  ({self.law})"
         if self.placement:
             subtitle += f"\nbest row: {self.placement}. {self.placement.advice}"
@@ -475,7 +478,7 @@ class OptimalTable(Answer):
             hidden["kv_cache_bytes"] = None
         cells = []
         for row in self.rows:
-            shown = Row({**row, **self._compared_values(row), **self._serving_cost(row), **hidden})
+            shown = Row({**row, **self._compared_values(row), **hidden})
             shown["learning_rate"] = row.learning_rate or UNKNOWN
             cells.append({**shown.cells(*SHOWN), **accuracy_cells(row.accuracy), "": self._remark(row)})
         return cells
@@ -489,15 +492,6 @@ class OptimalTable(Answer):
             "win_share": self._win_shares.get(row.experts),
             "equal_flops_loss": equal_flops.get(row.experts),
         }
-
-    def _serving_cost(self, row: OptimalRow) -> dict[str, float]:
-        """Return the cost of a million generated tokens, in GPU-seconds or at the price of a GPU-hour."""
-        cluster = self.budget.cluster or self.cluster
-        if cluster is None or row.decode_seconds is None:
-            return {}
-        seconds = 1e6 * row.decode_seconds
-        price = cluster.price
-        return {"gpu_seconds_per_million": seconds} if price is None else {"price_per_million": price * seconds / 3600}
 
     def _describe_serving(self) -> list[str]:
         """Say what the column of the cost of serving holds."""
