@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 from hub.base.markdown import escape_markdown
@@ -33,11 +34,18 @@ _CAPTION = '<caption style="text-align:left;white-space:pre">{}</caption>'
 
 @dataclass(frozen=True)
 class Column:
-    """Label and form of a quantity in a table, and the text of an infinite one."""
+    """Label and form of a quantity in a table, the text of an infinite one, its unit, and what it means."""
 
     label: str
     form: Callable[[Any], str]
     infinite: str = "∞"
+    unit: str = ""
+    meaning: str = ""
+
+    @property
+    def description(self) -> str:
+        """The meaning with the unit."""
+        return f"{self.meaning} [{self.unit}]" if self.unit else self.meaning
 
 
 def cell(value: object, column: Column | None = None) -> str:
@@ -79,7 +87,8 @@ class Table(Printable):
     A terminal too narrow for a table gets it in pieces, below each other, with nothing cut. Each piece repeats `keys`,
     the columns that tell rows apart (default: the first); the first piece also has those of `first`. `styles` are
     rich's, one for each row; `total` is a last row, set apart. Warnings that have a short form share a line, which
-    says that the others are in `all_warnings`; without it, each is shown in full.
+    says that the others are in `all_warnings`; without it, each is shown in full. A notebook shows the `meanings` of
+    the columns on their heads.
     """
 
     header: Sequence[str]
@@ -92,6 +101,7 @@ class Table(Printable):
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     all_warnings: str = ".warnings"
+    meanings: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -103,14 +113,16 @@ class Table(Printable):
         """
         columns = columns or {}
         header = []
+        meanings = []
         texts_by_column = []
         for name in rows[0] if rows else ():
             column = columns.get(name)
             texts = [cell(row[name], column) for row in rows]
             if any(texts):
                 header.append(name if column is None else column.label)
+                meanings.append("" if column is None else column.description)
                 texts_by_column.append(texts)
-        return cls(header, list(zip(*texts_by_column, strict=True)), **options)
+        return cls(header, list(zip(*texts_by_column, strict=True)), meanings=meanings, **options)
 
     def for_shell(self, verbose: bool) -> Table:
         """Return the table as a command shows it: with all warnings in full, or with the option that does so."""
@@ -181,9 +193,9 @@ class Table(Printable):
         if self.title:
             lines.append(_CAPTION.format(escape(self.title)))
         if self.header:
-            lines.append(_html_row("th", self.header, columns))
+            lines.append(_html_row("th", self.header, columns, self.meanings))
         for row, style in zip(_rows(columns), styles, strict=False):
-            lines.append(_html_row("td", row, columns, style))
+            lines.append(_html_row("td", row, columns, (), style))
         lines.append("</table>")
         lines += [f"<p><small>{escape(note)}</small></p>" for note in self.notes]
         shown_warnings = self._shown_warnings()
@@ -246,11 +258,14 @@ def _rows(columns: Sequence[_DrawnColumn]) -> list[Strings]:
     return list(zip(*(column.texts for column in columns), strict=True))
 
 
-def _html_row(tag: str, texts: Sequence[str], columns: Sequence[_DrawnColumn], row_style: str = "") -> str:
+def _html_row(
+    tag: str, texts: Sequence[str], columns: Sequence[_DrawnColumn], titles: Sequence[str] = (), row_style: str = ""
+) -> str:
     cells = ""
-    for text, column in zip(texts, columns, strict=True):
+    for text, column, title in zip_longest(texts, columns, titles, fillvalue=""):
         align = "right" if column.has_numbers else "left"
-        cells += f'<{tag} style="text-align:{align};white-space:pre-line">{escape(text)}</{tag}>'
+        tooltip = f' title="{escape(title)}"' if title else ""
+        cells += f'<{tag}{tooltip} style="text-align:{align};white-space:pre-line">{escape(text)}</{tag}>'
     return f'<tr style="{row_style}">{cells}</tr>' if row_style else f"<tr>{cells}</tr>"
 
 

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.base import strict_json, tables
+from hub.base import strict_json
+from hub.base.tables import Column, Table
 from hub.base.units import format_bytes, format_count, format_ends, format_flops, format_rough
 
 REGISTRY = Path(__file__).with_name("columns.json")
 FORMAT = "columns"
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class Column(tables.Column):
-    """A quantity of answers, with the `unit` of its values and what they mean."""
-
-    unit: str = ""
-    meaning: str = ""
 
 
 def format_interval(bounds: tuple[float, float]) -> str:
@@ -61,6 +53,6 @@ def label(name: str) -> str:
     return COLUMNS[name].label if name in COLUMNS else name
 
 
-def tabulate(rows: Sequence[Mapping[str, object]], **options: Any) -> tables.Table:
+def tabulate(rows: Sequence[Mapping[str, object]], **options: Any) -> Table:
     """Lay out rows with the labels and formats of the registry."""
-    return tables.Table.of(rows, COLUMNS, **options)
+    return Table.of(rows, COLUMNS, **options)
