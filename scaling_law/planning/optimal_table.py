@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -234,32 +235,27 @@ class OptimalTable(Answer):
     @cached_property
     def comparison(self) -> Comparison | None:
         """How far the best row is ahead, and which E the law cannot tell from it; None for a single row."""
-        best, *others = sorted(self.compared, key=lambda row: row.loss)
-        if not others:
+        ordered = sorted(self.compared, key=lambda row: row.loss)
+        if len(ordered) == 1:
             return None
-        rows = [best, *others]
-        in_order = [row.experts for row in self.compared]
-        differences = np.array([row.loss - best.loss for row in rows])
-        win_shares = {}
-        interval = None
+        experts = [row.experts for row in ordered]
+        differences = np.array([row.loss - ordered[0].loss for row in ordered])
         shares = None
+        interval = None
         if self.draw_losses is not None:
-            columns = {row.experts: column for row, column in zip(self.rows, self.draw_losses.T, strict=True)}
-            losses = np.stack([columns[row.experts] for row in rows], axis=-1)
+            losses = self.draw_losses[:, [self.rows.index(row) for row in ordered]]
             shares = share_wins(losses[np.isfinite(losses).all(axis=-1)])
-            shares_by_experts = dict(zip([row.experts for row in rows], shares.tolist(), strict=True))
-            win_shares = {e: shares_by_experts[e] for e in in_order}
             interval = percentile_interval(losses[:, 1] - losses[:, 0])
         ties = find_ties(differences, shares, self.law_error)
-        tied = tuple(row.experts for row, tie in zip(rows, ties, strict=True) if tie)
+        win_shares = {} if shares is None else dict(zip(experts, shares.tolist(), strict=True))
         return Comparison(
-            best=best.experts,
-            runner_up=others[0].experts,
+            best=experts[0],
+            runner_up=experts[1],
             difference=float(differences[1]),
             interval=interval,
             error=self.law_error,
-            tied=tied,
-            win_shares=win_shares,
+            tied=tuple(compress(experts, ties)),
+            win_shares={row.experts: win_shares[row.experts] for row in self.compared if win_shares},
         )
 
     @property
@@ -319,16 +315,13 @@ class OptimalTable(Answer):
     @property
     def reordered(self) -> str | None:
         """How the order of the E in hours differs from that at equal FLOPs; None where it does not."""
-        if self.equal_flops is None:
-            return None
-        losses = {row.experts: row.loss for row in self.equal_flops}
+        losses = {row.experts: row.loss for row in self.equal_flops or ()}
         rows = [row for row in self.compared if row.experts in losses]
         by_hours = [row.experts for row in sorted(rows, key=lambda row: row.loss)]
         by_flops = sorted(by_hours, key=lambda e: losses[e])
         if by_flops == by_hours:
             return None
-        in_hours = ", ".join(f"{e:g}" for e in by_hours[:MOST_SHOWN])
-        at_equal_flops = ", ".join(f"{e:g}" for e in by_flops[:MOST_SHOWN])
+        in_hours, at_equal_flops = (", ".join(f"{e:g}" for e in order[:MOST_SHOWN]) for order in (by_hours, by_flops))
         return (
             f"Ranking by wall clock ({self.budget.hours:.3g} h): E = {in_hours}; "
             f"at equal compute ({format_flops(self.flops)} FLOPs): {at_equal_flops}"
