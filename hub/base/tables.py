@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 from hub.base.markdown import escape_markdown
@@ -262,7 +261,7 @@ def _html_row(
     tag: str, texts: Sequence[str], columns: Sequence[_DrawnColumn], titles: Sequence[str] = (), row_style: str = ""
 ) -> str:
     cells = ""
-    for text, column, title in zip_longest(texts, columns, titles, fillvalue=""):
+    for text, column, title in zip(texts, columns, titles or [""] * len(texts), strict=True):
         align = "right" if column.has_numbers else "left"
         tooltip = f' title="{escape(title)}"' if title else ""
         cells += f'<{tag}{tooltip} style="text-align:{align};white-space:pre-line">{escape(text)}</{tag}>'
