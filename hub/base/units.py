@@ -201,6 +201,11 @@ def format_rough(value: float) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 
 
+def format_amount(value: float) -> str:
+    """Write hours or a price with three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def format_decimal(value: float | None, digits: int = 4) -> str:
     """Write a loss or a fraction with a fixed number of digits; None is "–"."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"

@@ -11,7 +11,7 @@ from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import reads
 from hub.base.tables import join_words
 from hub.base.types import Fields, Strings
-from hub.base.units import format_bytes, format_count, parse_tokens
+from hub.base.units import format_amount, format_bytes, format_count, parse_tokens
 from scaling_law.answer.answer import Answer, Row, columns_of
 from scaling_law.answer.columns import format_interval
 from scaling_law.formulas.law import percentile_interval, positive
@@ -104,7 +104,7 @@ class ScaleOut(Answer):
         timed = [row for row in self.rows if row.hours is not None]
         if not timed:
             return f"{size}: {self._limits}"
-        spans = ", ".join(f"{_amount(row.hours)} hours on {row.gpus} GPUs" for row in timed)
+        spans = ", ".join(f"{format_amount(row.hours)} hours on {row.gpus} GPUs" for row in timed)
         return f"{size}, {format_count(self.tokens)} tokens: {spans}; {self._limits}"
 
     @property
@@ -131,17 +131,10 @@ class ScaleOut(Answer):
         return f"{self.verdict}\n{model}"
 
     def _cells(self) -> list[Fields]:
-        return [_cells_of(row, self.tokens is not None, self.price is not None) for row in self.rows]
+        return list(map(_cells_of, self.rows))
 
 
-def _amount(value: float | None) -> str:
-    """Format hours or costs with three digits or all before the point; nothing for None."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _cells_of(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> Fields:
+def _cells_of(row: ScaleOutRow) -> Fields:
     """Return a row as it is printed."""
     placement = row.placement
     cells = Row(row, bottleneck=row.bottleneck or row.limited_by)
@@ -153,11 +146,11 @@ def _cells_of(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> Fields:
         cells["model state"] = format_bytes(memory.weights + memory.gradients + memory.optimizer)
         cells["layout"] = placement.ways
         cells["micro-batch"] = f"{row.passes} × {placement.micro_batch_sequences}"
-    if is_timed:
+    if row.hours is not None:
         interval = "" if row.hours_interval is None else f" ({format_interval(row.hours_interval)})"
-        cells["hours"] = f"{_amount(row.hours)}{interval}"
-    if is_priced:
-        cells["cost"] = _amount(row.money)
+        cells["hours"] = f"{format_amount(row.hours)}{interval}"
+    if row.money is not None:
+        cells["cost"] = format_amount(row.money)
     return cells.cells(*SHOWN)
 
 
