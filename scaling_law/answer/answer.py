@@ -120,9 +120,9 @@ class ResultTable(Summarised):
         """Say below the table what its columns hold."""
         return []
 
-    def _styles(self) -> list[str]:
+    def _styles(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the style of each row."""
-        return ["" if row.get("trusted", True) else "dim" for row in self._cells()]
+        return ["" if row.get("trusted", True) else "dim" for row in rows]
 
     def summary(self) -> Any:
         rows = self._cells()
@@ -134,7 +134,7 @@ class ResultTable(Summarised):
             title=self._lines(),
             keys=self._keys(rows),
             first=("d_model", "FLOPs", "N_act", "tokens", "loss", "memory", ""),
-            styles=self._styles(),
+            styles=self._styles(rows),
             notes=notes,
             warnings=self.warnings,
         )

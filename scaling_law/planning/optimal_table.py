@@ -6,7 +6,7 @@ Intervals and comparisons take the losses of the same models under every draw, a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -445,7 +445,7 @@ class OptimalTable(Answer):
     def _footnotes(self) -> list[str]:
         return [*self.training_notes, *self._describe_serving()]
 
-    def _styles(self) -> list[str]:
+    def _styles(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["bold green" if row is self.best else "" if row.trusted else "dim" for row in self.rows]
 
     def _subtitle(self) -> str:

@@ -22,6 +22,7 @@ from scaling_law import (
     scale_out,
 )
 from scaling_law.answer.answer import Answer
+from scaling_law.answer.columns import COLUMNS
 from scaling_law.planning import candidate_grid, log_optimal_parameters
 from scaling_law.planning.question import QuestionFields
 from tests.scaling_law.configs import SWITCH
@@ -122,6 +123,13 @@ def test_print_is_a_table_and_repr_a_line(name):
     assert len(str(result).splitlines()) > 1
     assert "object at 0x" not in str(result)
     assert "<table>" in result._repr_html_()
+
+
+def test_every_column_has_a_meaning_that_a_notebook_shows():
+    assert all(column.meaning for column in COLUMNS.values())
+    answer = ANSWERS["optimal"]()
+    assert {*answer.summary().header} <= {column.label for column in COLUMNS.values()}
+    assert 'title="Active parameters, with embedding and head [parameters]"' in answer._repr_html_()
 
 
 def test_whole_counts_are_integers():
