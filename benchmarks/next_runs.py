@@ -39,7 +39,8 @@ from scaling_law.fitting.prior import (
     modes,
     vague,
 )
-from scaling_law.forecasting.repetition import count_worth, fit_worth
+from scaling_law.fitting.repetition import count_worth
+from scaling_law.forecasting.repetition import fit_worth
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.planning.design import next_runs, predicted_loss
 from studies.forecasts.members import (

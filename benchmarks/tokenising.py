@@ -1,9 +1,9 @@
-"""Tokenising by groups, as each of many processes does it, beside the engines that it could have been: MB/s per core.
+"""Tokenising, beside the engines that it could have been: MB/s per core.
 
     python -m benchmarks.tokenising --dataset FOLDER --tokenizer FOLDER
 
 Text per second of processor time, of all threads together, from parquet files to ids on disk, which are compared. Ours
-is `tokenise_groups`, with checksums and documents drawn across files. Peers are `Dataset.map` without processes and
+is `build`, with checksums and documents drawn across files. Peers are `Dataset.map` without processes and
 packing with numpy, and, if it is installed, datatrove's DocumentTokenizer in a LocalPipelineExecutor of one worker,
 which keeps the order of the files. Bound: `tokenizers` alone, on text that is in memory.
 """
@@ -22,19 +22,10 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", DATATROV
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.data_pipeline import SOURCE, corpus, map_and_pack
+from benchmarks.data_pipeline import SOURCE, build_all, corpus, map_and_pack
 from benchmarks.report import Options, Report, benchmark
-from training.data.cache import TokenCache, open_cache
-from training.data.filling import Share, tokenise_groups
 from training.data.text import TextSource
 from training.data.tokenizer import description, load_tokenizer, read_names_as_text, special_tokens
-
-
-def by_groups(source: TextSource, cache: TokenCache) -> np.ndarray:
-    """Tokenise by groups, as each of many processes does it."""
-    tokenise_groups(source, cache.folder, Share())
-    cache.refresh()
-    return cache.read(0, len(cache))
 
 
 def by_map(source: TextSource, tokenizer, path: Path) -> np.ndarray:
@@ -80,7 +71,6 @@ def main(report: Report, options: Options) -> None:
         tokenizer = load_tokenizer(tokenizer_folder)
         texts = list(source.documents())
         megabytes = sum(len(text.encode()) for text in texts) / 1e6
-        cache = open_cache(source, tokenizer, folder / "ours")
         encode = tokenizer.backend_tokenizer.encode_batch_fast
         # After the first call its threads have started.
         encode(texts[:1])
@@ -88,9 +78,13 @@ def main(report: Report, options: Options) -> None:
         def encode_all() -> np.ndarray:
             return np.array([len(encode(texts[i : i + 256])) for i in range(0, len(texts), 256)])
 
-        our_seconds, id_counts = measure(lambda: by_groups(source, cache))
+        def build_and_read() -> np.ndarray:
+            cache = build_all(source, tokenizer, folder / "ours")
+            return cache.read(0, len(cache))
+
+        our_seconds, id_counts = measure(build_and_read)
         least_seconds, _ = measure(encode_all)
-        title = f"{megabytes:.1f} MB of text, {len(cache):,} tokens, per core"
+        title = f"{megabytes:.1f} MB of text, {id_counts.sum():,} tokens, per core"
         bound = ("tokenizers alone", megabytes / least_seconds)
         peers = {
             "datasets.map and numpy": partial(by_map, source, tokenizer, folder / "map.bin"),

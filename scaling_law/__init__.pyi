@@ -2,13 +2,13 @@
 # Second floors: scaling_law.law (kinds of laws), .formulas (forms), .planning, .fitting, .runs, .size, .figures.
 from .explorer.app import explore as explore
 from .figures.law_figures import memory_optimal as memory_optimal
-from .fitting.backtest import backtest as backtest
 from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import errors_of as errors_of
 from .fitting.fitting import fit as fit
 from .fitting.holdout import Backtest as Backtest
 from .fitting.holdout import HeldOut as HeldOut
-from .fitting.holdout import split as split
+from .fitting.holdout import backtest as backtest
+from .fitting.holdout import hold_out as hold_out
 from .fitting.measured_speedup import MeasuredSpeedup as MeasuredSpeedup
 from .fitting.measured_speedup import measured_speedup as measured_speedup
 from .fitting.prior import Prior as Prior

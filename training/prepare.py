@@ -1,28 +1,26 @@
 """`python -m training.prepare --config X.yaml [--section.field value ...]`: tokenise before training, and inspect.
 
 It fills the caches of training tokens, as far as the longest branch reads them (`--all`: all), and of held-out tokens.
-Several at once, or one beside a training, share the work; an interrupted build resumes. `--workers` and
-`--shard` spread the training tokens over processes and machines; the tokens are the same.
+One process builds a cache at a time, a training or another `prepare` beside it waits for its shards; an interrupted
+build resumes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hub.base.commands import App, Version, parser
+from hub.base.commands import App, Version
 from hub.base.progress import progress_line
 from hub.base.tables import Table, print_table
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
-from training.data.builder import GrowingCache, build_by_many
+from training.data.builder import GrowingCache
 from training.data.cache import TokenCache
-from training.data.filling import Share, finished, group_starts
 from training.data.pins import pinned
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
@@ -51,36 +49,18 @@ class CacheOfRun:
 
     def fill(self, progress: bool) -> None:
         """Build the cache as far as a training would, and wait for it. Raises as `GrowingCache.wait_for`."""
-        with (
-            closing(GrowingCache(self.cache, self.source, self.until_tokens)) as tokens,
-            self._progress_line(progress) as update,
-        ):
-            tokens.wait_for(self.until_tokens, update)
-
-    @contextmanager
-    def _progress_line(self, progress: bool) -> Iterator[Callable[[], None]]:
-        """Show a progress line, and yield a function that looks how far the cache is."""
         tokens = len(self.cache)
-        with progress_line(f"{self.name} tokens", self.until_tokens, "tok", progress, done=tokens) as advance:
+        with (
+            closing(GrowingCache(self.cache, self.source, self.until_tokens)) as growing,
+            progress_line(f"{self.name} tokens", self.until_tokens, "tok", progress, done=tokens) as advance,
+        ):
 
             def update() -> None:
                 nonlocal tokens
-                new_tokens = len(self.cache) - tokens
-                tokens += new_tokens
-                advance(new_tokens, "")
+                advance(len(self.cache) - tokens, "")
+                tokens = len(self.cache)
 
-            yield update
-
-    def fill_by_many(self, workers: int, share: Share, progress: bool) -> str:
-        """Build a share of the cache by so many processes, and say how far all shares are.
-
-        Raises as `build_by_many`.
-        """
-        folder = self.cache.folder
-        total = len(group_starts(folder, self.source.open()))
-        with self._progress_line(progress) as update:
-            build_by_many(self.source, self.cache, self.until_tokens, workers, share, update)
-        return f"{len(finished(folder))} of {total} groups are tokenised"
+            growing.wait_for(self.until_tokens, update)
 
 
 def caches_of_run(arguments: TrainingArguments, everything: bool) -> list[CacheOfRun]:
@@ -121,11 +101,6 @@ def main(
     everything: Annotated[bool, typer.Option("--all", help="All of the data, not only what the run reads.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Build nothing; report what is there.")] = False,
     check: Annotated[bool, typer.Option("--verify", help="Compare the sha256 of every shard.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that tokenise; 1 uses a thread for each core.")] = 1,
-    shard: Annotated[
-        Share | None,
-        typer.Option(parser=parser(Share.parse, "share"), metavar="I/N", help="Do the I-th of N shares only."),
-    ] = None,
     version: Version = False,
 ) -> None:
     """Build the token caches of a run. Further flags are those of train.py: --config, --preset, --section.field.
@@ -137,14 +112,8 @@ def main(
     progress = arguments.run.progress
     caches = caches_of_run(arguments, everything)
     if not status:
-        training, held_out = caches
-        if workers > 1 or shard is not None:
-            print(training.fill_by_many(workers, shard or Share(), progress))
-        if shard is None:
-            # This also puts in order, one shard after the other, what many processes have made.
-            training.fill(progress)
-        if shard is None or shard.first == 0:
-            held_out.fill(progress)
+        for cache_of_run in caches:
+            cache_of_run.fill(progress)
     print_table(report(caches))
     if check:
         print(f"{_check_shards(caches, progress)} shards are intact")

@@ -63,6 +63,13 @@ _UNKNOWN = (
     "gradient_checkpointing",
     "compile",
 )
+# A section of a converted checkpoint's card.
+ORIGIN = (
+    "Converted from `{path}` of [{repository}](https://huggingface.co/{repository}/tree/{commit}) at commit "
+    "`{commit}`, the checkpoints that the authors of the paper released; see there for their licence and "
+    "how to cite them. The weights are theirs, in the layout of `modeling_switch_moe`. The recipe above is that "
+    "of their public training code; what it does not say is left open."
+)
 _NUMBER = "([1-9][0-9]{0,8})"
 _PATH = re.compile(rf"{_NUMBER}/{_NUMBER}/{_NUMBER}/{_NUMBER}\.pt")
 
@@ -130,7 +137,8 @@ def pull_command(
         origin = {"repository": repository, "commit": commit, "path": run.path}
         record = run_record(run, config.num_hidden_layers, config.vocab_size, weights_sha256(folder), origin)
         record.save(folder)
-        (folder / "README.md").write_text(_card(record, **origin), encoding="utf-8")
+        card = model_card(record, sections={"Where it comes from": ORIGIN.format(**origin)}, license="other")
+        (folder / "README.md").write_text(card, encoding="utf-8")
     typer.echo(f"{to} {repository}@{commit}")
 
 
@@ -148,12 +156,9 @@ def _files(transport: Transport, repository: str, revision: str | None) -> tuple
 
 
 def _nearest(run: PublishedRun, runs: list[PublishedRun]) -> str:
-    """Name the available checkpoints of the size, else of other sizes."""
+    """Name the available checkpoints of the width, else of all widths."""
     same_width = [candidate for candidate in runs if candidate.d_model == run.d_model]
-    same_size = [candidate.path for candidate in same_width if candidate.experts == run.experts]
-    experts = [f"{candidate.d_model}/{candidate.experts}" for candidate in same_width]
-    widths = [str(candidate.d_model) for candidate in runs]
-    names = list(dict.fromkeys(same_size or experts or widths))
+    names = [candidate.path for candidate in same_width or runs]
     return f"available: {', '.join(names[:30]) or 'none'}"
 
 
@@ -187,16 +192,6 @@ def run_record(
     )
     fields.update(dict.fromkeys(_UNKNOWN))
     return RunRecord(**fields)
-
-
-def _card(record: RunRecord, repository: str, commit: str, path: str) -> str:
-    origin = (
-        f"Converted from `{path}` of [{repository}](https://huggingface.co/{repository}/tree/{commit}) at commit "
-        f"`{commit}`, the checkpoints that the authors of the paper released; see there for their licence and "
-        "how to cite them. The weights are theirs, in the layout of `modeling_switch_moe`. The recipe above is that "
-        "of their public training code; what it does not say is left open."
-    )
-    return model_card(record, sections={"Where it comes from": origin}, license="other")
 
 
 if __name__ == "__main__":

@@ -92,11 +92,11 @@ def main(
     if runs is not None:
         finish(of_records(select(load_records(runs), where)), output)
         return
-    grid = running.make_grid(
-        shape,
-        experts,
-        micro_batch,
-        sequence_length,
+    grid = running.Grid.by_device(
+        shapes=shape,
+        experts=experts,
+        micro_batch_sequences=micro_batch,
+        sequence_length=sequence_length,
         vocab_size=vocab_size,
         precision=precision,
         gradient_checkpointing=gradient_checkpointing,

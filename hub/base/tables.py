@@ -188,21 +188,22 @@ class Table(Printable):
         styles += [""] * (len(self.rows) - len(styles))
         if self.total:
             styles.append("border-top:1px solid")
-        lines = ['<div style="overflow-x:auto">', "<table>"]
+        # What scrolls is reached by the keyboard, too.
+        lines = ['<div style="overflow-x:auto" tabindex="0" role="region" aria-label="table">', "<table>"]
         if self.title:
             lines.append(_CAPTION.format(escape(self.title)))
         if self.header:
             lines.append(_html_row("th", self.header, columns, self.meanings))
         for row, style in zip(_rows(columns), styles, strict=False):
             lines.append(_html_row("td", row, columns, (), style))
-        lines.append("</table>")
+        lines.append("</table></div>")
         lines += [f"<p><small>{escape(note)}</small></p>" for note in self.notes]
         shown_warnings = self._shown_warnings()
         lines += [f"<p>⚠ {escape(warning)}</p>" for warning in shown_warnings]
         if len(shown_warnings) < len(self.warnings):
             items = "".join(f"<li>{escape(warning)}</li>" for warning in self.warnings)
             lines.append(f"<details><summary>All warnings</summary><ul>{items}</ul></details>")
-        return "\n".join([*lines, "</div>"])
+        return "\n".join(lines)
 
     def _columns(self) -> list[_DrawnColumn]:
         rows = list(self.rows)

@@ -57,12 +57,15 @@ def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collecti
     """
     tests = []
     position = 0
+
     while where[position:].strip():
         match = _TERM.match(where, position)
         if match is None:
             raise RecordError(f"filter term {where[position:].strip()!r} {_ALLOWED}")
+
         tests.append(_parse_term(match, numbers, texts))
         position = match.end()
+
     return lambda fields: all(test(fields) for test in tests)
 
 
@@ -79,39 +82,32 @@ def _parse_term(match: re.Match[str], numbers: Collection[str], texts: Collectio
     symbol = _SYMBOLS.get(match["symbol"] or "", match["symbol"])
     words = [match["value"] if match["text"] is None else match["text"]]
     if match["values"] is not None:
-        symbol = "in"
+        symbol = "="
         words = [word.strip(' "') for word in match["values"].split(",")]
     elif symbol is None and name in get_args(Status) and "status" in texts:
         # A status alone stands for `status = …`.
         words = [name]
         symbol = "="
         name = "status"
+
     if name not in (*numbers, *texts):
         letters = [letter for letter, field in LETTERS.items() if field in numbers]
         raise RecordError(f"filter term {term!r}: {unknown('field ', name, [*letters, *numbers, *texts])}")
-    comparisons = _COMPARISONS if name in numbers else ("=", "!=")
-    if symbol not in ("in", *comparisons):
+
+    if symbol not in (_COMPARISONS if name in numbers else ("=", "!=")):
         raise RecordError(f"filter term {term!r} {_ALLOWED}")
-    if name in texts:
-        return _text_test(name, symbol, words)
-    try:
-        return _number_test(name, symbol, words)
-    except ValueError as error:
-        raise RecordError(f"filter term {term!r}: {error}") from None
 
+    comparison = _COMPARISONS[symbol]
+    # A value, and how far from it a number may be that is called so.
+    bounds: list[tuple[Any, float]] = []
 
-def _text_test(name: str, symbol: str, words: list[str]) -> Test:
-    is_wanted = symbol != "!="
-    return lambda fields: fields.get(name) is not None and (fields[name] in words) == is_wanted
-
-
-def _number_test(name: str, symbol: str, words: list[str]) -> Test:
-    """Make a test of whether the number of a field compares with one of the words. ValueError for no number."""
-    bounds = []
     for word in words:
-        tolerance = TOLERANCE if word[-1:].isalpha() else 0.0
-        bounds.append((parse_count(word, name), tolerance))
-    comparison = _COMPARISONS["=" if symbol == "in" else symbol]
+        try:
+            value = parse_count(word, name) if name in numbers else word
+        except ValueError as error:
+            raise RecordError(f"filter term {term!r}: {error}") from None
+
+        bounds.append((value, TOLERANCE if name in numbers and word[-1:].isalpha() else 0.0))
 
     def test(fields: Fields) -> bool:
         value = fields.get(name)
@@ -120,6 +116,6 @@ def _number_test(name: str, symbol: str, words: list[str]) -> Test:
     return test
 
 
-def _compare(value: float, comparison: Callable[[Any, Any], bool], bound: float, tolerance: float) -> bool:
-    is_close = abs(value - bound) <= tolerance * bound
+def _compare(value: Any, comparison: Callable[[Any, Any], bool], bound: Any, tolerance: float) -> bool:
+    is_close = tolerance > 0 and abs(value - bound) <= tolerance * bound
     return comparison(bound if is_close else value, bound)

@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hub.base import strict_json
@@ -44,6 +44,7 @@ def decode_text(content: bytes, name: str) -> str:
     for signature, advice in _BINARY.items():
         if content.startswith(signature):
             raise RecordError(f"{name}: {advice}")
+
     try:
         return content.decode(_encoding_of(content))
     except UnicodeDecodeError as error:
@@ -55,9 +56,11 @@ def _encoding_of(content: bytes) -> str:
     for mark, encoding in _BOMS.items():
         if content.startswith(mark):
             return encoding
+
     # UTF-16 without a mark: one of the two bytes of an ASCII character is zero.
     if b"\0" in content[:2]:
         return "utf-16-le" if content[1:2] == b"\0" else "utf-16-be"
+
     return "utf-8"
 
 
@@ -72,20 +75,23 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
     """
     table, delimiter = _read_csv(content, name)
     header = [text.strip() for text in table[0]] if table else []
-    positions = [position for position, text in enumerate(header) if text]
-    names = [header[position] for position in positions]
     _check_shape(table, header, delimiter, name)
-    row_count = max(len(table) - 1, 0)
-    columns = list(itertools.zip_longest(*table[1:], fillvalue=""))
-    # Rows may all be shorter than the header.
-    columns += [("",) * row_count] * (len(header) - len(columns))
+    columns = []
+
+    for position, text in enumerate(header):
+        if text:
+            # Rows may be shorter than the header.
+            columns.append([row[position] if position < len(row) else "" for row in table[1:]])
+
     try:
-        values = read_cells([columns[position] for position in positions])
+        values = read_cells(columns)
     except InputError as error:
         raise RecordError(f"{name}: {error}") from None
+
     rows = zip(*map(_parse_objects, values), strict=True)
+
     for number, cells in enumerate(rows, start=1):
-        yield f"{name} row {number}", dict(zip(names, cells, strict=True))
+        yield f"{name} row {number}", dict(zip(filter(None, header), cells, strict=True))
 
 
 def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
@@ -98,14 +104,17 @@ def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
         lines = lines[1:]
     else:
         delimiter = delimiter_of(lines[:SAMPLE_LINES])
+
     if delimiter == " ":
         lines = [line.strip(" ") for line in lines]
+
     try:
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
         # Spreadsheets end in rows of empty cells.
         table = [row for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
         raise RecordError(f"{name}: not a readable CSV file ({redact(str(error))[:200]})") from None
+
     return table, delimiter
 
 
@@ -118,6 +127,7 @@ def _check_shape(table: list[list[str]], header: list[str], delimiter: str, name
     for text in header:
         if text and header.count(text) > 1:
             raise RecordError(f"{name}: the column {text!r} occurs twice")
+
     for number, row in enumerate(table[1:], start=1):
         if any(text.strip() for text in row[len(header) :]):
             hint = "; a decimal comma needs quotes, or another delimiter" if delimiter == "," else ""
@@ -130,12 +140,15 @@ def delimiter_of(lines: Sequence[str]) -> str:
     widths = {len(line.split()) for line in lines if line.strip()}
     if not any(delimiter in header for delimiter in DELIMITERS) and len(widths) == 1:
         return " " if widths != {1} else ","
+
     # The sample ends with a whole line.
     sample = "".join(lines)[:SAMPLE_LENGTH].rpartition("\n")[0] or header
+
     try:
         delimiter = csv.Sniffer().sniff(sample, DELIMITERS).delimiter
     except csv.Error:
         delimiter = ","
+
     return delimiter if delimiter in header else max(DELIMITERS, key=header.count)
 
 
@@ -144,8 +157,10 @@ def _parse_objects(cells: list[Any]) -> list[Any]:
     # Most columns are numbers, which this tells fast.
     if str not in map(type, cells):
         return cells
+
     if not any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
         return cells
+
     return [_parse_object(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
@@ -155,7 +170,9 @@ def _parse_object(cell: str) -> Any:
             value = parse(cell)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
+
         return value if isinstance(value, dict) else cell
+
     return cell
 
 
@@ -176,11 +193,13 @@ def json_rows(content: bytes, name: str) -> Iterator[tuple[str, Any]]:
         except RecordError:
             if name.endswith(".json"):
                 raise
+
             # These are lines, of which the first is broken.
     if value is not None:
         for number, row in enumerate(_rows_in(value, name), start=1):
             yield f"{name} row {number}", row
         return
+
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield f"{name} line {number}", line.encode()
@@ -191,6 +210,7 @@ def _is_of_lines(text: str) -> bool:
     first_line, _, remainder = text.lstrip().partition("\n")
     if not remainder.strip():
         return not first_line
+
     try:
         return isinstance(json.loads(first_line), dict)
     except ValueError:
@@ -205,109 +225,110 @@ _SHAPES = (
 
 def _rows_in(value: Any, name: str) -> list[Any]:
     """Read the rows of a JSON value, which says how it is laid out by its shape alone."""
-    if isinstance(value, list):
-        return _rows_of_list(value, name)
+    if isinstance(value, list) and not any(isinstance(row, list) for row in value):
+        return value
+
+    rows = _read_shape(value)
+    if isinstance(value, list) and rows is not None:
+        return rows
+
     if not isinstance(value, dict):
         raise RecordError(f"{name}: {_SHAPES}")
-    if not value:
-        return []
+
     if "schema_version" in value:
         return [value]
+
     if {"results", "config", "versions"} <= {*value}:
         # Of lm-evaluation-harness, without the settings of its tasks.
         return [{name: value.get(name) for name in ("results", "config", "model_name", "date")}]
-    names = value.get("columns")
-    cells = value.get("data")
-    if isinstance(names, list) and isinstance(cells, list) and _is_grid([names, *cells]):
-        return [dict(zip(names, row, strict=True)) for row in cells]
-    if _is_of_columns(value):
-        return _rows_of_columns(value)
-    inner = next(iter(value.values()))
-    if _is_by_name(value) and not (len(value) == 1 and _holds_table(inner)):
-        return _rows_by_name(value)
-    return _rows_under_keys(value, name)
 
+    tables = _tables_in(value)
+    if rows is not None and not (len(value) == 1 and tables):
+        return rows
 
-def _rows_of_list(value: list[Any], name: str) -> list[Any]:
-    """Read a list of rows, or of lists whose first holds the names."""
-    if not any(isinstance(row, list) for row in value):
-        return value
-    if not _is_grid(value):
-        raise RecordError(f"{name}: {_SHAPES}")
-    return [dict(zip(value[0], row, strict=True)) for row in value[1:]]
-
-
-def _rows_under_keys(value: Mapping[str, Any], name: str) -> list[Any]:
-    """Read the one table under a key, or logs of runs by name; else the object is a row itself."""
-    tables = {key: item for key, item in value.items() if _is_table(item)}
-    if not tables:
-        tables = {key: item for key, item in value.items() if _holds_table(item)}
     if len(tables) == 1:
         return _rows_in(next(iter(tables.values())), name)
+
     if tables and all(isinstance(table, list) and "step" in table[0] for table in tables.values()):
         rows = []
         for run_id, log in tables.items():
-            rows += [{"run_id": run_id, **row} for row in _rows_in(log, name)]
+            rows += [{"run_id": run_id, **line} for line in log]
         return rows
+
     if tables:
         raise RecordError(f"{name}: several tables ({', '.join(tables)}): leave one of them in the file")
+
     if any(isinstance(item, list) for item in value.values()):
         raise RecordError(f"{name}: an object with {', '.join(value)}: {_SHAPES}")
-    return [value]
+
+    return [value] if value else []
 
 
-def _is_table(value: Any) -> bool:
-    """Tell whether a value under a key is a table: rows, columns, or objects that have fields in common."""
+def _tables_in(value: Fields) -> Fields:
+    """Find the tables under the keys of an object, else the objects that hold one, however deep."""
+    tables = {key: item for key, item in value.items() if _read_shape(item)}
+    return tables or {key: item for key, item in value.items() if isinstance(item, dict) and _tables_in(item)}
+
+
+def _read_shape(value: Any) -> list[Any] | None:
+    """Read a list of rows, a grid under its names, columns, or objects that have fields in common; None for others."""
     if isinstance(value, list):
-        return bool(value) and all(isinstance(row, dict) for row in value)
-    return isinstance(value, dict) and (_is_by_name(value) or _is_of_columns(value))
+        are_rows = bool(value) and all(isinstance(row, dict) for row in value)
+        return value if are_rows or not value else _rows_of_grid(value[0], value[1:])
+
+    if not isinstance(value, dict) or not value:
+        return None
+
+    rows = _rows_of_grid(value.get("columns"), value.get("data"))
+    if rows is None and all(isinstance(item, dict) for item in value.values()):
+        return _rows_by_name(value)
+
+    return _rows_of_columns(value) if rows is None else rows
 
 
-def _holds_table(value: Any) -> bool:
-    """Tell whether a value is a table, or has one under a key, however deep."""
-    return _is_table(value) or (isinstance(value, dict) and any(map(_holds_table, value.values())))
+def _rows_of_grid(names: Any, grid: Any) -> list[Any] | None:
+    """Read rows as lists under a list of names."""
+    if not isinstance(names, list) or not isinstance(grid, list):
+        return None
+
+    are_names = all(isinstance(name, str) for name in names)
+    if not are_names or not all(isinstance(row, list) and len(row) == len(names) for row in grid):
+        return None
+
+    return [dict(zip(names, row, strict=True)) for row in grid]
 
 
-def _is_by_name(value: Mapping[str, Any]) -> bool:
-    """Tell whether an object holds objects that have fields in common."""
-    rows = list(value.values())
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        return False
-    return bool(set.intersection(*map(set, rows)))
-
-
-def _is_grid(value: list[Any]) -> bool:
-    """Tell whether a list holds rows as lists, under one of names."""
-    if not all(isinstance(row, list) and len(row) == len(value[0]) for row in value):
-        return False
-    return all(isinstance(cell, str) for cell in value[0])
-
-
-def _is_of_columns(value: Mapping[str, Any]) -> bool:
-    """Tell whether an object holds lists of one length, beside values that hold for all rows."""
+def _rows_of_columns(value: Fields) -> list[Any] | None:
+    """Read lists of one length, beside values that hold for all rows."""
     lists = [item for item in value.values() if isinstance(item, list)]
-    if not lists or any(isinstance(item, dict) for item in value.values()):
-        return False
-    if any(isinstance(cell, (dict, list)) for cell in itertools.chain.from_iterable(lists)):
-        return False
-    return len(set(map(len, lists))) == 1
+    cells = itertools.chain(value.values(), *lists)
+    has_parts = any(isinstance(cell, dict) for cell in cells) or any(map(_has_lists, lists))
+    if has_parts or len(set(map(len, lists))) != 1:
+        return None
+
+    columns = [item if isinstance(item, list) else [item] * len(lists[0]) for item in value.values()]
+
+    return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _rows_of_columns(value: Mapping[str, Any]) -> list[Any]:
-    length = next(len(item) for item in value.values() if isinstance(item, list))
-    columns = [item if isinstance(item, list) else [item] * length for item in value.values()]
-    return [dict(zip(value, cells, strict=True)) for cells in zip(*columns, strict=True)]
+def _has_lists(cells: list[Any]) -> bool:
+    return any(isinstance(cell, list) for cell in cells)
 
 
-def _rows_by_name(value: Mapping[str, Fields]) -> list[Any]:
+def _rows_by_name(value: Mapping[str, Fields]) -> list[Any] | None:
     """Read the rows of {name: row}; of {column: {name: value}} if the names of fields stand outside."""
+    if not set.intersection(*map(set, value.values())):
+        return None
+
     inner_names = dict.fromkeys(itertools.chain.from_iterable(value.values()))
-    is_numbered = bool(inner_names) and all(name.isdigit() for name in inner_names)
+    is_numbered = all(name.isdigit() for name in inner_names)
     rows = dict(value)
     if is_numbered or (_has_fields(value) and not _has_fields(inner_names)):
         rows = {name: _row_at(value, name) for name in inner_names}
+
     if all(name.isdigit() for name in rows):
         return list(rows.values())
+
     return [row if "run_id" in row else {"run_id": name, **row} for name, row in rows.items()]
 
 
@@ -315,6 +336,6 @@ def _row_at(columns: Mapping[str, Fields], name: str) -> Fields:
     return {column: cells.get(name) for column, cells in columns.items()}
 
 
-def _has_fields(names: Collection[str]) -> bool:
+def _has_fields(names: Iterable[str]) -> bool:
     """Tell whether some of the names are fields of runs: those of records, and losses."""
     return any(name in RunRecord.model_fields or name.lower().endswith("loss") for name in names)

@@ -99,76 +99,57 @@ def recipe_suffix(record: RunRecord) -> str:
     `-lr0.004`: the peak learning rate was set by hand instead of by a law (omitted if the sweep's name ends in it).
     `-lrscale2`: the law's peak learning rate times 2. Null fields count as the recipe's.
     """
-    names = [
-        _rate_name(record),
-        *_muon_names(record),
-        *_optimizer_names(record),
-        *_model_names(record),
+    optimizer = record.optimizer
+    schedule = record.schedule
+    scale = _SCALED.search(schedule.learning_rate_law)
+    rate = f"lrscale{scale[1]}" if scale else ""
+    if schedule.learning_rate_law == GIVEN_RATE:
+        rate = f"lr{_word(schedule.peak_learning_rate)}"
+        rate = "" if record.sweep.endswith(f"-{rate}") else rate
+    names = [rate]
+    if optimizer.name == "muon":
+        names += [
+            "muon",
+            _departure("muonlr{}", optimizer.muon_learning_rate, schedule.peak_learning_rate),
+            _departure("momentum{}", optimizer.muon_momentum, 0.95),
+            _departure("{}shape", optimizer.muon_adjust_lr, "match_rms_adamw"),
+        ]
+    are_usual_betas = math.isclose(optimizer.beta1, 0.9) and math.isclose(optimizer.beta2, 0.999)
+    names += [
+        _departure("wd{}", optimizer.weight_decay, 0.1),
+        _departure("wd{}", optimizer.weight_decay_on, "all"),
+        "" if are_usual_betas else f"beta{_word(optimizer.beta1)}-{_word(optimizer.beta2)}",
+        _departure("eps{}", optimizer.epsilon, 1e-8),
+        "noclip" if optimizer.gradient_clip_norm is None else _departure("clip{}", optimizer.gradient_clip_norm, 0.1),
+        "finalnorm" if record.final_norm else "",
+        _departure("{}init", record.initialization, "paper"),
     ]
+    is_ours = record.model_type is None
+    if record.experts > 1 and is_ours:
+        names.append("dropless" if record.capacity_factor == 0 else _departure("cf{}", record.capacity_factor, 1.0))
+    if record.balance_bias_rate is not None:
+        names.append(f"bias{_word(record.balance_bias_rate)}")
+    elif record.experts > 1:
+        names.append(_departure("balance{}", record.balance_loss_coefficient, 0.01 if is_ours else 0.001))
+    if record.experts > 1 and is_ours:
+        names.append(_departure("z{}", record.z_loss_coefficient, 0.001))
     return "".join(f"-{name}" for name in names if name)
 
 
-def _rate_name(record: RunRecord) -> str:
-    if record.schedule.learning_rate_law == GIVEN_RATE:
-        name = f"lr{_number(record.schedule.peak_learning_rate)}"
-        return "" if record.sweep.endswith(f"-{name}") else name
-    scale = _SCALED.search(record.schedule.learning_rate_law)
-    return f"lrscale{scale[1]}" if scale else ""
+def _departure(name: str, value: float | str | None, recipe_value: float | str) -> str:
+    """Name a value that departs from the recipe's, "" for one that does not and for null."""
+    if value is None:
+        return ""
+    if isinstance(value, str) or isinstance(recipe_value, str):
+        is_usual = value == recipe_value
+    else:
+        is_usual = math.isclose(value, recipe_value)
+    return "" if is_usual else name.format(_word(value))
 
 
-def _muon_names(record: RunRecord) -> list[str]:
-    optimizer = record.optimizer
-    if optimizer.name != "muon":
-        return []
-    names = ["muon"]
-    if _departs(optimizer.muon_learning_rate, record.schedule.peak_learning_rate):
-        names.append(f"muonlr{_number(optimizer.muon_learning_rate)}")
-    if _departs(optimizer.muon_momentum, 0.95):
-        names.append(f"momentum{_number(optimizer.muon_momentum)}")
-    if optimizer.muon_adjust_lr not in (None, "match_rms_adamw"):
-        names.append(f"{optimizer.muon_adjust_lr}shape")
-    return names
-
-
-def _optimizer_names(record: RunRecord) -> list[str]:
-    optimizer = record.optimizer
-    names = []
-    if _departs(optimizer.weight_decay, 0.1):
-        names.append(f"wd{_number(optimizer.weight_decay)}")
-    if optimizer.weight_decay_on not in (None, "all"):
-        names.append(f"wd{optimizer.weight_decay_on}")
-    if _departs(optimizer.beta1, 0.9) or _departs(optimizer.beta2, 0.999):
-        names.append(f"beta{_number(optimizer.beta1)}-{_number(optimizer.beta2)}")
-    if _departs(optimizer.epsilon, 1e-8):
-        names.append(f"eps{_number(optimizer.epsilon)}")
-    if optimizer.gradient_clip_norm is None:
-        names.append("noclip")
-    elif _departs(optimizer.gradient_clip_norm, 0.1):
-        names.append(f"clip{_number(optimizer.gradient_clip_norm)}")
-    return names
-
-
-def _model_names(record: RunRecord) -> list[str]:
-    is_moe = record.experts > 1
-    is_ours = record.model_type is None
-    names = []
-    if record.final_norm:
-        names.append("finalnorm")
-    if record.initialization not in (None, "paper"):
-        names.append(re.sub(r"[^A-Za-z0-9]+", "", f"{record.initialization}init"))
-    if is_moe and is_ours and _departs(record.capacity_factor, 1.0):
-        names.append(f"cf{_number(record.capacity_factor)}" if record.capacity_factor else "dropless")
-    if record.balance_bias_rate is not None:
-        names.append(f"bias{_number(record.balance_bias_rate)}")
-    elif is_moe and _departs(record.balance_loss_coefficient, 0.01 if is_ours else 0.001):
-        names.append(f"balance{_number(record.balance_loss_coefficient)}")
-    if is_moe and is_ours and _departs(record.z_loss_coefficient, 0.001):
-        names.append(f"z{_number(record.z_loss_coefficient)}")
-    return names
-
-
-def _departs(value: float | None, recipe_value: float) -> bool:
-    return value is not None and not math.isclose(value, recipe_value)
+def _word(value: float | str) -> str:
+    """Write a value in characters that a branch name may have: 0.004, 1e-06, 1e20."""
+    return re.sub(r"[^A-Za-z0-9]+", "", value) if isinstance(value, str) else f"{value:g}".replace("+", "")
 
 
 def _decay_suffix(record: RunRecord) -> str:
@@ -181,12 +162,7 @@ def _decay_suffix(record: RunRecord) -> str:
     rounding = max(2 * sequences * record.sequence_length, 0.005 * horizon_tokens)
     if abs(decay_tokens - 0.2 * horizon_tokens) <= rounding:
         return ""
-    return f"-decay{_number(round(decay_tokens / horizon_tokens, 2))}"
-
-
-def _number(value: float | None) -> str:
-    """Write a number in characters that a branch name may have: 0.004, 1e-06, 1e20."""
-    return "" if value is None else f"{value:g}".replace("+", "")
+    return f"-decay{_word(round(decay_tokens / horizon_tokens, 2))}"
 
 
 def shorten(name: str, length: int) -> str:

@@ -8,14 +8,13 @@ Without configs in the card, tables of one folder are one config of its name, an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import Any
 
 from hub.base.errors import FilesError, given
 from hub.base.markdown import read_card
-from hub.base.types import Strings
 from hub.record.table import LoadedRows, require_readable, split_rows
 from hub.store.base import Store
 
@@ -24,7 +23,6 @@ SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 CARD = "README.md"
 DEFAULT = "default"
 SPLITS = ("train", "test", "validation", "valid", "dev", "eval")
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # Configs that an error names.
 _MAX_NAMES = 20
 
@@ -56,23 +54,21 @@ def load_table(
     return LoadedRows(rows, label, dataset, commit)
 
 
-def _card_configs(store: Store, repo: str, revision: str | None, names: Iterable[str]) -> Mapping[str, Strings]:
+def _card_configs(store: Store, repo: str, revision: str | None, names: Iterable[str]) -> Mapping[str, Sequence[str]]:
     """Return the patterns of the files of each config that the card names; none without a card that can be read."""
     if CARD not in names:
         return {}
     text = store.read("dataset", repo, CARD, revision).decode("utf-8", errors="replace")
     try:
-        metadata = read_card(text).data.to_dict()
+        entries = read_card(text).data.to_dict().get("configs") or []
     except FilesError:
         return {}
-    configs: dict[str, Strings] = {}
-    for entry in metadata.get("configs") or []:
+    configs = {}
+    for entry in entries:
         if isinstance(entry, dict):
-            patterns = _patterns_of(entry.get("data_files"))
             # `data_dir` is the folder whose files these are.
-            if not patterns and entry.get("data_dir"):
-                patterns = [f"{entry['data_dir']}/*"]
-            configs[str(entry.get("config_name", DEFAULT))] = tuple(patterns)
+            folder = [f"{entry['data_dir']}/*"] if entry.get("data_dir") else []
+            configs[str(entry.get("config_name", DEFAULT))] = _patterns_of(entry.get("data_files")) or folder
     return configs
 
 
@@ -89,25 +85,24 @@ def _patterns_of(data_files: Any) -> list[str]:
 
 
 def choose_files(
-    names: Iterable[str], card_configs: Mapping[str, Strings], config: str | None, dataset: str
+    names: Iterable[str], card_configs: Mapping[str, Sequence[str]], config: str | None, dataset: str
 ) -> list[str]:
     """Choose the tables of a config from the files of a dataset, sorted. FilesError says which configs there are."""
-    tables = sorted(name for name in names if _is_table(name))
+    tables = sorted(filter(_is_table, names))
     if not tables:
         raise FilesError(f"{dataset}: no table; allowed are files that end in {', '.join(SUFFIXES)}")
     if config in tables:
         return [str(config)]
     configs: dict[str, list[str]] = {}
-    for name, patterns in card_configs.items():
-        matches = [table for table in tables if _matches_any(table, patterns)]
-        if matches:
-            configs[name] = matches
+    for table in tables:
+        for name, patterns in card_configs.items():
+            if any(fnmatch(table, pattern) for pattern in patterns):
+                configs.setdefault(name, []).append(table)
     if not configs:
         for table in tables:
             configs.setdefault(_guess_config(table), []).append(table)
-    if config is None and len(configs) == 1:
-        return next(iter(configs.values()))
-    name = DEFAULT if config is None else config
+    only = next(iter(configs)) if len(configs) == 1 else DEFAULT
+    name = only if config is None else config
     if name not in configs:
         present = ", ".join(sorted(configs)[:_MAX_NAMES])
         problem = "has several configs: name one by " if config is None else "has no "
@@ -115,22 +110,16 @@ def choose_files(
     return configs[name]
 
 
-def _matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a file name matches one of the patterns of a card."""
-    return any(fnmatch(name, pattern) for pattern in patterns)
-
-
 def _is_table(name: str) -> bool:
     """Return whether a file is a table; hidden files and a dataset's own descriptions are none."""
-    path = PurePosixPath(name)
-    is_hidden = any(name.startswith((".", "_")) for name in path.parts)
-    return name.endswith(SUFFIXES) and not is_hidden and path.name != "dataset_infos.json"
+    is_hidden = re.search(r"(^|/)[._]", name)
+    return name.endswith(SUFFIXES) and not is_hidden and not name.endswith("dataset_infos.json")
 
 
 def _guess_config(name: str) -> str:
     """Name the config of a table: by its folder, else by its file name without split and shard."""
-    path = PurePosixPath(name)
-    if len(path.parts) > 1 and path.parts[0] != "data":
-        return path.parts[0]
-    stem = _SHARD.sub("", path.stem)
+    folder, _, file_name = name.partition("/")
+    if file_name and folder != "data":
+        return folder
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", PurePosixPath(name).stem)
     return DEFAULT if stem in SPLITS else stem

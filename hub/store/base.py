@@ -18,7 +18,7 @@ from typing import Literal
 from hub.base.errors import ConflictError, FilesError, IntegrityError, UnavailableError
 from hub.store.files import Content, check_allowed, git_id_of, is_allowed, sha256_of, size_of
 
-Kind = Literal["model", "dataset", "space"]
+Kind = Literal["model", "dataset"]
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAX_READ_BYTES = 512 * 1024 * 1024

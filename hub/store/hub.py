@@ -131,7 +131,6 @@ class HubStore(Store):
         functions = {
             "model": self._api.list_models,
             "dataset": self._api.list_datasets,
-            "space": self._api.list_spaces,
         }
         list_repositories = functions[kind]
         repositories = self._call(
@@ -308,8 +307,6 @@ class HubStore(Store):
     def _create_or_read(self, kind: Kind, repo: str) -> _Repository:
         repo_id = self.repo_id(repo)
         options: Fields = {"repo_type": kind, "private": self.private or None}
-        if kind == "space":
-            options["space_sdk"] = "gradio"
         is_model = kind == "model"
         try:
             self._call(lambda: self._api.create_repo(repo_id, **options))

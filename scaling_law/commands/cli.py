@@ -14,7 +14,6 @@ _PANELS = {
     "Plan runs": "plan:plan plan:scale_out plan:next_runs",
     "Fit runs": "fitting:fit forecast:forecast promote:promote",
     "Publish and look": "release:release explore:explore",
-    "Paper": "figures:figures",
 }
 PLACES = {  # panel → command → module:function
     panel: {place.partition(":")[2].replace("_", "-"): f"scaling_law.commands.{place}" for place in places.split()}

@@ -1,15 +1,12 @@
-"""The command of `scaling-law` that opens the explorer, or writes it to the Hub as a Space."""
+"""The command of `scaling-law` that opens the explorer."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-from hub.base.commands import Json, Private
 from hub.base.errors import InputError
-from hub.base.tables import show
 from scaling_law.commands.options import option, rare
-from scaling_law.explorer import app, space
+from scaling_law.explorer import app
 from scaling_law.explorer.question import FITTED
 from scaling_law.fitting.fitting import fit
 from scaling_law.law import Law
@@ -18,7 +15,6 @@ from scaling_law.runs.loading import load_runs
 
 # Resamples of the bootstrap, for which the page waits to open.
 RESAMPLES = 200
-WHEEL = "The package in that Space. [default: built from the checkout]"
 
 
 def explore(
@@ -27,31 +23,20 @@ def explore(
     host: Annotated[str, rare("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int | None, option("Port. [default: the first free one from 7860]", min=1, max=65_535)] = None,
     browser: Annotated[bool, option("Open the browser.", "--browser/--no-browser")] = True,
-    push_to_hub: Annotated[str | None, rare("Write a Space instead: org/space.")] = None,
-    wheel: Annotated[Path | None, rare(WHEEL)] = None,
-    private: Private = False,
-    as_json: Json = False,
 ) -> None:
     """Open the explorer: figures and answers behind sliders, with an API and an MCP server.
 
         scaling-law explore
 
-    No request leaves this machine. --push-to-hub writes it as a Space instead.
+    No request leaves this machine.
 
     More examples:
 
         scaling-law explore --law my-law --port 7860 --no-browser
-
-        scaling-law explore --push-to-hub org/moe-explorer
     """
     laws: dict[str, Law] = {name: choose_law(name) for name in law}
     if runs is not None:
         laws = {FITTED: _fit_with_draws(runs), **laws}
-    if push_to_hub is not None:
-        pushed = space.push_space(push_to_hub, laws, wheel=wheel, private=private)
-        address = f"https://huggingface.co/spaces/{push_to_hub}"
-        result = {"space": pushed.repo, "commit": pushed.commit, "written": pushed.written, "address": address}
-        return show(result, as_json, f"{address} at {pushed.commit}")
     app.explore(laws, host=host, port=port, browser=browser)
 
 

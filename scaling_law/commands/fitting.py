@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -19,24 +20,26 @@ from scaling_law.commands.options import (
     rare,
 )
 from scaling_law.commands.run_options import OfRuns, load
-from scaling_law.fitting import backtest, fitting, holdout
+from scaling_law.fitting import fitting
+from scaling_law.fitting.holdout import Split, backtest_splits, hold_out
 from scaling_law.fitting.repetition import UNIQUE, with_unique_tokens
-from scaling_law.law import Law
+from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import choose_law
 from scaling_law.law_files import FILE_NAME
+from scaling_law.runs.table import Runs
 
-HELD_OUT = "Fit without the runs of lowest loss, or of most n_active, flops, tokens or a column, and predict them."
+HELD_OUT = "Hold out and predict: each run, each model, the --test runs of lowest loss, or of most n_active, flops, "
+HELD_OUT += "tokens or a column."
 PRIOR = "What runs leave open is as in other labs' laws (public), or as in a law: published, a folder, …"
-KIND = "Kind of law: joint, chinchilla, routed, …; all: ranked by forecasts. [default: joint, or that of --prior]"
+KIND = "Kind of law: joint, chinchilla, routed, …. [default: joint, or that of --prior]"
 MODES = {
-    "split": Mode(only=("validation", "test", "select"), never=("kind", "bootstrap", "output")),
+    "split": Mode(only=("test",), never=("bootstrap", "output")),
 }
 
 
 @command(
-    "runs kind loss where best_of columns bootstrap split prior output overwrite validation test "
-    "select status format final config trunks skip_invalid fixed bounds outliers one_sided huber_delta weights l2 "
-    "starts release mix unique_tokens epochs allow_unidentifiable",
+    "runs kind loss where best_of columns bootstrap split prior output overwrite test status format final config "
+    "trunks skip_invalid fixed bounds outliers huber_delta weights mix unique_tokens allow_unidentifiable",
     OfRuns,
     MODES,
 )
@@ -46,25 +49,16 @@ def fit(
     fixed: list[Any],
     bounds: list[Any],
     outliers: str,
-    one_sided: str | None,
     mix: Any,
     unique_tokens: str | None,
-    epochs: str | None,
     kind: Annotated[str | None, option(KIND)] = None,
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
     split: Annotated[str | None, option(HELD_OUT)] = None,
     prior: Annotated[str | None, option(PRIOR)] = None,
     output: Annotated[Path | None, option("Folder for scaling_law.json.", "--output", "-o")] = None,
-    validation: Annotated[int, rare("With --split: runs of the validation part.")] = 30,
-    test: Annotated[int, rare("With --split: runs of the test part, the most extreme ones.")] = 0,
-    select: Annotated[
-        Literal["objective", "rmse"], rare("With --split: rmse counts training and validation runs.")
-    ] = "objective",
+    test: Annotated[int, rare("With --split: how many extreme runs to hold out.")] = 30,
     huber_delta: Annotated[float, rare("Threshold of the Huber loss on ln L.")] = 0.01,
     weights: Annotated[str, rare("equal, inverse_loss (as the paper's, 1 / loss), or a column.")] = "equal",
-    l2: Annotated[float, rare("Weight decay on the summed objective (the paper states 1e-5).")] = 0.0,
-    starts: Annotated[Literal["scaled", "paper"], rare("scaled: quick; paper: its 19,683 starts.")] = "scaled",
-    release: Annotated[int | None, rare("Best starts that go on to move E_start and E_max. [default: 64]")] = None,
     allow_unidentifiable: Annotated[
         bool, rare("Fit although the design cannot identify all coefficients.", "--allow-unidentifiable")
     ] = False,
@@ -74,16 +68,13 @@ def fit(
 
         scaling-law fit releases --bootstrap 1000 -o my-law
 
-    --split holds out the extreme runs and predicts them, with the joint law and a Chinchilla law for
-    each E. --kind all fits every kind below several cuts of compute, ranks them by the RMSE above, and takes the best.
-    --prior makes do with few runs: with a law, the fit is of its kind and moves it to another corpus. The exit
-    status is 1 if the fit did not converge, or blends runs of equal N, D and E that differ in another setting.
+    --split holds out runs and predicts them, beside the published joint law moved by a constant. --prior makes do with
+    few runs: with a law, the fit is of its kind and moves it to another corpus. The exit status is 1 if the fit did
+    not converge, or blends runs of equal N, D and E that differ in another setting.
 
     More examples:
 
         scaling-law fit runs.parquet --kind chinchilla --loss train_loss --json
-
-        scaling-law fit runs.csv --kind all -o our-law
 
         scaling-law fit runs.csv --bound e_max=64:1024 --fix c=1.6 --outliers set_aside --trunks run
 
@@ -91,38 +82,62 @@ def fit(
 
         scaling-law fit runs.csv --column n_active=params --column experts=1 --kind chinchilla
 
-        scaling-law fit runs.jsonl --split flops --validation 20 --test 20
+        scaling-law fit runs.jsonl --split flops --test 20
 
-        scaling-law fit runs.csv --prior published --one-sided untuned -o our-law
+        scaling-law fit runs.csv --prior published -o our-law
 
         scaling-law fit runs.csv --kind chinchilla --unique-tokens unique_tokens -o our-law
     """
     if bootstrap < 0 or bootstrap == 1:
         raise InputError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
     table = load(**read)
-    robust: Fields = {"huber_delta": huber_delta, "one_sided": one_sided, "mix": mix}
-    robust["weights"] = None if weights == "equal" else weights
-    if unique_tokens is not None or epochs is not None:  # a split reads them from its parts
-        table = with_unique_tokens(table, unique_tokens, epochs)
-        robust["unique_tokens"] = UNIQUE
-    further: Fields = {"outliers": outliers, "l2": l2, "starts": starts, "release": release}
-    further["allow_unidentifiable"] = allow_unidentifiable
     law = choose_law(prior, flag="--prior") if prior not in (None, "public") else prior
     kind = kind or (law.name if isinstance(law, Law) else "joint")
-    limits: Fields = {"fixed": by_name(fixed, "--fix"), "bounds": by_name(bounds, "--bound"), "prior": law}
+    options: Fields = {
+        "huber_delta": huber_delta,
+        "weights": None if weights == "equal" else weights,
+        "fixed": by_name(fixed, "--fix"),
+        "bounds": by_name(bounds, "--bound"),
+        "outliers": outliers,
+        "mix": mix,
+        "allow_unidentifiable": allow_unidentifiable,
+        "prior": law,
+    }
+    # A split reads them from its parts.
+    if unique_tokens is not None:
+        table = with_unique_tokens(table, unique_tokens)
+        options["unique_tokens"] = UNIQUE
     if split is not None:
-        parts = holdout.split(table, split, validation, test)
-        compared = backtest.compare_with_separate_laws(parts, select, joint_options=limits, **robust, **further)
-        value = compared.to_dict() | {"joint": compared.joint.to_dict()} if as_json else None
-        show(value, as_json, Tables((parts.summary(), compared.summary())).for_shell(verbose))
-        trusted = compared.joint.status.trusted
+        trusted = _show_split(table, kind, hold_out(table, split, test), options, as_json)
     else:
-        result = fitting.fit(table, kind, **limits, **robust, **further, progress=not as_json)
+        result = fitting.fit(table, kind, **options, progress=not as_json)
         _show(result, bootstrap, output, {"skipped": list(table.skipped)}, as_json, verbose)
         trusted = result.trusted
     for reason in table.skipped:
         typer.secho(f"skipped {reason}", err=True, fg="yellow")
     exit_untrusted(trusted)
+
+
+def _show_split(
+    runs: Runs,
+    kind: str,
+    splits: Sequence[Split],
+    options: Fields,
+    as_json: bool,
+) -> bool:
+    """Print the errors of laws on held-out runs; return whether all fits of this kind are to be trusted."""
+    fits: list[fitting.FitResult] = []
+
+    def forecast(train: Runs, test: Runs) -> Any:
+        fits.append(fitting.fit(train, kind, **options))
+        return fits[-1].errors_on(test) + test.loss
+
+    laws: dict[str, Any] = {f"{kind} law": forecast, "published joint law": JointLaw.published()}
+    compared = backtest_splits(runs, splits, laws)
+    show(compared.to_dict(), as_json, compared)
+    for doubt in dict.fromkeys(text for result in fits for text in result.status.doubts):
+        typer.secho(doubt, err=True, fg="yellow")
+    return not compared.left_out and all(result.trusted for result in fits)
 
 
 def _show(

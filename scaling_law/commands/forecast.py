@@ -1,4 +1,4 @@
-"""The command of `scaling-law` that forecasts runs, and keeps and scores forecasts."""
+"""The command of `scaling-law` that forecasts runs, and keeps forecasts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ import typer
 from hub.base.commands import EXPERTS, PARAMETERS, TOKENS, several
 from hub.base.errors import InputError
 from hub.base.tables import print_table, show
-from scaling_law.commands.options import command, exit_untrusted, named, names, option, quantity
+from scaling_law.commands.options import command, exit_untrusted, names, option, quantity
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
-from scaling_law.forecasting import ledger
 from scaling_law.forecasting.laws import stack_laws
 from scaling_law.law_files import FILE_NAME, law_to_dict
 
-LEDGER = "Keep the forecast, dated, in a folder or hf://org/dataset; without RUNS: list what it holds."
-SCORE = "With --register and without RUNS: the loss that was measured: 2026-01-31-1a2b3c4d=2.256."
+SAVE = "Write the forecast with its date to a new .json file, to compare with the loss once it is measured."
 OUTPUT = "Folder for scaling_law.json: the laws that compete as one, which --law of other commands takes."
-SCORED = named(float, "NAME=LOSS")
 
 
 @command(
-    "runs n_active tokens experts prior kinds level accuracy figure output overwrite register scored loss where "
-    "best_of columns status format final config trunks skip_invalid mix unique_tokens epochs at_unique_tokens",
+    "runs n_active tokens experts prior kinds level accuracy figure output overwrite save loss where "
+    "best_of columns status format final config trunks skip_invalid mix unique_tokens at_unique_tokens",
     OfRuns,
 )
 def forecast(
@@ -35,8 +32,7 @@ def forecast(
     mix: Any,
     accuracy: Any,
     unique_tokens: str | None,
-    epochs: str | None,
-    runs: Annotated[str | None, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")] = None,
+    runs: Annotated[str, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")],
     n_active: Annotated[Any, quantity(several(PARAMETERS), "Active parameters with embeddings: 2B.")] = None,
     tokens: Annotated[Any, quantity(several(TOKENS), "Training tokens: 8T.")] = None,
     experts: Annotated[Any, quantity(EXPERTS, "E of the model: 256. [default: that of the runs]")] = None,
@@ -48,8 +44,7 @@ def forecast(
     level: Annotated[float, option("Level of the intervals.")] = 0.9,
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,
     output: Annotated[Path | None, option(OUTPUT, "--output", "-o")] = None,
-    register: Annotated[str | None, option(LEDGER, metavar="LEDGER")] = None,
-    scored: Annotated[list[Any], quantity(SCORED, SCORE, "--score", metavar="NAME=LOSS")] = [],  # noqa: B006
+    save: Annotated[Path | None, option(SAVE)] = None,
     **read: Any,
 ) -> None:
     """Forecast the loss of runs not yet trained: all applicable laws, weighted by held-out forecast error.
@@ -64,29 +59,17 @@ def forecast(
 
         scaling-law forecast runs.csv -o our-stack
 
-        scaling-law forecast runs.csv --n-active 2B --tokens 8T --register our-forecasts
+        scaling-law forecast runs.csv --n-active 2B --tokens 8T --save forecasts/2B-8T.json
 
         scaling-law forecast runs.csv --unique-tokens unique_tokens --n-active 2B --tokens 80B --at-unique-tokens 5B
-
-        scaling-law forecast --register our-forecasts --score 2026-01-31-1a2b3c4d=2.256
     """
-    if runs is None:
-        if register is None:
-            raise InputError("RUNS to forecast from are needed; or --register LEDGER, to list a ledger")
-        for name, measured in scored:
-            ledger.score(register, name, measured)
-        kept = ledger.read_ledger(register)
-        show(kept.to_dict(), as_json, kept)
-        return
-    if scored:
-        raise InputError("--score goes with --register and without RUNS: a forecast is scored when its run is done")
     table = load(runs=runs, **read)
-    if at_unique_tokens is not None and unique_tokens is None and epochs is None:
-        raise InputError("--at-unique-tokens goes with --unique-tokens or --epochs, the columns of the runs")
+    if at_unique_tokens is not None and unique_tokens is None:
+        raise InputError("--at-unique-tokens goes with --unique-tokens, the column of the runs")
     at = {"n_active": n_active, "tokens": tokens, "experts": experts, "unique_tokens": at_unique_tokens}
     models = {name: values for name, values in at.items() if values is not None}
     competing: dict[str, Any] = {"prior": None if prior == "none" else "public", "kinds": kinds, "mix": mix}
-    competing |= {"unique_tokens": unique_tokens, "epochs": epochs}
+    competing["unique_tokens"] = unique_tokens
     if output is not None:
         if models or accuracy:
             raise InputError("-o writes a law for any model: leave out --n-active, --tokens, --experts and --accuracy")
@@ -99,9 +82,7 @@ def forecast(
     answer = forecasting.forecast(table, models, level=level, accuracy=accuracy, **competing)
     show(answer.to_dict() if as_json else None, as_json, answer.summary().for_shell(verbose))
     written = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
-    written += (
-        [f"registered {name}" for name in ledger.register(register, answer.rows, level, table)] if register else []
-    )
+    written += [f"wrote {answer.save(save)}"] if save else []
     if written and not as_json:
         print_table("\n".join(written))
     exit_untrusted(answer.trusted)

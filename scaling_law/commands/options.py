@@ -197,8 +197,3 @@ def exit_untrusted(trusted: bool, force: bool = False) -> None:
     """End with the status of an answer that is not to be trusted, unless it is, or was wanted all the same."""
     if not (trusted or force):
         raise typer.Exit(NOT_TRUSTED)
-
-
-def show_written(paths: list[Path], as_json: bool) -> None:
-    """Print the paths of the files that a command wrote."""
-    show({"written": [str(path) for path in paths]}, as_json, "\n".join(f"wrote {path}" for path in paths))

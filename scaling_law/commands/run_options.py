@@ -44,7 +44,7 @@ BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 
 
 class OfRuns(Shared):
-    """How runs are read, and what laws are fitted to them: named as in Python, with their defaults."""
+    """The options by which runs are read, and laws are fitted to them: named as in Python, with their defaults."""
 
     runs: Annotated[str, typer.Argument(help=RUNS)]
     loss: Annotated[str | None, option("The column to fit. [default: eval_loss, or the only loss column]")] = None
@@ -69,14 +69,8 @@ class OfRuns(Shared):
     outliers: Annotated[
         Literal["keep", "set_aside"], rare("set_aside: fit without runs far from the law of the others.")
     ] = "keep"
-    one_sided: Annotated[
-        str | None, rare("Column that is 1 for untuned runs, which bound the law from above; else 0.")
-    ] = None
     mix: Annotated[Any, quantity(names, MIX, rare=True)] = ""
     unique_tokens: Annotated[str | None, rare(REPEATED)] = None
-    epochs: Annotated[str | None, rare("Column of epochs, tokens over unique tokens, instead of --unique-tokens.")] = (
-        None
-    )
 
 
 def load(runs: str, **options: Any) -> Runs:

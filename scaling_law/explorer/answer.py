@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
-from html import escape
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hub.base import strict_json
-from hub.base.markdown import escape_markdown
-from hub.base.notices import brief_lines
+from hub.base.tables import Table, html
 from hub.base.units import format_bytes, format_count, format_flops, parse_count
-from scaling_law.explorer.captions import describe_figure
 from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
 from scaling_law.figures.interactive import ModelPoint, Page
-from scaling_law.figures.law_figures import shown_losses
 from scaling_law.law import Law
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import Plan
@@ -46,13 +42,11 @@ MODELS = Path(__file__).with_name("models.json")
 
 @dataclass(frozen=True)
 class Results:
-    """What the page shows, in its order: `table` is HTML, `configuration` is YAML, the other texts are Markdown."""
+    """The parts of the page, in its order: Markdown, a figure, HTML, a shell's command, and YAML."""
 
     headline: str
     figure: Figure
-    caption: str
     table: str
-    notes: str
     command: str
     configuration: str
 
@@ -60,33 +54,18 @@ class Results:
 def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Results:
     """Answer a question. ValueError names what is wrong with it, or why the law has no answer."""
     table = best_models(question, law)
-    warnings = brief_lines(table.warnings, "the list below")
-    notes = [*warnings, *table.training_notes]
+    notes = []
     if question.unit == HOURS and question.view == "map":
         flops = format_flops(table.flops)
-        notes.insert(0, f"this map is for budgets of FLOPs: the star is at the {flops} of the best row")
+        notes.append(f"this map is for budgets of FLOPs: the star is at the {flops} of the best row")
     plan, configuration = _plan(question, law)
-    figure = draw_figure(question, law, table, page)
     return Results(
         "\n\n".join(filter(None, [f"**{table.verdict}**", table.limit_of_trust])),
-        figure,
-        describe_figure(question, figure),
-        table_html(table),
-        _bullets(notes) + _folded(table.warnings, len(warnings)),
+        draw_figure(question, law, table, page),
+        html(_arrange(table.summary(), notes)),
         question.command(plan is not None),
         configuration,
     )
-
-
-def _bullets(notes: Sequence[str]) -> str:
-    return "\n".join(f"- {escape_markdown(note, 400)}" for note in notes)
-
-
-def _folded(warnings: Sequence[str], n_shown: int) -> str:
-    """Fold the list of all warnings away; "" if as many are shown already."""
-    if len(warnings) == n_shown:
-        return ""
-    return f"\n\n<details><summary>All {len(warnings)} warnings</summary>\n\n{_bullets(warnings)}\n\n</details>"
 
 
 def best_models(question: Question, law: Law) -> OptimalTable:
@@ -98,25 +77,16 @@ def plan_run(question: Question, law: Law) -> Plan:
     return law.plan(**question.keywords())
 
 
-def table_html(table: OptimalTable) -> str:
-    """Write the table with its last column, best or tie, at the front: a narrow page shows the left of it.
-
-    Columns that a reader needs least are the last.
-    """
-    summary = table.summary()
-    names = summary.header[:-1]
-    order = sorted(range(len(names)), key=lambda number: names[number] in LAST_COLUMNS)
-    header = ["verdict", *(names[number] for number in order)]
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
+def _arrange(summary: Table, notes: Sequence[str]) -> Table:
+    """Put the last column, best or tie, first, as a narrow page shows the left, and those that matter least last."""
+    names = summary.header
+    order = sorted(range(-1, len(names) - 1), key=lambda number: names[number] in LAST_COLUMNS)
     rows = []
     for row in summary.rows:
-        verdict = escape(str(row[-1]))
-        name = "best" if verdict.startswith("best") else ""
-        cells = [escape(str(row[number])) for number in order]
-        texts = "".join(f"<td>{text}</td>" for text in (verdict, *cells))
-        rows.append(f'<tr class="{name}">{texts}</tr>')
-    region = '<div class="wide" tabindex="0" role="region" aria-label="Best model of each E">'
-    return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        rows.append([row[number] for number in order])
+    header = [names[number] or "verdict" for number in order]
+    notes = [*notes, *summary.notes]
+    return replace(summary, header=header, rows=rows, title=None, notes=notes, all_warnings="the list below")
 
 
 def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
@@ -131,30 +101,28 @@ def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
 def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:
     """Draw the figure of the question's view."""
     thin = curves.thin_draws(law, DRAWS)
-    limits = question.limits()
     budget = table.budget
-    memory = limits["memory"]
-    models: dict[str, Any] = {"kv_tokens": limits["kv_tokens"], "inference_tokens": limits["inference_tokens"]}
+    models = asdict(table.limits)
+    memory = models.pop("memory")
+    del models["max_parameters"]
     experts = [row.experts for row in table] if question.experts.strip() else None
     if question.view == "memory":
-        models["bytes_per_parameter"] = 2.0
-        models["bytes_per_kv"] = 2.0
         by_memory = curves.memory_curves(thin, budget, experts, **models, points=POINTS, prefers_trusted=True)
         return interactive.loss_by_memory(by_memory, page, memory, (table.best.memory_bytes, table.best.loss))
+    dots = {row.experts: (row.tokens, row.loss) for row in table}
     if question.view == "isoflop":
-        by_budget = curves.budget_curves(thin, budget, experts, **limits, points=POINTS)
-        dots = {row.experts: (row.tokens, row.loss) for row in table}
-        return interactive.loss_by_tokens(by_budget, page, shown_losses(by_budget), table.best.experts, dots)
+        by_budget = curves.budget_curves(thin, budget, experts, **models, memory=memory, points=POINTS)
+        return interactive.loss_by_tokens(by_budget, page, curves.shown_losses(by_budget), table.best.experts, dots)
     if question.view == "tokens":
         by_model = curves.token_curves(thin, table, POINTS)
-        low, high = shown_losses(by_model)
+        low, high = curves.shown_losses(by_model)
         # These curves fall on beyond their dots.
         losses = (low - (high - low) / 2, high)
-        return interactive.loss_by_tokens(by_model, page, losses, table.best.experts)
+        return interactive.loss_by_tokens(by_model, page, losses, table.best.experts, dots)
     budgets = _grid(MAP_FLOPS, table.flops, MAP_COLUMNS)
     memory_limits = _grid(MAP_MEMORY, memory, MAP_ROWS)
     best = curves.best_experts(thin, budgets, memory_limits, experts, **models)
-    return interactive.best_by_budget(best, page, (table.flops, memory), locate_models(limits["kv_tokens"]))
+    return interactive.best_by_budget(best, page, (table.flops, memory), locate_models(table.limits.kv_tokens))
 
 
 def _grid(span: tuple[float, float], marked: float | None, points: int) -> np.ndarray:

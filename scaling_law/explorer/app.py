@@ -18,12 +18,13 @@ from dataclasses import asdict, astuple, fields
 from functools import partial, wraps
 from html import escape
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from hub.base.commands import status_of
-from hub.base.errors import redact
+from hub.base.errors import InputError, redact
 from hub.base.types import Fields
 from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
@@ -71,7 +72,7 @@ UNLIMITED = ("memory",)
 # As gradio.skip(), which leaves a component alone.
 SKIP: Fields = {"__type__": "update"}
 # Components of an answer: those of `_results`, and the link.
-SHOWN = 10
+SHOWN = 8
 TURN = "String(performance.now() + Math.random())"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
 DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
@@ -79,7 +80,7 @@ ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...v
 # Undefined writes nothing.
 ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : document.body.classList.remove('opening')"
 # Results of a page whose link asks what has no answer: none, as it has not had any other question yet.
-NOTHING = ["", None, "", "", "", "", ""]
+NOTHING = ["", None, "", "", ""]
 # Where a page has a <base>, Plotly writes the page's address into what clips a figure, which is then lost when the
 # address changes. Gradio's own means the same as none.
 NO_BASE = """<script>document.querySelector('base[href="./"]')?.remove()</script>"""
@@ -119,13 +120,15 @@ label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offs
 .result .result { opacity: 1 !important; }
 .gradio-container:has(#unit [value="hours"]:checked) .in-flops { display: none; }
 .gradio-container:has(#unit [value="flops"]:checked) .in-hours { display: none; }
-.wide :is(table, thead, tbody, tr) { border: 0 !important; }
-.wide table { border-collapse: collapse; width: 100%; font-size: 0.875em; }
-.wide table { font-variant-numeric: tabular-nums; white-space: nowrap; }
-.wide :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.5em; }
-.wide :is(th, td) + :is(th, td) { text-align: right; }
+#table table { border-collapse: collapse; width: 100%; font-size: 0.875em; font-variant-numeric: tabular-nums; }
+#table :is(table, tbody, tr) { border: 0 !important; color: inherit !important; }
+#table :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.5em; }
+#table :is(th, td) { white-space: nowrap !important; }
 #table .html-container { padding: 0; }
-#table .wide {
+#table p { margin: 0.6em 0; }
+#table small { font-size: inherit; }
+#table [role=region] {
+    contain: inline-size;
     --page: var(--body-background-fill);
     --shade: rgb(128 128 128 / 0.4);
     background:
@@ -134,12 +137,10 @@ label:has(:focus-visible[type=radio]) { outline: 2px solid #3b82f6; outline-offs
         linear-gradient(to right, var(--shade), transparent) left / 0.7em 100% no-repeat scroll,
         linear-gradient(to left, var(--shade), transparent) right / 0.7em 100% no-repeat scroll;
 }
-.wide tr.best { font-weight: bold; }
 .cm-content, .cm-content * { color: var(--body-text-color) !important; }
 .cm-gutters { display: none !important; }
 #yaml .cm-content { padding-right: 4.5em; }
 footer .divider { display: none; }
-.caption p { font-size: 0.875em; }
 .gradio-container:not(:has(#table table)) :is(.result, .plan, #view) { display: none; }
 .slider :is(.head, .min_value, .max_value) { display: none; }
 .question .form > .slider { overflow: visible !important; }
@@ -162,8 +163,8 @@ input[type=range]::-webkit-slider-thumb { box-shadow: 0 0 0 1px var(--neutral-50
 }
 @media print {
     .question, .plan, #view, button { display: none !important; }
-    .wide { overflow: visible; contain: none; }
-    .wide table { font-size: 0.6em; }
+    #table [role=region] { overflow: visible !important; contain: none; }
+    #table table { font-size: 0.6em; }
     .js-plotly-plot :is(.svg-container, .main-svg) { width: 100% !important; height: auto !important; }
     .js-plotly-plot .main-svg:first-child { position: static !important; }
 }
@@ -177,9 +178,9 @@ CSS += "".join(
 )
 
 
-def offer_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
-    """Offer `own` laws by name, then the published ones that have an optimum; "published" is the paper's."""
-    laws: dict[str, Law] = {**(own or {}), PUBLISHED: JointLaw.published()}
+def offer_laws(own_laws: Mapping[str, Law] | None = None) -> dict[str, Law]:
+    """Offer `own_laws` by name, then the published ones that have an optimum; "published" is the paper's."""
+    laws: dict[str, Law] = {**(own_laws or {}), PUBLISHED: JointLaw.published()}
     for name, entry in SHELF.items():
         if entry.published and entry.answers == "loss" and "tokens" in entry.variables:
             law = entry.law()
@@ -188,14 +189,14 @@ def offer_laws(own: Mapping[str, Law] | None = None) -> dict[str, Law]:
     return laws
 
 
-def page(own: Mapping[str, Law] | None = None, reads_files: bool = True) -> Blocks:
-    """Make the app, not yet served; it opens with the first of `own` laws, or the paper's.
+def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) -> Blocks:
+    """Make the app, not yet served; it opens with the first of `own_laws`, or the paper's.
 
     Only if it `reads_files` has it the tools that read files of this machine and repositories of the Hub.
     """
     import gradio as gr
 
-    laws = offer_laws(own)
+    laws = offer_laws(own_laws)
     first = Question.first(*next(iter(laws.items())))
     # The page itself has its first answer, so that it opens with it.
     start = [None if value == SKIP else value for value in _answer_components(laws, first, False)]
@@ -215,7 +216,7 @@ def page(own: Mapping[str, Law] | None = None, reads_files: bool = True) -> Bloc
         state = [answered, turn, *questions]
         values = [*questions, turn]
         texts = [text for text in questions if isinstance(text, gr.Textbox)]
-        typed = [event for text in texts for event in (text.submit, text.blur)]
+        typed = [*(text.submit for text in texts), *(text.blur for text in texts)]
         picked = [inputs[name].input for name in ("unit", "gpu", "law", "view")]
         gr.on(
             [*typed, *picked, turn.change], partial(_refresh, laws), [*state, *positions, link, dark],
@@ -241,7 +242,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
 
     inputs: Fields = {}
     sliders: Fields = {}
-    at = _slider_positions(first)
+    positions = _slider_positions(first)
 
     def text(name: str, label: str, info: str, **options: Any) -> None:
         empty = EMPTY.get(name)
@@ -250,7 +251,9 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
 
     def slider(name: str, label: str, *classes: str) -> None:
         low, high, _ = SLIDERS[name]
-        sliders[name] = gr.Slider(low, high, at.get(name), step=STEP, label=label, elem_classes=["slider", *classes])
+        sliders[name] = gr.Slider(
+            low, high, positions.get(name), step=STEP, label=label, elem_classes=["slider", *classes]
+        )
 
     # What a link opens need not be a preset.
     preset = gr.Dropdown(
@@ -279,7 +282,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
 
 
 def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
-    """Make the choice of the figure, a button, and what answers: sentence, figure, caption, table and code."""
+    """Make the choice of the figure, a button, and what answers: sentence, figure, table and code."""
     import gradio as gr
 
     fixed: Fields = {"interactive": False, "show_line_numbers": False, "elem_classes": ["wide", "result"]}
@@ -287,16 +290,14 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
     sentence = gr.Markdown(start[1], elem_classes=["answer", "result"])
     view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory", elem_id="view")
     plot = gr.Plot(start[2], show_label=False, elem_classes="result")
-    caption = gr.Markdown(start[3], elem_classes=["caption", "result"])
-    table = gr.HTML(start[4], elem_id="table", elem_classes="result")
-    notes = gr.Markdown(start[5], elem_id="notes", elem_classes="result")
+    table = gr.HTML(start[3], elem_id="table", elem_classes="result")
     shell = {"language": "shell", "label": "The same in the shell", "lines": 1, "wrap_lines": True}
-    command = gr.Code(start[6], elem_id="command", **shell, **fixed)
+    command = gr.Code(start[4], elem_id="command", **shell, **fixed)
     with gr.Accordion("YAML of the plan, for train.py", open=False, elem_classes="plan"):
         yaml = {"language": "yaml", "show_label": False, "wrap_lines": True}
-        configuration = gr.Code(start[7], elem_id="yaml", **yaml, **fixed)
-    save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[8] and start[8]["visible"]), size="sm")
-    return view, [problem, sentence, plot, caption, table, notes, command, configuration], save
+        configuration = gr.Code(start[5], elem_id="yaml", **yaml, **fixed)
+    save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[6] and start[6]["visible"]), size="sm")
+    return view, [problem, sentence, plot, table, command, configuration], save
 
 
 # ------------------------------------------------------------------ events: values of components in, values out
@@ -381,7 +382,8 @@ def _slider_script(name: str) -> str:
 
 def _preset_script() -> str:
     """Write JavaScript: no preset, the fields of the one chosen, and a turn; nothing without a choice."""
-    values = {name: [getattr(question, field) for field in PRESET_FIELDS] for name, question in PRESETS.items()}
+    values_of = attrgetter(*PRESET_FIELDS)
+    values = {name: values_of(question) for name, question in PRESETS.items()}
     return f"(name) => name ? [null, ...{json.dumps(values)}[name], {TURN}] : undefined"
 
 
@@ -410,9 +412,9 @@ def _with_messages(tool: Callable[..., Any]) -> Callable[..., Any]:
     import gradio as gr
 
     @wraps(tool)
-    def checked(*arguments: Any, **named: Any) -> Any:
+    def checked(*arguments: Any, **keywords: Any) -> Any:
         try:
-            return tool(*arguments, **named)
+            return tool(*arguments, **keywords)
         except Exception as error:
             if status_of(error) is None and not isinstance(error, ValueError):
                 raise
@@ -422,20 +424,6 @@ def _with_messages(tool: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # ------------------------------------------------------------------ serving
-
-
-class MissingPackagesError(ModuleNotFoundError):
-    """Packages of the extra [explorer] are not installed; the message says how to install them."""
-
-    exit_status = 2
-
-
-def check_packages() -> None:
-    """Raise MissingPackagesError unless the page can be made."""
-    for name in ("gradio", "plotly"):
-        if find_spec(name) is None:
-            message = 'the explorer needs gradio and plotly: pip install "joint-moe-scaling-laws[explorer]"'
-            raise MissingPackagesError(message, name=name)
 
 
 def explore(
@@ -449,9 +437,10 @@ def explore(
     """Serve the page, its API and its MCP server, and open it in the browser; returns its address.
 
     `own` laws, by name, stand before the published ones. Nobody but this machine can reach it unless `host` is another
-    address. `wait`: until interrupted. MissingPackagesError without the extra `[explorer]`.
+    address. `wait`: until interrupted. InputError without the extra `[explorer]`.
     """
-    check_packages()
+    if find_spec("gradio") is None or find_spec("plotly") is None:
+        raise InputError('the explorer needs gradio and plotly: pip install "joint-moe-scaling-laws[explorer]"')
     from mcp.types import TextContent
 
     app = page(own, reads_files=host in LOCAL_HOSTS)

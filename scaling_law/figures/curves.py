@@ -5,10 +5,10 @@ The optima are those of `planning.optimum`, for laws of any form; models follow 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,14 +22,19 @@ from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wi
 from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths, parse_experts
 from scaling_law.planning.question import LimitFields, ModelFields
 from scaling_law.planning.trusted import BestModels, prefer_trusted, trusted_models, trusted_widths
-from scaling_law.size.architecture import inference_flops, total_parameters, training_flops, width_of_active
-from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray, Interval, Intervals, Variables
+from scaling_law.size.architecture import HEAD_DIM, total_parameters, width_of_active
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval, Intervals, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Widths among which a map looks for the best trusted model of each E.
+# Memory limits among whose models a map looks for the best, down to this share of the least that it shows.
 RUNGS = 1000
+LEAST_MEMORY = 1e-3
+# A curve along a budget has widths up to so many times above and below the best.
+WIDTHS = 4.0
+# A curve along tokens has so many times fewer and more than its table.
+TOKENS = 20.0
 # The quantiles that bound 95 %.
 LEVEL = (0.025, 0.975)
 
@@ -39,8 +44,8 @@ class Curve:
     """Predicted losses of models with `experts` experts along the `x` of a figure; arrays [points], nats per token.
 
     `inside`: within the fitted range, nowhere if unknown. `trusted`: no further outside than backtests support.
-    `interval`: 95 % of the draws, None without. `mark` is the number of the point that the figure marks, such as the
-    optimum.
+    `interval`: 95 % of the draws, None without. `mark` is the number of the point that the figure marks: the optimum,
+    or the model of a table.
     """
 
     experts: float
@@ -53,7 +58,12 @@ class Curve:
     n_active: FloatArray
     n_total: FloatArray
     tokens: FloatArray
-    mark: int | None = None
+    mark: int
+
+    @property
+    def marked(self) -> Interval:
+        """The x and the loss of the marked point."""
+        return float(self.x[self.mark]), float(self.loss[self.mark])
 
 
 @dataclass(frozen=True)
@@ -77,16 +87,15 @@ class Boundary:
 class MemoryCurves:
     """The best loss of each E under each memory limit, and the regions where each E is best.
 
-    `memory` [points] are limits: bytes, or parameters where the limits count a byte for each; `loss` and `interval`
-    are of the best model under each. From `boundaries` on more experts have the lowest loss, trusted or not; there is
-    one for each pair of E, the last, and none for a law without draws.
+    `memory` [points] are limits: bytes, or parameters where the limits count a byte for each; `loss` is that of the
+    best model under each. From `boundaries` on more experts have the lowest loss, trusted or not; there is one for
+    each pair of E, the last, and none for a law without draws.
     """
 
     memory: FloatArray
     curves: tuple[Curve, ...]
     regions: tuple[Region, ...]
     loss: FloatArray
-    interval: Intervals | None
     boundaries: tuple[Boundary, ...]
 
 
@@ -132,102 +141,32 @@ def thin_draws(law: FormulaT, n_draws: int) -> FormulaT:
 
 
 def loss_curve(
-    law: Formula,
-    x: ArrayLike,
-    variables: Variables,
-    experts: float,
-    mark: int | None = None,
-    band: bool = True,
-    limits: Limits | None = None,
+    law: Formula, x: FloatArray, variables: Variables, limits: Limits, mark: int, band: bool = True
 ) -> Curve:
-    """Compute the curve of models along `x`; `variables` are N_act, D, and the law's others, by name; they broadcast.
+    """Compute the curve of models of one E along `x`; `variables` are N_act, D, E and the law's others, [points].
 
     `band`: with the interval of the law's draws, if it has any. `limits` may have unique tokens, which repeat.
     """
-    inputs = {"x": x, **variables, "experts": experts}
-    arrays = np.broadcast_arrays(*(np.asarray(values, float) for values in inputs.values()))
-    columns = dict(zip(inputs, arrays, strict=True))
-    along = columns.pop("x")
-    limits = limits or Limits.of(law)
-    loss = law.loss(**columns)
-    if limits.unique_tokens:
-        loss = limits.loss(law, law.columns, columns)
+    experts = float(variables["experts"][0])
     interval = None
     if band and law.draws is not None:
-        draws = limits.loss(law, law.columns_of_draws(loss.ndim), columns)
-        interval = interval_of(law.add_extrapolation(draws, columns, loss.ndim))
-    d_model = np.asarray(width_of_active(columns["n_active"], law.vocab_size))
-    check = law.check(**columns, unique_tokens=limits.unique_tokens)
+        draws = limits.loss(law, law.columns_of_draws(1), variables)
+        interval = interval_of(law.add_extrapolation(draws, variables, 1))
+    d_model = np.asarray(width_of_active(variables["n_active"], law.vocab_size))
+    check = law.check(**variables, unique_tokens=limits.unique_tokens)
     return Curve(
         experts=experts,
-        x=along,
-        loss=np.asarray(loss),
+        x=x,
+        loss=limits.loss(law, law.columns, variables),
         inside=check.inside,
         trusted=check.trusted,
         interval=interval,
         d_model=d_model,
-        n_active=columns["n_active"],
+        n_active=variables["n_active"],
         n_total=np.asarray(total_parameters(d_model, experts, vocab_size=law.vocab_size)),
-        tokens=columns["tokens"],
+        tokens=variables["tokens"],
         mark=mark,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _MemoryModels:
-    """The models of each E under each memory limit, and their losses, [points, E]; `memory` is [points].
-
-    The loss is infinite for an E without an optimum, and beyond the range guard of the law. `is_compared`: the best
-    model is chosen among these.
-    """
-
-    law: Formula
-    budget: Budget
-    limits: Limits
-    memory: FloatArray
-    d_model: FloatArray
-    variables: Fields
-    loss: FloatArray
-    is_compared: BoolArray
-
-    def draws(self, index: Any) -> FloatArray | None:
-        """Compute the losses of the models at an index of [points, E] under each draw, [n_draws, n]."""
-        models = {name: values[index] for name, values in self.variables.items()}
-        return drawn_losses(self.law, self.budget, models, self.d_model[index], self.limits)
-
-    def curve(self, column: int, experts: float) -> Curve | None:
-        """Return the curve of one E up to its optimum; None without an optimum inside the range guard."""
-        visible = np.isfinite(self.loss[:, column])
-        if not visible.any():
-            return None
-        optimum = int(np.argmin(self.loss[:, column]))
-        visible[optimum + 1 :] = False
-        models = {name: values[visible, column] for name, values in self.variables.items()}
-        return loss_curve(
-            self.law,
-            self.memory[visible],
-            models,
-            experts,
-            mark=int(visible.sum()) - 1,
-            band=False,
-            limits=self.limits,
-        )
-
-    def boundary(self, first: int, second: int, start: int) -> Interval:
-        """Return the 95 % interval of the limit from which the E in column `second` beats the E in column `first`.
-
-        Each draw judges the same models, so that errors which both E share cancel. Of several such limits of a
-        draw it is the next to that of the law itself, the point `start`. A limit outside of the figure is moved to its
-        edge.
-        """
-        points = np.flatnonzero(np.isfinite(self.loss[:, [first, second]]).all(axis=1))
-        if not len(points):
-            return float(self.memory[start]), float(self.memory[start])
-        wins = cast(Any, self.draws((points, second))) < self.draws((points, first))
-        position = min(int(np.searchsorted(points, start)), len(points) - 1)
-        crossings = [points[_next_crossing(draw, position)] for draw in wins]
-        low, high = np.quantile(self.memory[crossings], LEVEL)
-        return float(low), float(high)
 
 
 def memory_curves(
@@ -247,66 +186,67 @@ def memory_curves(
     models and regions are those of `OptimalTable`.
     """
     e = np.atleast_1d(parse_experts(law, experts))
-    models = _models_by_memory(law, budget, e, points, prefers_trusted, costs)
+    fields: Fields = {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
+    limits = Limits.of(law, **fields)
+    optimum = optimal_widths(law, budget, e, limits)
+    sizes = limits.memory_bytes(optimum.d_model, e)[optimum.exists]
+    memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
+    models, is_compared = _best_within(law, budget, e, limits, memory, prefers_trusted)
+    is_shown = np.isfinite(models.loss) & near_the_runs(law, **models.variables)
+    has_model = is_shown.any(axis=1)
+    memory = memory[has_model]
+    is_shown = is_shown[has_model]
+    models = models.take(lambda values: values[has_model])
+    loss = np.where(is_shown, models.loss, np.inf)
+    best = np.argmin(np.where(is_compared[has_model], loss, np.inf), axis=1)
     curves = []
-    for column, n_experts in enumerate(e.tolist()):
-        curve = models.curve(column, n_experts)
-        if curve is not None:
-            curves.append(curve)
-    lowest = np.argmin(models.loss, axis=1)
-    best = np.argmin(np.where(models.is_compared, models.loss, np.inf), axis=1)
-    index = (np.arange(len(best)), best)
-    draws = models.draws(index)
-    boundaries = {}
-    if law.draws is not None:
-        for (_, first), (segment, second) in pairwise(split_where_changes(lowest)):
-            if e[first] < e[second]:
-                interval = models.boundary(first, second, segment.start)
-                boundaries[first, second] = Boundary(float(e[first]), float(e[second]), interval)
+    for column in range(len(e)):
+        # A curve ends at its optimum.
+        last = int(np.argmin(loss[:, column]))
+        visible = np.flatnonzero(is_shown[: last + 1, column])
+        if visible.size:
+            variables = {name: values[visible, column] for name, values in models.variables.items()}
+            curves.append(loss_curve(law, memory[visible], variables, limits, len(visible) - 1, band=False))
+    draws = _draw_losses(law, budget, limits, models, is_shown)
     return MemoryCurves(
-        memory=models.memory,
+        memory=memory,
         curves=tuple(curves),
         regions=tuple(Region(float(e[column]), segment) for segment, column in split_where_changes(best)),
-        loss=models.loss[index],
-        interval=None if draws is None else interval_of(draws),
-        boundaries=tuple(boundaries.values()),
+        loss=loss[np.arange(len(best)), best],
+        boundaries=() if law.draws is None or draws is None else _boundaries(e, memory, loss, draws),
     )
 
 
-def _models_by_memory(
-    law: Formula, budget: Budget, experts: FloatArray, points: int, prefers_trusted: bool, costs: ModelFields
-) -> _MemoryModels:
-    """Find the best model of each E under each of so many memory limits, the best trusted one if preferred."""
-    fields: Fields = {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
-    limits = Limits.of(law, **fields)
+def _best_within(
+    law: Formula,
+    budget: Budget,
+    experts: FloatArray,
+    limits: Limits,
+    memory: FloatArray,
+    prefers_trusted: bool,
+) -> tuple[BestModels, BoolArray]:
+    """Find the best model of each E within each of the ascending memory limits, [limits, ..., E] for several budgets.
+
+    Also returns which of them are compared: if preferred the trusted ones, else all. The loss is infinite for an E
+    without an optimum.
+    """
     optimum = optimal_widths(law, budget, experts, limits)
-    sizes = limits.memory_bytes(optimum.d_model, experts)[optimum.exists]
-    memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
-    largest_width = limits.width_of_memory(memory[:, None], experts)
-    d_model = np.minimum(optimum.d_model, largest_width)
+    largest = limits.width_of_memory(memory.reshape(-1, *[1] * optimum.exists.ndim), experts)
+    d_model = np.minimum(optimum.d_model, largest)
     variables = budget.models(law, d_model, experts, limits)
-    loss = limits.loss(law, law.columns, variables)
-    is_shown = near_the_runs(law, **variables) & optimum.exists
-    loss = np.where(is_shown, loss, np.inf)
+    loss = np.where(optimum.exists, limits.loss(law, law.columns, variables), np.inf)
     models = _take_best_so_far(BestModels(d_model, loss, variables))
     is_compared = np.full(loss.shape, True)
     if prefers_trusted and not law.check(**variables).unknown:
-        _, tokens, trusted_loss = trusted_models(law, experts, budget, limits)(largest_width)
-        variables = limits.models(law, largest_width, experts, tokens)
-        has_model = np.isfinite(trusted_loss) & optimum.exists
-        trusted = BestModels(largest_width, np.where(has_model, trusted_loss, np.inf), variables)
+        # The largest trusted model may be smaller than its limit.
+        _, largest_trusted = trusted_widths(law, experts, limits)
+        d_model = np.broadcast_to(np.minimum(largest, largest_trusted), loss.shape)
+        _, tokens, trusted_loss = trusted_models(law, experts, budget, limits)(d_model)
+        variables = limits.models(law, d_model, experts, tokens)
+        has_model = np.isfinite(trusted_loss) & optimum.exists & (largest >= HEAD_DIM)
+        trusted = BestModels(d_model, np.where(has_model, trusted_loss, np.inf), variables)
         models, is_compared = prefer_trusted(law, budget, limits, models, _take_best_so_far(trusted))
-    has_model = np.isfinite(models.loss).any(axis=1)
-    return _MemoryModels(
-        law=law,
-        budget=budget,
-        limits=limits,
-        memory=memory[has_model],
-        d_model=models.d_model[has_model],
-        variables={name: values[has_model] for name, values in models.variables.items()},
-        loss=models.loss[has_model],
-        is_compared=is_compared[has_model],
-    )
+    return models, is_compared
 
 
 def _take_best_so_far(models: BestModels) -> BestModels:
@@ -314,24 +254,47 @@ def _take_best_so_far(models: BestModels) -> BestModels:
 
     In hours a smaller model can have the lower loss: layouts change with the size.
     """
-    best = _running_argmin(models.loss)
+    rows = np.arange(len(models.loss)).reshape(-1, *[1] * (models.loss.ndim - 1))
+    is_lowest = models.loss == np.minimum.accumulate(models.loss)
+    best = np.maximum.accumulate(np.where(is_lowest, rows, 0))
     return models.take(lambda values: np.take_along_axis(values, best, axis=0))
 
 
-def _next_crossing(wins: BoolArray, position: int) -> int:
-    """Return the first of the wins [points] that reach to `position`, or the next win after it, or the end."""
-    if wins[position]:
-        lost = np.flatnonzero(~wins[:position])
-        return int(lost[-1]) + 1 if len(lost) else 0
-    won = np.flatnonzero(wins[position:])
-    return position + int(won[0]) if len(won) else len(wins) - 1
+def _draw_losses(
+    law: Formula, budget: Budget, limits: Limits, models: BestModels, is_shown: BoolArray
+) -> FloatArray | None:
+    """Compute losses under each draw, [n_draws, ...], infinite where a model is not shown; None without draws."""
+    # The law may refuse models that are not shown: they take the values of one that is.
+    first = np.argmax(is_shown)
+    places = np.where(is_shown.ravel(), np.arange(is_shown.size), first)
+    models = models.take(lambda values: values.ravel()[places])
+    draws = drawn_losses(law, budget, models.variables, models.d_model, limits)
+    if draws is None:
+        return None
+    return np.where(is_shown, draws.reshape(-1, *is_shown.shape), np.inf)
 
 
-def _running_argmin(values: FloatArray) -> IntArray:
-    """Return the number of the least value so far in each column, [rows, columns]."""
-    rows = np.arange(len(values))[:, None]
-    is_new = values < np.vstack([np.full_like(values[:1], np.inf), np.minimum.accumulate(values)[:-1]])
-    return np.maximum.accumulate(np.where(is_new, rows, 0))
+def _boundaries(experts: FloatArray, memory: FloatArray, loss: FloatArray, draws: FloatArray) -> tuple[Boundary, ...]:
+    """Find the 95 % interval of the limit from which more experts beat fewer, where the law's best E changes.
+
+    Losses are [points, E] and [n_draws, points, E]. Each draw judges the same models, so that errors which both E
+    share cancel. A limit outside of the figure is moved to its edge.
+    """
+    boundaries = {}
+    for (_, first), (_, second) in pairwise(split_where_changes(np.argmin(loss, axis=1))):
+        if experts[first] > experts[second]:
+            continue
+        points = np.flatnonzero(np.isfinite(loss[:, [first, second]]).all(axis=1))
+        if not points.size:
+            continue
+        is_behind = draws[:, points, second] >= draws[:, points, first]
+        # The point after the last one at which more experts are behind.
+        n_ahead = np.where(is_behind.any(axis=1), np.argmax(is_behind[:, ::-1], axis=1), len(points))
+        crossings = memory[points[np.minimum(len(points) - n_ahead, len(points) - 1)]]
+        low, high = np.quantile(crossings, LEVEL)
+        pair = (float(experts[first]), float(experts[second]))
+        boundaries[pair] = Boundary(*pair, (float(low), float(high)))
+    return tuple(boundaries.values())
 
 
 def split_where_changes(numbers: IntArray) -> list[tuple[slice, int]]:
@@ -350,65 +313,62 @@ def budget_curves(
 ) -> tuple[Curve, ...]:
     """Compute the loss against tokens along a budget for each E that has an optimum, which is marked.
 
-    Curves of equal FLOPs share their tokens; curves of equal hours span the widths about their optimum. `costs` are
-    limits as of `law.optimal`: a curve has the models that they allow, and the best of these is marked. ValueError if
-    no E has an optimum within them.
+    A curve has the widths about its optimum that the GPUs and the limits allow; `costs` are limits as of
+    `law.optimal`. ValueError if no E has an optimum within them.
     """
     e = np.atleast_1d(parse_experts(law, experts))
     limits = Limits.of(law, **costs)
     optima = optimal_widths(law, budget, e, limits)
     has_model = optima.exists & optima.fits
-    e = e[has_model]
-    widths = optima.d_model[has_model]
-    best_tokens = budget.models(law, widths, e, limits)["tokens"]
-    token_range = _around(best_tokens, 12, points)
+    steps = np.geomspace(WIDTHS, 1.0 / WIDTHS, 2 * (points // 2) + 1)
     curves = []
-    for n_experts, width, optimum in zip(e.tolist(), widths, best_tokens, strict=True):
-        if budget.flops is None:
-            variables, mark = _models_of_equal_hours(law, budget, n_experts, width, limits, points)
-        else:
-            tokens = np.sort(np.append(token_range, optimum))
-            flops_per_parameter = training_flops(1.0, tokens) + inference_flops(1.0, limits.inference_tokens)
-            d_model = width_of_active(budget.flops / flops_per_parameter, law.vocab_size)
-            is_allowed = d_model <= limits.width_limit(n_experts) * (1 + ROUNDING)
-            tokens = tokens[is_allowed]
-            d_model = d_model[is_allowed]
-            variables = budget.models(law, d_model, n_experts, limits)
-            variables["tokens"] = tokens
-            mark = int(np.searchsorted(tokens, optimum))
-        curves.append(loss_curve(law, variables["tokens"], variables, n_experts, mark))
+    for n_experts, width in zip(e[has_model].tolist(), optima.d_model[has_model].tolist(), strict=True):
+        widths = width * steps
+        variables = budget.models(law, widths, n_experts, limits)
+        is_trained = variables["tokens"] > 0
+        is_trained &= widths <= limits.width_limit(n_experts) * (1 + ROUNDING)
+        models = {name: values[is_trained] for name, values in variables.items()}
+        # The optimum is in the middle of all widths.
+        mark = int(is_trained[: points // 2].sum())
+        curves.append(loss_curve(law, models["tokens"], models, limits, mark))
     return tuple(curves)
-
-
-def _models_of_equal_hours(
-    law: Formula, budget: Budget, experts: float, width: float, limits: Limits, points: int
-) -> tuple[Fields, int]:
-    """Return the models of widths about the optimal `width`, and the number of the optimum among them."""
-    widths = width * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
-    variables = budget.models(law, widths, experts, limits)
-    # The other models do not fit the memory of the GPUs, or the limits.
-    is_trained = variables["tokens"] > 0
-    is_trained &= widths <= limits.width_limit(experts) * (1 + ROUNDING)
-    mark = int(is_trained[: points // 2].sum())
-    return {name: values[is_trained] for name, values in variables.items()}, mark
-
-
-def _around(tokens: Any, factor: float, points: int) -> FloatArray:
-    """Return so many numbers from a `factor` below the fewest tokens to a `factor` above the most."""
-    return np.geomspace(np.min(tokens) / factor, np.max(tokens) * factor, points)
 
 
 def token_curves(law: Formula, table: OptimalTable, points: int = 120) -> tuple[Curve, ...]:
     """Compute the loss against training tokens for the model of each row of `table`, whose own tokens are marked."""
-    token_range = _around([row.tokens for row in table], 20, points)
+    row_tokens = [row.tokens for row in table]
+    token_range = np.geomspace(min(row_tokens) / TOKENS, max(row_tokens) * TOKENS, points)
     curves = []
     for row in table:
         tokens = np.sort(np.append(token_range, row.tokens))
-        variables = Budget(table.flops).models(law, row.d_model, row.experts, table.limits)
-        variables["tokens"] = tokens
+        variables = table.limits.models(law, row.d_model, row.experts, tokens)
         mark = int(np.searchsorted(tokens, row.tokens))
-        curves.append(loss_curve(law, tokens, variables, row.experts, mark, limits=table.limits))
+        curves.append(loss_curve(law, tokens, variables, table.limits, mark))
     return tuple(curves)
+
+
+def shown_losses(curves: Sequence[Curve]) -> Interval:
+    """Return the bounds of the losses that a figure of curves shows: around their marks, more above than below.
+
+    The intervals of the marks are in sight as far as they do not double the height.
+    """
+    losses = [curve.marked[1] for curve in curves]
+    low = min(losses)
+    high = max(losses)
+    height = high - low
+    lowest = low - 0.25 * height - 0.005
+    highest = high + 2.0 * height + 0.05
+    for curve in curves:
+        if curve.interval is not None:
+            lowest = min(lowest, float(curve.interval[0][curve.mark]) - 0.002)
+    return max(lowest, low - (highest - low)), highest
+
+
+def shown_tokens(curves: Sequence[Curve], losses: Interval) -> Interval:
+    """Return the bounds of the tokens at which curves have losses that a figure shows."""
+    low, high = losses
+    tokens = np.concatenate([curve.x[(low <= curve.loss) & (curve.loss <= high)] for curve in curves])
+    return float(tokens.min()), float(tokens.max())
 
 
 def best_experts(
@@ -426,92 +386,33 @@ def best_experts(
     budgets = np.atleast_1d(positive("flops", flops))
     memory_limits = np.atleast_1d(positive("memory", memory))
     e = np.atleast_1d(parse_experts(law, experts))
-    budgets_of_columns = Budget.each(budgets[:, None])
-    find_trusted_models = _trusted_ladder(law, budgets_of_columns, e, Limits.of(law, **costs))
-    rows = []
-    for memory_limit in memory_limits.tolist():
-        limits = Limits.of(law, memory=memory_limit, **costs)
-        trusted_models = None if find_trusted_models is None else find_trusted_models(limits)
-        rows.append(_best_of_budgets(law, budgets_of_columns, e, limits, trusted_models))
-    return BestExperts(budgets, memory_limits, *map(np.stack, zip(*rows, strict=True)))
-
-
-def _best_of_budgets(
-    law: Formula, budgets: Budget, experts: FloatArray, limits: Limits, trusted_models: BestModels | None
-) -> tuple[FloatArray, FloatArray, BoolArray, BoolArray, BoolArray]:
-    """Find the best E for each budget within the limits: E, loss, whether it ties, is inside, is trusted."""
-    optimum = optimal_widths(law, budgets, experts, limits)
-    variables = budgets.models(law, optimum.d_model, experts, limits)
-    variables = {name: np.where(optimum.fits, values, np.nan) for name, values in variables.items()}
-    models = BestModels(optimum.d_model, optimum.loss, variables)
-    is_compared = np.full(optimum.loss.shape, True)
-    if trusted_models is not None:
-        models, is_compared = prefer_trusted(law, budgets, limits, models, trusted_models)
+    limits = Limits.of(law, **costs)
+    budget = Budget.each(budgets[:, None])
+    # Between the limits are more, and the memory of the smallest trusted models.
+    rungs = np.geomspace(LEAST_MEMORY * memory_limits.min(), memory_limits.max(), RUNGS)
+    least = limits.memory_bytes(trusted_widths(law, e, limits)[0], e) * (1 + ROUNDING)
+    ladder = np.unique(np.concatenate([memory_limits, rungs, least[np.isfinite(least)]]))
+    models, is_compared = _best_within(law, budget, e, limits, ladder, prefers_trusted=True)
+    rows = np.searchsorted(ladder, memory_limits)
+    models = models.take(lambda values: values[rows])
     check = law.check(**models.variables)
-    with np.errstate(invalid="ignore"):
-        is_compared = is_compared & np.isfinite(models.loss) & ~check.beyond
-        is_trusted = is_compared & check.trusted
+    fits = limits.width_of_memory(memory_limits[:, None, None], e) >= HEAD_DIM * (1 - ROUNDING)
+    is_compared = is_compared[rows] & np.isfinite(models.loss) & fits & ~check.beyond
     loss = np.where(is_compared, models.loss, np.inf)
     best = np.argmin(loss, axis=-1)[..., None]
-
-    def of_best(values: Any) -> Any:
-        return np.take_along_axis(values, best, -1)[..., 0]
-
-    has_answer = np.isfinite(of_best(loss))
-    is_tied = _tied_with_best(law, models.variables, loss, best, is_compared)
-    return (
-        np.where(has_answer, experts[best[..., 0]], np.nan),
-        np.where(has_answer, of_best(loss), np.nan),
-        has_answer & (is_tied.sum(axis=-1) > 1),
-        has_answer & of_best(check.inside),
-        has_answer & of_best(is_trusted),
-    )
-
-
-def _trusted_ladder(
-    law: Formula, budgets: Budget, experts: FloatArray, limits: Limits
-) -> Callable[[Limits], BestModels] | None:
-    """Make a function of the limits: the best trusted models [flops, E] among `RUNGS` widths of each E.
-
-    None for a law without ranges.
-    """
-    least, largest = trusted_widths(law, experts, limits)
-    if not np.isfinite(largest).all():
-        return None
-    # These arrays are [widths, flops, E].
-    widths = np.geomspace(least, np.maximum(largest, least), RUNGS)[:, None]
-    _, tokens, loss = trusted_models(law, experts, budgets, limits)(widths)
-    variables = limits.models(law, widths, experts, tokens)
-    loss = np.where(np.isfinite(loss), loss, np.inf)
-    d_model = np.broadcast_to(widths, loss.shape)
-
-    def find(limits: Limits) -> BestModels:
-        allowed = np.where(widths <= limits.width_limit(experts) * (1 + ROUNDING), loss, np.inf)
-        best = np.argmin(allowed, axis=0)[None]
-        return BestModels(d_model, allowed, variables).take(lambda values: np.take_along_axis(values, best, 0)[0])
-
-    return find
-
-
-def _tied_with_best(
-    law: Formula,
-    variables: Columns,
-    loss: FloatArray,
-    best: IntArray,
-    is_compared: BoolArray,
-) -> BoolArray:
-    """Return which E tie with the best of their budget and limit, as in `OptimalTable.comparison`."""
+    lowest = np.take_along_axis(loss, best, -1)
+    has_answer = np.isfinite(lowest[..., 0])
+    draws = _draw_losses(law, budget, limits, models, is_compared)
+    shares = None if draws is None else share_wins(draws)
     # Some budgets have no E with a model.
     with np.errstate(invalid="ignore"):
-        distance = loss - np.take_along_axis(loss, best, -1)
-    shares = None
-    if law.draws is not None:
-        # Models that are not compared take the values of one that is, as the law may refuse theirs.
-        inputs = {}
-        for name, values in variables.items():
-            replacement = values[is_compared][0] if is_compared.any() else 1.0
-            inputs[name] = np.where(is_compared, values, replacement)
-        # These losses are [draws, columns, E].
-        shares = share_wins(np.where(is_compared, law.loss_draws(**inputs), np.inf))
-    rmse = law.conditions.rmse if law.conditions else None
-    return np.asarray(find_ties(distance, shares, rmse) & is_compared)
+        ties = find_ties(loss - lowest, shares, law.conditions.rmse if law.conditions else None) & is_compared
+    return BestExperts(
+        flops=budgets,
+        memory=memory_limits,
+        experts=np.where(has_answer, e[best[..., 0]], np.nan),
+        loss=np.where(has_answer, lowest[..., 0], np.nan),
+        tied=ties.sum(axis=-1) > 1,
+        inside=np.take_along_axis(is_compared & check.inside, best, -1)[..., 0],
+        trusted=np.take_along_axis(is_compared & check.trusted, best, -1)[..., 0],
+    )

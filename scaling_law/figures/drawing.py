@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from hub.base.atomic import write_bytes
 from hub.base.errors import InputError
 from hub.base.paths import local_path
 from hub.base.units import format_count
-from scaling_law.figures.curves import Curve, loss_curve
-from scaling_law.formulas import Formula
+from scaling_law.figures.curves import Curve
 from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
@@ -66,8 +65,9 @@ def log_ticks(low: float, high: float, most: float) -> list[float]:
         candidates = [digit * 10.0**power for power, digit in product(range(first, last + 1), digits)]
         ticks = [tick for tick in candidates if low <= tick <= high]
         if len(ticks) <= max(2, most):
-            break
-    return ticks
+            return ticks
+    # These are powers of ten.
+    return ticks[:: int(np.ceil(len(ticks) / most))]
 
 
 def label_of(experts: float) -> str:
@@ -132,54 +132,33 @@ def save(figure: Any, path: str | Path) -> Path:
     suffix = target.suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(f"path={str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}")
-    metadata = {"Date": None} if suffix == ".svg" else None
-    write_bytes(target, _render(figure, suffix.removeprefix("."), metadata))
+    write_bytes(target, _render(figure, suffix))
     return target
 
 
 def png(figure: Any) -> bytes:
     """Render a figure, or that of axes, as a PNG; the same figure gives the same bytes."""
-    return _render(figure, "png", {"Software": None})
+    return _render(figure, ".png")
 
 
-def _render(figure: Any, suffix: str, metadata: dict[str, None] | None) -> bytes:
+def _render(figure: Any, suffix: str) -> bytes:
     if not hasattr(figure, "savefig"):
         axes = np.atleast_1d(np.asarray(figure, object))
         figure = axes.flat[0].figure
     content = io.BytesIO()
-    figure.savefig(content, format=suffix, metadata=metadata)
+    # What would differ between days and versions is left out.
+    metadata = {".png": {"Software": None}, ".svg": {"Date": None}}.get(suffix)
+    figure.savefig(content, format=suffix[1:], metadata=metadata)
     return content.getvalue()
 
 
 # ------------------------------------------------------------------ curves
 
 
-def draw_loss(
-    ax: Axes,
-    law: Formula,
-    x: ArrayLike,
-    n_active: ArrayLike,
-    tokens: ArrayLike,
-    experts: float,
-    **style: Any,
-) -> None:
-    """Draw the predicted loss along `x` [k] for N_act and D [k] (or numbers)."""
-    curve = loss_curve(law, x, {"n_active": n_active, "tokens": tokens}, experts)
-    draw(ax, curve, **style)
-
-
-def draw(ax: Axes, curve: Curve, **style: Any) -> None:
+def draw(ax: Axes, curve: Curve) -> None:
     """Draw the losses of a curve with their interval, and its mark."""
-    draw_curve(ax, curve.x, curve.loss, curve.inside, curve.experts, curve.interval, **style)
-    if curve.mark is not None:
-        ax.plot(
-            curve.x[curve.mark],
-            curve.loss[curve.mark],
-            "o",
-            color=colour_of(curve.experts),
-            markersize=5,
-            markeredgecolor="white",
-        )
+    draw_curve(ax, curve.x, curve.loss, curve.inside, curve.experts, curve.interval)
+    ax.plot(*curve.marked, "o", color=colour_of(curve.experts), markersize=5, markeredgecolor="white")
 
 
 def draw_curve(
@@ -191,7 +170,7 @@ def draw_curve(
     interval: Any = None,
     **style: Any,
 ) -> None:
-    """Draw a line in the colour of E: solid where `inside` [k], dashed elsewhere, with the band of its interval."""
+    """Draw a line in the colour of E: solid where `inside` [k], dashed elsewhere, with the band of a 95 % interval."""
     style = {"color": colour_of(experts), "linewidth": 1.4, **style}
     label = style.pop("label", label_of(experts))
     ax.plot([], [], label=label, **style)
@@ -199,23 +178,10 @@ def draw_curve(
         ax.plot(x, y, linestyle=DASHED, label="_" + OUTSIDE, **style)
     if inside.any():
         ax.plot(x, np.where(inside, y, np.nan), **style)
-    draw_band(ax, x, interval, experts)
-
-
-def draw_band(ax: Axes, x: FloatArray, interval: Any, experts: float, alpha: float = 0.18) -> None:
-    """Draw a 95 % interval (low [k], high [k]) along `x`, as a band in the colour of E; None draws nothing."""
-    if interval is None:
-        return
-    low, high = interval
-    ax.fill_between(
-        x,
-        low,
-        high,
-        color=colour_of(experts),
-        alpha=alpha,
-        linewidth=0,
-        label="_" + INTERVAL,
-    )
+    if interval is not None:
+        low, high = interval
+        colour = colour_of(experts)
+        ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, label="_" + INTERVAL)
 
 
 # ------------------------------------------------------------------ axes and legends

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.inputs import reads
+from hub.base.types import Fields
 from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
-from scaling_law.figures.curves import Curve, MemoryCurves, Region, budget_curves, memory_curves
+from scaling_law.figures.curves import budget_curves, memory_curves, shown_losses, shown_tokens
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
-from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
@@ -82,33 +82,12 @@ def isoflop(
     for ax, budget, curves in zip(axes, budgets, by_budget, strict=True):
         for curve in curves:
             drawing.draw(ax, curve)
-        ax.set(
-            title=f"{format_flops(budget)} FLOPs",
-            xlim=curves[0].x[[0, -1]],
-            ylim=shown_losses(curves),
-        )
+        losses = shown_losses(curves)
+        ax.set(title=f"{format_flops(budget)} FLOPs", xlim=shown_tokens(curves, losses), ylim=losses)
         drawing.log_axis(ax, drawing.TOKENS)
     axes[0].set_ylabel(LOSS)
     drawing.shared_legend(axes[0])
     return axes
-
-
-def shown_losses(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the bounds of the losses that a figure of curves shows: around their marks, more above than below.
-
-    The intervals of the marks are in sight as far as they do not double the height.
-    """
-    marked = [(curve, curve.mark) for curve in curves if curve.mark is not None]
-    losses = [float(curve.loss[mark]) for curve, mark in marked]
-    low = min(losses)
-    high = max(losses)
-    height = high - low
-    lowest = low - 0.25 * height - 0.005
-    highest = high + 2.0 * height + 0.05
-    for curve, mark in marked:
-        if curve.interval is not None:
-            lowest = min(lowest, float(curve.interval[0][mark]) - 0.002)
-    return max(lowest, low - (highest - low)), highest
 
 
 @reads
@@ -125,10 +104,16 @@ def memory_optimal(
     budget = Budget.of(flops)
     serving: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
     by_memory = memory_curves(law, budget, experts, **serving)
-    shade(ax, by_memory.memory, by_memory.regions)
+    for region in by_memory.regions:
+        first, *_, last = by_memory.memory[region.points]
+        ax.axvspan(first, last, color=colour_of(region.experts), alpha=0.12, linewidth=0)
     for curve in by_memory.curves:
         drawing.draw(ax, curve)
-    _draw_boundaries(ax, by_memory)
+    bars: Fields = {"color": drawing.DARK, "markersize": 5, "linewidth": 1.2, "label": "_" + drawing.BOUNDARY}
+    for number, boundary in enumerate(by_memory.boundaries):
+        # Bars alternate between two heights, so that neighbours do not touch.
+        height = 0.03 + 0.03 * (number % 2)
+        ax.plot(boundary.interval, [height, height], "|-", transform=ax.get_xaxis_transform(), **bars)
     ax.set(
         xlim=by_memory.memory[[0, -1]],
         ylim=(by_memory.loss.min() - 0.03, by_memory.loss[0] + 0.02),
@@ -143,25 +128,3 @@ def memory_optimal(
     ax.set_title(title, fontsize=8.5 if kv_tokens and inference_tokens else 10)
     drawing.legend(ax, fontsize=9)
     return ax
-
-
-def _draw_boundaries(ax: Axes, by_memory: MemoryCurves) -> None:
-    """Draw a bar for each boundary between regions; E share most of the interval of a loss."""
-    for number, boundary in enumerate(by_memory.boundaries):
-        # Bars alternate between two heights, so that neighbours do not touch.
-        height = 0.03 + 0.03 * (number % 2)
-        (bar,) = ax.plot(
-            boundary.interval,
-            [height, height],
-            "|-",
-            color=drawing.DARK,
-            transform=ax.get_xaxis_transform(),
-        )
-        bar.set(markersize=5, linewidth=1.2, label="_" + drawing.BOUNDARY)
-
-
-def shade(ax: Axes, x: FloatArray, regions: Sequence[Region], alpha: float = 0.12) -> None:
-    """Shade where each E is best along `x`."""
-    for region in regions:
-        low, *_, high = x[region.points]
-        ax.axvspan(low, high, color=colour_of(region.experts), alpha=alpha, linewidth=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def run_pictures(record: RunRecord, trunk_log: Path, branch_log: Path) -> dict[s
         pictures[CURVE] = drawing.png(training_curve(curves, record))
     # An intermediate model lies on the trunk.
     last_lines = branch or trunk[-max(1, len(trunk) // 10) :]
-    loads = [line["tokens_per_expert"] for line in last_lines if line["tokens_per_expert"]]
+    loads = [line["tokens_per_expert"] for line in last_lines if line.get("tokens_per_expert")]
     if record.experts > 1 and loads:
         total_load = np.sum(loads, axis=0, dtype=float)
         pictures[LOAD] = drawing.png(expert_load(total_load))
@@ -43,34 +44,28 @@ def run_pictures(record: RunRecord, trunk_log: Path, branch_log: Path) -> dict[s
 
 def _lines(log: Path, last_tokens: float) -> list[dict]:
     """Read the lines of a log up to so many tokens."""
-    if not log.exists():
-        return []
     lines = []
-    for text in log.read_text(encoding="utf-8").splitlines():
+    texts = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    for text in texts:
         # A line is cut short when a process was killed.
-        try:
+        with suppress(ValueError):
             line = json.loads(text)
-        except ValueError:
-            continue
-        values = {name: line.get(name) for name in ("tokens", "loss", "tokens_per_expert")}
-        if values["tokens"] <= last_tokens:
-            lines.append(values)
+            if line["tokens"] <= last_tokens:
+                lines.append(line)
     return lines
 
 
 def _curve(lines: list[dict]) -> tuple[np.ndarray, np.ndarray]:
     """Return (tokens, loss), each [points], without the steps whose loss was not finite."""
     points = [(line["tokens"], line["loss"]) for line in lines if line["loss"] is not None]
-    n_pieces = max(1, min(_POINTS, len(points)))
-    pieces = np.array_split(np.array(points, float), n_pieces)
-    means = [piece.mean(axis=0) for piece in pieces if len(piece)]
-    tokens, loss = np.array(means).reshape(-1, 2).T
+    pieces = np.array_split(np.array(points, float), min(_POINTS, len(points))) if points else []
+    tokens, loss = np.array([piece.mean(axis=0) for piece in pieces]).reshape(-1, 2).T
     return tokens, loss
 
 
-def training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: RunRecord, ax: Any = None) -> Any:
+def training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: RunRecord) -> Any:
     """Draw the training loss against tokens, and return the axes; `curves`: (tokens, loss) of "trunk" and "decay"."""
-    ax = drawing.axes_or_new(ax, 6.4, 3.8, dpi=100)
+    ax = drawing.axes_or_new(None, 6.4, 3.8, dpi=100)
     for name, (tokens, loss) in curves.items():
         # A line needs two points: a curve of one or two gets markers.
         marker = "." if len(tokens) < 3 else ""
@@ -98,17 +93,16 @@ def training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: 
     return ax
 
 
-def expert_load(routed: np.ndarray, ax: Any = None) -> Any:
+def expert_load(routed: np.ndarray) -> Any:
     """Draw the load of each expert in each layer, and return the axes; `routed` [layers, experts]: before dropping."""
     from matplotlib.ticker import MaxNLocator
 
     layers, experts = routed.shape
     even_load = np.maximum(routed.mean(axis=1, keepdims=True), 1.0)
     load = routed / even_load
-    if ax is None:
-        width = min(2.6 + 0.22 * max(experts, 8), 11.0)
-        height = min(1.4 + 0.18 * max(layers, 4), 9.0)
-        _, ax = drawing.new_figure(width, height, dpi=100)
+    width = min(2.6 + 0.22 * max(experts, 8), 11.0)
+    height = min(1.4 + 0.18 * max(layers, 4), 9.0)
+    ax = drawing.axes_or_new(None, width, height, dpi=100)
     ax.grid(False)
     image = ax.imshow(
         load,

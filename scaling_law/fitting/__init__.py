@@ -3,7 +3,6 @@
 A fit goes `problem` (settings, box, starts) → `objective` → `solver` → `diagnostics` → `FitResult`.
 """
 
-from scaling_law.fitting.fitting import finite
-from scaling_law.fitting.holdout import rms
+from scaling_law.fitting.fitting import finite, rms
 
 __all__ = ["finite", "rms"]

@@ -7,7 +7,7 @@ fit without it, so that high leverage neither hides a bad run nor condemns a dis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,8 +140,7 @@ def design_problems(problem: Problem) -> list[str]:
     objective = problem.objective
     form = objective.form
     free = {*objective.names} - {*problem.settings.fixed, *problem.settings.tied}
-    is_point = ~objective.one_sided
-    columns = {name: column[is_point] for name, column in problem.columns.items()}
+    columns = problem.columns
 
     problems = []
     count = len(columns["loss"])
@@ -179,7 +178,7 @@ def _blind_coefficients(form: Form, constant: set[str]) -> set[str]:
 
 def _equal_ratios(
     form: Form,
-    columns: dict[str, FloatArray],
+    columns: Mapping[str, FloatArray],
     free: set[str],
 ) -> Iterator[str]:
     """Say which of the `free` coefficients cannot be told apart where tokens are in one ratio to a size."""
@@ -230,7 +229,7 @@ def omitted_variables(
     That is an F test at `CHANCE` for its logarithm and the square of it, beside the Jacobian at θ [p]. A variable
     whose effect the runs cannot tell from that of the law's own is named, too; one that follows from others is not.
     """
-    is_point = problem.measured
+    is_point = problem.used
     residual, jacobian = (values[is_point] for values in problem.objective.linearise_at(theta))
     variables = problem.objective.form.variables
     columns = jacobian[:, problem.free(theta)]
@@ -331,15 +330,11 @@ class Outliers:
 
 
 def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
-    """Find the suspicious runs among those used, from the fit θ [p] to all of them.
-
-    A one-sided run is suspicious only if the law of the others lies above it.
-    """
+    """Find the suspicious runs among those used, from the fit θ [p] to all of them."""
     objective = problem.objective
     is_used = problem.used
     deviation = -objective.residuals(theta[None])[0]
-    is_ordinary = (np.abs(deviation) <= SMALLEST) | (objective.one_sided & (deviation > 0))
-    if np.all(is_ordinary[is_used]):
+    if np.all(np.abs(deviation[is_used]) <= SMALLEST):
         return Outliers(np.zeros_like(is_used), deviation, theta, False)
 
     # A bad run must not limit the constant.
@@ -348,8 +343,7 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
     follows, theta = _find_core(problem, theta)
     for _ in range(20):
         deviation, limit = _judge(problem, theta, follows)
-        is_ordinary = (np.abs(deviation) <= limit) | (objective.one_sided & (deviation > 0))
-        agrees = is_used & is_ordinary
+        agrees = is_used & (np.abs(deviation) <= limit)
         if np.array_equal(agrees, follows):
             break
         follows = agrees
@@ -359,32 +353,29 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
 
 
 def _find_core(problem: Problem, theta: FloatArray) -> tuple[BoolArray, FloatArray]:
-    """Return the runs [n] of the best trimmed fit, one-sided ones included, and that fit; of many, from a sample."""
+    """Return the runs [n] of the best trimmed fit, and that fit; of many, from a sample."""
     sample = problem.sample(SAMPLED)
     core, theta = _trim(sample, theta)
     if sample is problem:
         return core, theta
-    is_point = problem.measured
-    nearest, _ = _nearest(problem, theta[None], is_point, int(np.ceil(CORE * is_point.sum())))
-    return nearest[0] | (problem.used & ~is_point), theta
+    nearest, _ = _nearest(problem, theta[None], int(np.ceil(CORE * problem.used.sum())))
+    return nearest[0], theta
 
 
 def _trim(problem: Problem, theta: FloatArray) -> tuple[BoolArray, FloatArray]:
     """Fit the runs that lie nearest to their own fit, from θ [p] and from random halves.
 
-    Returns these runs [n], one-sided ones included, and the fit [p].
+    Returns these runs [n], and the fit [p].
     """
     weight = problem.objective.weight
-    is_point = problem.measured
-    is_bound = problem.used & ~is_point
-    n_points = int(is_point.sum())
+    rows = np.flatnonzero(problem.used)
+    n_points = len(rows)
     n_free = int(np.sum(problem.lower < problem.upper))
     size = min(n_points, max(int(np.ceil(CORE * n_points)), (n_points + n_free + 1) // 2))
     half_size = max(n_points // 2, min(n_points, n_free + 1))
 
     rng = np.random.default_rng(0)
-    rows = np.flatnonzero(is_point)
-    halves = np.tile(is_bound.astype(float), (HALVES, 1))
+    halves = np.zeros((HALVES, len(weight)))
     for half in halves:
         sampled_rows = rng.permutation(rows)[:half_size]
         half[sampled_rows] = 1.0
@@ -392,38 +383,36 @@ def _trim(problem: Problem, theta: FloatArray) -> tuple[BoolArray, FloatArray]:
     points = _refit(problem, np.tile(theta, (HALVES, 1)), weight * halves, 1e-4)
     points = np.concatenate([theta[None], points])
 
-    core, _ = _nearest(problem, points, is_point, size)
+    core, _ = _nearest(problem, points, size)
     # All move for two steps, then the best few until nothing changes.
     for steps in (2, 30):
         for _ in range(steps):
-            points = _refit(problem, points, weight * (core | is_bound), 1e-5)
+            points = _refit(problem, points, weight * core, 1e-5)
             previous_core = core
-            core, squares = _nearest(problem, points, is_point, size)
+            core, squares = _nearest(problem, points, size)
             if np.array_equal(previous_core, core):
                 break
         best = np.argsort(squares, kind="stable")[:4]
         points = points[best]
         core = core[best]
-    return core[0] | is_bound, points[0]
+    return core[0], points[0]
 
 
 def _nearest(
     problem: Problem,
     points: FloatArray,
-    is_point: BoolArray,
     size: int,
 ) -> tuple[BoolArray, FloatArray]:
     """Find the runs nearest to each of several fits.
 
     Args:
         points: the fits θ [S, p].
-        is_point: the runs to choose from [n].
         size: how many to choose.
 
     Returns:
         A mask of the nearest runs [S, n], and the sum of their squared distances [S].
     """
-    distance = np.where(is_point, np.abs(problem.objective.residuals(points)), np.inf)
+    distance = np.where(problem.used, np.abs(problem.objective.residuals(points)), np.inf)
     order = np.argsort(distance, axis=1, kind="stable")[:, :size]
     is_near = np.zeros(distance.shape, bool)
     np.put_along_axis(is_near, order, True, axis=1)
@@ -449,29 +438,28 @@ def _judge(
     objective = problem.objective
     free = problem.free(theta)
     residual, jacobian = objective.linearise_at(theta)
-    is_active = follows & ~objective.is_idle(residual)
     residual = -residual
     jacobian = jacobian[:, free]
 
     mean_weight = float(objective.weight[follows].mean())
     prior = objective.prior_rows(theta)[:, free] / np.sqrt(mean_weight)
-    scale, singular, rotation = _decompose(np.vstack([jacobian[is_active], prior]))
+    scale, singular, rotation = _decompose(np.vstack([jacobian[follows], prior]))
     singular = np.maximum(singular, RANK_TOLERANCE * singular.max(initial=1e-300))
     directions = jacobian / scale @ rotation.T
     leverage = np.sum((directions / singular) ** 2, axis=1)
-    n_coefficients = float(leverage[is_active].sum()) if len(prior) else int(free.sum())
-    freedom = int(is_active.sum()) - n_coefficients
+    n_coefficients = float(leverage[follows].sum()) if len(prior) else int(free.sum())
+    freedom = int(follows.sum()) - n_coefficients
     if freedom < 1:
         return residual, np.full(len(residual), np.inf)
 
     # The share of a run's error that is left once it has pulled the fit: a run of leverage 1 predicts itself.
-    share_left = np.where(is_active, np.maximum(1.0 - leverage, 1e-12), 1.0)
-    is_typical = is_active & (leverage < 0.9)
+    share_left = np.where(follows, np.maximum(1.0 - leverage, 1e-12), 1.0)
+    is_typical = follows & (leverage < 0.9)
     sigma = np.inf
     if is_typical.any():
         sizes = np.abs(residual[is_typical]) / np.sqrt(share_left[is_typical])
         sigma = 1.4826 * float(np.median(sizes))
-    spread = sigma * np.where(is_active, 1.0 / np.sqrt(share_left), np.sqrt(1.0 + leverage))
+    spread = sigma * np.where(follows, 1.0 / np.sqrt(share_left), np.sqrt(1.0 + leverage))
     quantile = -float(stdtrit(freedom, TAIL / 2))
     return residual / share_left, np.maximum(quantile * spread, SMALLEST)
 

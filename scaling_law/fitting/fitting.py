@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError, given, reason_of
+from hub.base.errors import InputError, given
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.notices import Notice
-from hub.base.progress import Advance, progress_line
+from hub.base.progress import progress_line
 from hub.base.tables import Table, Tables
 from hub.base.types import Fields, Strings
 from scaling_law.answer.answer import Answer, Listed
@@ -29,9 +29,8 @@ from scaling_law.fitting.diagnostics import (
     find_outliers,
     omitted_variables,
 )
-from scaling_law.fitting.holdout import CUTS, Forecaster, Ranking, backtest_at_cuts, rank_kinds, rms
 from scaling_law.fitting.prior import Prior, read_prior, under
-from scaling_law.fitting.problem import BATCH, Problem, make_problem, start_points, variables_of
+from scaling_law.fitting.problem import Problem, make_problem, start_points, variables_of
 from scaling_law.fitting.repetition import (
     REPEATED,
     UNIQUE,
@@ -43,9 +42,8 @@ from scaling_law.fitting.repetition import (
 )
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
-from scaling_law.formulas.law import check_count
 from scaling_law.formulas.repeated import Repetition
-from scaling_law.law import LAWS, Law
+from scaling_law.law import Law
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.recipes import check_mix, differences, in_words, names_mixed
 from scaling_law.runs.rows import RunsError
@@ -63,16 +61,11 @@ AGREEMENT = 1e-6
 # Options of the first stage.
 HELD: Fields = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}
 LEAVE_OUT = "outliers: set_aside leaves them out"
-# This asks for the best of all kinds of laws.
-ALL = "all"
-NO_CUT = "no cut of compute leaves six runs of three sizes below it"
-# Starts that enter the second stage, of the scaled grid and the paper's.
-DEFAULT_RELEASE = {"scaled": 64, "paper": 256}
+# Starts that enter the second stage.
+RELEASED = 64
 # Starts are searched on at most this many runs; the best `FINALISTS` end on all runs.
 SEARCHED = 1024
 FINALISTS = 8
-# Of more starts than this, those that share a basin are solved once.
-MANY = 1000
 
 
 @dataclass(frozen=True, repr=False)
@@ -229,9 +222,8 @@ class FitStatus(Listed):
 class FitResult(Answer, Generic[LawT_co]):
     """A fitted law with what it was fitted on.
 
-    `objective` sums Huber losses on ln L over the runs `used`, `rmse` (nats per token) covers those that are
-    `measured`, `finalists` are all starts of the second stage, `kinds` ranks the kinds of `fit(kind="all")`, and
-    `repetition` has R*_D and R*_N of a fit with `unique_tokens`.
+    `objective` sums Huber losses on ln L over the runs `used`, `rmse` is theirs in nats per token, `finalists` are all
+    starts of the second stage, and `repetition` has R*_D and R*_N of a fit with `unique_tokens`.
     """
 
     law: LawT_co
@@ -242,7 +234,6 @@ class FitResult(Answer, Generic[LawT_co]):
     problem: Problem
     theta: FloatArray
     finalists: Solutions
-    kinds: Ranking | None = None
     repetition: RepetitionFit | None = None
 
     @property
@@ -270,11 +261,6 @@ class FitResult(Answer, Generic[LawT_co]):
         return self.problem.used
 
     @property
-    def measured(self) -> BoolArray:
-        """The runs [n] used that are no upper bounds."""
-        return self.problem.measured
-
-    @property
     def fitted(self) -> list[str]:
         """The coefficients that the fit moved; those tied to them go along."""
         settings = self.problem.settings
@@ -298,8 +284,8 @@ class FitResult(Answer, Generic[LawT_co]):
         return {e: float(errors.mean()) for e, errors in self._errors_by_experts().items()}
 
     def _errors_by_experts(self) -> dict[float, FloatArray]:
-        errors = self.residuals[self.measured]
-        experts = self.runs.experts[self.measured]
+        errors = self.residuals[self.used]
+        experts = self.runs.experts[self.used]
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
     @reads(n_resamples=whole(2), seed=whole())
@@ -326,8 +312,6 @@ class FitResult(Answer, Generic[LawT_co]):
             "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
             "status": self.status.to_dict(),
         }
-        if self.kinds is not None:
-            facts["kinds"] = self.kinds.to_dict()
         if self.repetition is not None:
             facts["repetition"] = asdict(self.repetition)
         return facts
@@ -341,7 +325,7 @@ class FitResult(Answer, Generic[LawT_co]):
         values = dict(self.law.coefficients)
         if self.repetition is not None:
             values.update(self.repetition.coefficients)
-            fixed.update(self.repetition.coefficients.keys() - self.repetition.errors.keys())
+            vague.update(self.repetition.undetermined)
         rows = []
         for name, value in values.items():
             row = {
@@ -358,10 +342,7 @@ class FitResult(Answer, Generic[LawT_co]):
         return rows
 
     def summary(self) -> Tables:
-        tables = [self._coefficient_table(), self._experts_table()]
-        if self.kinds is not None:
-            tables.insert(0, self.kinds.summary())
-        return Tables((self._heading(), *tables))
+        return Tables((self._heading(), self._coefficient_table(), self._experts_table()))
 
     def _heading(self) -> Text:
         """Return the verdict, the formula, and how many runs of which table were fitted."""
@@ -371,9 +352,6 @@ class FitResult(Answer, Generic[LawT_co]):
         count = f"{int(self.used.sum())} runs of {status.n_trunks} trunks ({status.trunk_source})"
         if status.set_aside:
             count += f", {len(status.set_aside)} set aside"
-        bounds = int((self.used & ~self.measured).sum())
-        if bounds:
-            count += f", {bounds} as upper bounds"
         vocabulary = f", vocabulary {self.runs.vocab_size:,}" if self.runs.vocab_size else ""
         heading = Text(f"{self.verdict}\n")
         heading.append(f"{self.law.formula}\n", style="bold")
@@ -432,6 +410,11 @@ def finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
+def rms(errors: FloatArray) -> float:
+    """Compute the root mean square; NaN of nothing."""
+    return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
+
+
 @reads
 def errors_of(law: Law, runs: Runs) -> FloatArray:
     """Return predicted minus observed loss, nats per token, [n].
@@ -451,13 +434,10 @@ def fit(
     *,
     huber_delta: float = 0.01,
     weights: str | ArrayLike | None = None,
-    l2: float = 0.0,
     fixed: Mapping[str, float | str] | None = None,
     bounds: Mapping[str, Interval] | None = None,
-    starts: Literal["scaled", "paper"] | Sequence[Law] = "scaled",
-    release: int | None = None,
+    starts: Sequence[Law] | None = None,
     outliers: Literal["keep", "set_aside"] = "keep",
-    one_sided: str | ArrayLike | None = None,
     loss: str | None = None,
     trunks: str = "auto",
     progress: bool = False,
@@ -465,29 +445,22 @@ def fit(
     allow_unidentifiable: bool = False,
     prior: Prior | Law | str | None = None,
     unique_tokens: str | ArrayLike | None = None,
-    epochs: str | ArrayLike | None = None,
 ) -> FitResult[Law]:
     """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).
 
     Args:
-        kind: "joint", "chinchilla", "routed", or the name of another registered kind of law; or "all" for the kind
-            that forecasts best within the runs, fitted below several cuts of compute (`result.kinds` ranks them).
+        kind: "joint", "chinchilla", "routed", or the name of another registered kind of law.
         huber_delta: threshold of the Huber loss on ln L (the paper's 0.01).
         weights: of the runs [n] or the name of a column of them, such as squared inverse standard errors; None for
             equal ones. "inverse_loss" reads the paper's underweighting of underperforming runs as weights
             proportional to 1 / loss (lowest loss: 1).
-        l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper's 1e-5
-            moves the answer far along its flat directions.
         fixed: values such as {"e_max": 256.0}, and ties such as {"alpha": "beta"}: two exponents that stay equal.
         bounds: closed intervals such as {"c": (1.0, 1.8), "e_max": (64, None)}; None keeps the default end:
             0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5, the rest very wide. E_start stays
             below the lower bound of E_max.
-        starts: "scaled" (a few hundred around the data), "paper" (its full grid), or laws to start from.
-        release: how many starts enter the second stage (None: 256 of the paper's grid, 64 of the scaled one).
+        starts: laws to start from (None: a few hundred starts around the data).
         outliers: "keep" fits runs far from the law of the others (`fitting.diagnostics`), "set_aside" leaves them out
             and records it in the law's conditions. Beyond 30 % of the runs, all are kept, with a warning.
-        one_sided: runs that bound the law from above, such as runs that were not tuned: booleans [n], or a column of 1
-            for them and 0 for the others. A prediction below such a loss costs nothing.
         loss, trunks: as in `load_runs`.
         mix: columns in which the runs may differ, such as ("optimizer",), besides the law's own.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
@@ -495,95 +468,86 @@ def fit(
             the terms of E of a joint law are like the published one's), a law of this kind or its name ("published"),
             which another corpus and recipe move as labs differ, or what `scaling_law.prior` returns. Few runs, of one
             size even, then determine a law.
-        unique_tokens: of which the tokens of each run are repetitions, or instead their `epochs`, tokens over unique
-            ones: a column, or numbers. Repeated tokens and excess parameters then count as what they are worth, with
-            R*_D and R*_N fitted where the runs tell them, else as published (`result.repetition`;
-            docs/fit_options.md#repeated-data).
+        unique_tokens: of which the tokens of each run are repetitions: a column, or numbers. Repeated tokens and
+            excess parameters then count as what they are worth, with R*_D and R*_N moved from the published ones as
+            far as the runs tell (`result.repetition`; docs/fit_options.md#repeated-data).
 
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.
     """
-    table = as_table(runs, loss, trunks)
-    counts_repetition = unique_tokens is not None or epochs is not None
-    if counts_repetition:
-        table = with_unique_tokens(table, unique_tokens, epochs)
-    if kind == ALL:
-        options = {
-            "huber_delta": huber_delta,
-            "weights": weights,
-            "l2": l2,
-            "one_sided": one_sided,
-            "fixed": fixed,
-            "bounds": bounds,
-            "starts": starts,
-            "release": release,
-            "outliers": outliers,
-            "mix": mix,
-            "prior": prior,
-            "unique_tokens": UNIQUE if counts_repetition else None,
-            "allow_unidentifiable": allow_unidentifiable,
-        }
-        n_kinds = sum(bool(law.form.terms) for law in LAWS.values())
-        # A fit of each kind to all runs, and one below each cut.
-        with progress_line("fit all kinds", n_kinds * (1 + len(CUTS)), "fits", progress) as advance:
-            return _fit_best_kind(table, options, advance)
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
-    if release is not None:
-        check_count("release", release, 1)
-
+    table = as_table(runs, loss, trunks)
+    if unique_tokens is not None:
+        table = with_unique_tokens(table, unique_tokens)
     # Of a curve with many checkpoints a few are fitted, with their weights.
     rows = rows_of_curves(table)
     weights = _select_rows(rows, weights, len(table))
-    one_sided = _select_rows(rows, one_sided, len(table))
     table = with_few_checkpoints(table, rows)
-    problem = make_problem(table, kind, huber_delta, weights, l2, fixed, bounds, starts, one_sided)
+
+    problem = make_problem(table, kind, huber_delta, weights, fixed, bounds, starts)
     variables = problem.objective.form.variables
     check_mix(table.recipe, variables, mix, table.source, (*table.columns, *table.texts))
+    warnings = _check_design(table, problem, allow_unidentifiable or prior is not None)
+    law_prior = None if prior is None else read_prior(prior)
+    minimum = _find_minimum(problem, starts, law_prior, None if unique_tokens is None else table[UNIQUE], progress)
+    far_runs = find_outliers(minimum.problem, minimum.solutions.theta[0])
+    if far_runs.too_many:
+        warnings.append(_warn_of_too_many(minimum.problem, far_runs))
+    elif outliers == "set_aside":
+        minimum = minimum.without(far_runs)
+
     # Repeated tokens are said apart, with the option that counts them.
     doubts, blended = table.doubts({*variables, *DESIGN_VARIABLES, *REPEATED, *names_mixed(mix)})
-    if counts_repetition:
-        problem = repeated(problem, table[UNIQUE], Repetition())
-    warnings = _check_design(table, problem, allow_unidentifiable or prior is not None)
-    if table.thinned:
-        warnings.append(table.thinned)
+    suspicious, deviations = _rank_suspicious(table, far_runs)
+    result = describe(
+        table,
+        minimum,
+        doubts=doubts,
+        blended=blended,
+        suspicious=suspicious,
+        deviations=deviations,
+        warnings=(*warnings, *([table.thinned] if table.thinned else [])),
+        set_aside=suspicious if outliers == "set_aside" else (),
+    )
+    return result if law_prior is None else _name_prior_limits(result, law_prior)
+
+
+@dataclass(frozen=True)
+class _Minimum:
+    """A problem with its solutions, the best first, how many starts were searched, and R* where they were fitted."""
+
+    problem: Problem
+    solutions: Solutions
+    n_starts: int
+    repetition: RepetitionFit | None = None
+
+    def without(self, outliers: Outliers) -> _Minimum:
+        """Fit again without the suspicious runs."""
+        problem = self.problem.without(outliers.suspicious)
+        solutions = _polish(problem, np.vstack([outliers.theta, self.solutions.theta[1:]]))
+        return replace(self, problem=problem, solutions=solutions)
+
+
+def _find_minimum(
+    problem: Problem,
+    starts: Sequence[Law] | None,
+    law_prior: Prior | None,
+    unique_tokens: FloatArray | None,
+    progress: bool,
+) -> _Minimum:
+    """Minimise from the starts, under a prior where there is one, and with R* where tokens repeat."""
+    if unique_tokens is not None:
+        problem = repeated(problem, unique_tokens, Repetition(), counts_sizes=False)
     theta = start_points(problem, starts)
-    law_prior = None if prior is None else read_prior(prior)
     if law_prior is not None:
         problem, theta = under(law_prior, problem, theta)
-
-    if isinstance(starts, str):
-        final = _search(problem, theta, release or DEFAULT_RELEASE[starts], progress)
-    else:
-        final = _polish(problem, theta)
-    repetition = None
-    if counts_repetition:
-        runner_ups = final.theta[1:]
-        problem, final, repetition = fit_repetition(problem, table[UNIQUE], final.theta[0])
-        if len(runner_ups):
-            final = Solutions.sorted(final, _polish(problem, runner_ups))
-    far_runs = find_outliers(problem, final.theta[0])
-    if far_runs.too_many:
-        warnings.append(_warn_of_too_many(problem, far_runs))
-    elif outliers == "set_aside":
-        problem = problem.without(far_runs.suspicious)
-        final = _polish(problem, np.vstack([far_runs.theta, final.theta[1:]]))
-    suspicious, deviations = _rank_suspicious(table, far_runs)
-
-    search = {
-        "n_starts": len(theta),
-        "prior": problem.settings.prior,
-        "doubts": doubts,
-        "blended": blended,
-        "suspicious": suspicious,
-        "deviations": deviations,
-        "warnings": tuple(warnings),
-        "set_aside": suspicious if outliers == "set_aside" else (),
-    }
-    result = describe(table, problem, final, search)
-    if repetition is not None:
-        result = _add_repetition(result, repetition)
-    return result if law_prior is None else _name_prior_limits(result, law_prior)
+    solutions = _search(problem, theta, progress) if starts is None else _polish(problem, theta)
+    if unique_tokens is None:
+        return _Minimum(problem, solutions, len(theta))
+    problem, best, repetition = fit_repetition(problem, unique_tokens, solutions.theta[0])
+    solutions = _polish(problem, np.vstack([best, solutions.theta[1:FINALISTS]]))
+    return _Minimum(problem, solutions, len(theta), repetition)
 
 
 def _warn_of_too_many(problem: Problem, outliers: Outliers) -> str:
@@ -621,25 +585,6 @@ def _rank_suspicious(runs: Runs, outliers: Outliers) -> tuple[Strings, tuple[flo
     return tuple(runs.run_id[i] for i in rows), tuple(nats.tolist())
 
 
-def _add_repetition(result: FitResult[Law], repetition: RepetitionFit) -> FitResult[Law]:
-    """Add R*_D and R*_N to the status and conditions of a fit that counts tokens as what they are worth."""
-    conditions = result.law.conditions
-    # Every fit has conditions.
-    assert conditions is not None
-    status = replace(
-        result.status,
-        standard_errors={**result.status.standard_errors, **repetition.errors},
-        logarithmic=(*result.status.logarithmic, *repetition.errors),
-        bounds_hit=(*result.status.bounds_hit, *repetition.at_bound),
-        repetition=repetition.messages,
-    )
-    fitted_runs = result.runs.subset(result.used)
-    epochs = np.maximum(fitted_runs.tokens / fitted_runs[UNIQUE], 1.0)
-    ranges = {**(conditions.variables or {}), "epochs": (float(epochs.min()), float(epochs.max()))}
-    law = result.law.replace(conditions=replace(conditions, variables=ranges, status=status.verdict))
-    return replace(result, law=law, status=status, repetition=repetition)
-
-
 def _select_rows(
     rows: IntArray,
     values: Any,
@@ -649,53 +594,6 @@ def _select_rows(
     is_list = isinstance(values, (Sequence, np.ndarray)) and not isinstance(values, str)
     has_each = is_list and getattr(values, "ndim", 1) == 1 and len(values) == count
     return np.asarray(values)[rows] if has_each else values
-
-
-def _fit_best_kind(runs: Runs, options: Mapping[str, Any], advance: Advance) -> FitResult[Law]:
-    """Fit the kind that rolling origin ranks first. ValueError where no cut leaves enough runs below it."""
-    _check_options_of_all(options)
-    results: dict[str, FitResult[Law]] = {}
-    left_out: dict[str, str] = {}
-    for name, law in LAWS.items():
-        if not law.form.terms:
-            continue
-        try:
-            results[name] = fit(runs, name, **options)
-        except ValueError as error:
-            left_out[name] = reason_of(error)
-        advance(1, name)
-    if not results:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise InputError(f"{runs.source}: no kind fits: {reasons}")
-
-    def make_forecaster(result: FitResult[Law]) -> Forecaster:
-        # The fit to all runs is near those to some of them.
-        options_below = {**options, "starts": [result.law]}
-
-        def forecast(train: Runs, test: Runs) -> FloatArray:
-            advance(1, f"{result.law.name} of {len(train)} runs")
-            return fit(train, result.law.name, **options_below).errors_on(test) + test.loss
-
-        return forecast
-
-    backtests = backtest_at_cuts(runs, {name: make_forecaster(result) for name, result in results.items()})
-    ranking = rank_kinds(backtests, [*results], left_out)
-    if not ranking.cuts:
-        raise InputError(f"{runs.source}: {NO_CUT}, so kind='all' cannot rank: {', '.join(results)} fit; name one")
-    return replace(results[ranking.kinds[0]], kinds=ranking)
-
-
-def _check_options_of_all(options: Mapping[str, Any]) -> None:
-    """Raise InputError for a setting that only a single kind, or all of its runs, can have."""
-    of_single_kind = [name for name in ("fixed", "bounds") if options[name]]
-    for name in ("weights", "one_sided"):
-        if not isinstance(options[name], str | None):
-            of_single_kind.append(name)
-    if not isinstance(options["starts"], str):
-        of_single_kind.append("starts")
-    if of_single_kind:
-        problem = f"{of_single_kind[0]}: cannot go with "
-        raise InputError(problem, given("kind", "all"), ", which takes columns by name and no coefficients")
 
 
 def _polish(problem: Problem, theta: FloatArray) -> Solutions:
@@ -713,30 +611,15 @@ def _count_agreeing(final: Solutions, problem: Problem) -> int:
 def _search(
     problem: Problem,
     theta: FloatArray,
-    release: int,
     progress: bool,
 ) -> Solutions:
-    """Find the best of the starts θ [S, p] on all runs, of many runs after a search on a sample of them."""
+    """Find the best of the starts θ [S, p], released after a first stage with E_start and E_max held.
+
+    Of many runs, a sample is searched first.
+    """
     sample = problem.sample(SEARCHED)
-    final = _search_in_two_stages(sample, theta, release, progress)
+    final = _polish(sample, _first_stage(sample, theta, progress).theta[:RELEASED])
     return final if sample is problem else _polish(problem, final.theta[:FINALISTS])
-
-
-def _search_in_two_stages(
-    problem: Problem,
-    theta: FloatArray,
-    release: int,
-    progress: bool,
-) -> Solutions:
-    """Find the best of the starts θ [S, p], released after a first stage with E_start and E_max held."""
-    is_distinct = distinct_starts(problem, theta)
-    stage = _first_stage(problem, theta[is_distinct], progress)
-    final = _polish(problem, stage.theta[:release])
-    if is_distinct.all() or 2 * _count_agreeing(final, problem) >= len(final.cost):
-        return final
-    # There are too many minima to leave any start out.
-    stage = Solutions.sorted(stage, _first_stage(problem, theta[~is_distinct], progress))
-    return _polish(problem, stage.theta[:release])
 
 
 def _first_stage(
@@ -762,33 +645,6 @@ def _first_stage(
 
 def _split_batches(problem: Problem, theta: FloatArray) -> list[FloatArray]:
     return [theta[i : i + problem.batch] for i in range(0, len(theta), problem.batch)]
-
-
-def distinct_starts(problem: Problem, theta: FloatArray) -> BoolArray:
-    """Mark those of many starts θ [S, p] that share E_start and E_max which may end elsewhere than the best.
-
-    Of few, all. Each takes one step, without which starts far up in the box see one basin only, and the lowest are
-    solved. A start shares the basin of the best of these if the objective falls at each quarter of the straight way
-    from its step there.
-    """
-    if len(theta) <= MANY or np.ptp(theta[:, problem.objective.first_transform :], axis=0).any():
-        return np.ones(len(theta), bool)
-    one_step = {**HELD, "max_iterations": 1}
-    steps = [problem.solve(batch, **one_step) for batch in _split_batches(problem, theta)]
-    points = np.concatenate([solution.theta for solution in steps])
-    last_cost = np.concatenate([solution.cost for solution in steps])
-    lowest = np.argsort(last_cost, kind="stable")[:BATCH]
-    best = Solutions.sorted(problem.solve(theta[lowest], **HELD))
-    falls = last_cost >= best.cost[0]
-    for share in (0.25, 0.5, 0.75):
-        batches = _split_batches(problem, points + share * (best.theta[0] - points))
-        evaluations = [problem.objective.evaluate(batch, hold_transform=True) for batch in batches]
-        cost = np.concatenate([evaluation.cost for evaluation in evaluations])
-        falls &= cost <= last_cost
-        last_cost = cost
-    # The best itself stays, and others for it to agree with.
-    falls[lowest] = False
-    return ~falls
 
 
 def as_table(
@@ -834,50 +690,15 @@ def _check_design(
     return problems
 
 
-def describe(
-    runs: Runs,
-    problem: Problem,
-    final: Solutions,
-    search: Mapping[str, Any],
-    index: int = 0,
-) -> FitResult[Law]:
-    """Make the result of the finished start `index` (0: the best).
-
-    `search` holds the FitStatus fields that all starts share.
-    """
-    theta = final.theta[index]
-    objective = problem.objective
-    law = objective.make_law(theta)
+def describe(runs: Runs, minimum: _Minimum, **search: Any) -> FitResult[Law]:
+    """Make the result of the best solution; `search` holds further fields of the FitStatus."""
+    problem = minimum.problem
+    theta = minimum.solutions.theta[0]
+    law = problem.objective.make_law(theta)
     errors = errors_of(law, runs)
-    rmse = rms(errors[problem.measured])
+    rmse = rms(errors[problem.used])
     fitted_runs = runs.subset(problem.used)
-
-    free = problem.free(theta)
-    is_at_bound = ~free & (problem.lower < problem.upper)
-    condition_number, standard_errors, undetermined = examine(objective, theta, free, is_at_bound)
-    omitted = omitted_variables(problem, theta, runs, errors)
-    repetition = unexplained_repetition(problem, theta, runs)
-    status = FitStatus(
-        converged=bool(final.converged[index]),
-        n_released=len(final.cost),
-        n_agree=_count_agreeing(final, problem),
-        bounds_hit=tuple(name for name, hit in zip(objective.names, is_at_bound, strict=True) if hit),
-        condition_number=condition_number,
-        standard_errors=standard_errors,
-        logarithmic=tuple(name for name in objective.names if name in objective.positive),
-        distances=objective.distances,
-        undetermined=undetermined,
-        n_trunks=fitted_runs.n_trunks,
-        trunk_source=fitted_runs.trunk_source,
-        omitted=(*omitted, *repetition),
-        tied=problem.settings.tied,
-        **search,
-    )
-
-    ranges = {}
-    for name in sorted({*law.form.variables} - {"n_active", "tokens", "experts"}):
-        values = fitted_runs.column(name)
-        ranges[name] = (float(values.min()), float(values.max()))
+    status = _make_status(runs, minimum, errors, **search)
     conditions = fitted_runs.conditions(
         _provenance(runs, problem, law, status),
         objective=problem.settings.to_dict(),
@@ -887,21 +708,65 @@ def describe(
         trunk_source=status.trunk_source,
         set_aside=status.set_aside,
         warmup_tokens=fitted_runs.warmup_tokens,
-        variables=ranges or None,
+        variables=_ranges_of(fitted_runs, law) or None,
         omitted=status.omitted,
         doubts=status.doubts,
     )
     return FitResult(
         law=law.replace(conditions=conditions),
-        objective=float(final.cost[index]),
+        objective=float(minimum.solutions.cost[0]),
         rmse=rmse,
         status=status,
         runs=runs,
         problem=problem,
         theta=theta,
-        finalists=final,
+        finalists=minimum.solutions,
+        repetition=minimum.repetition,
         check=None,
     )
+
+
+def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: Any) -> FitStatus:
+    """Say how the best solution was reached, and what the runs tell of its coefficients."""
+    problem = minimum.problem
+    objective = problem.objective
+    theta = minimum.solutions.theta[0]
+    free = problem.free(theta)
+    is_at_bound = ~free & (problem.lower < problem.upper)
+    condition_number, standard_errors, undetermined = examine(objective, theta, free, is_at_bound)
+    logarithmic = [name for name in objective.names if name in objective.positive]
+    if minimum.repetition is not None:
+        standard_errors.update(minimum.repetition.standard_errors)
+        logarithmic += minimum.repetition.standard_errors
+    omitted = omitted_variables(problem, theta, runs, errors)
+    fitted_runs = runs.subset(problem.used)
+    return FitStatus(
+        converged=bool(minimum.solutions.converged[0]),
+        n_starts=minimum.n_starts,
+        n_released=len(minimum.solutions.cost),
+        n_agree=_count_agreeing(minimum.solutions, problem),
+        bounds_hit=tuple(name for name, hit in zip(objective.names, is_at_bound, strict=True) if hit),
+        condition_number=condition_number,
+        standard_errors=standard_errors,
+        logarithmic=tuple(logarithmic),
+        distances=objective.distances,
+        undetermined=undetermined,
+        n_trunks=fitted_runs.n_trunks,
+        trunk_source=fitted_runs.trunk_source,
+        omitted=(*omitted, *unexplained_repetition(problem, theta, runs)),
+        prior=problem.settings.prior,
+        repetition=minimum.repetition.messages if minimum.repetition else (),
+        tied=problem.settings.tied,
+        **search,
+    )
+
+
+def _ranges_of(runs: Runs, law: Law) -> dict[str, Interval]:
+    """Return the ranges of the law's variables beside N, D and E, and of epochs where the law counts them."""
+    columns = {name: runs.column(name) for name in sorted({*law.form.variables} - {"n_active", "tokens", "experts"})}
+    if law.repetition is not None:
+        columns["epochs"] = np.maximum(runs.tokens / runs[UNIQUE], 1.0)
+    return {name: (float(values.min()), float(values.max())) for name, values in columns.items()}
 
 
 def _provenance(
@@ -926,7 +791,4 @@ def _provenance(
     provenance += f" ({runs.loss_name})"
     if status.set_aside:
         provenance += f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers"
-    n_bounds = int((problem.used & ~problem.measured).sum())
-    if n_bounds:
-        provenance += f"; {n_bounds} of {len(runs)} runs as upper bounds"
     return provenance

@@ -1,8 +1,8 @@
 """Runs that no fit sees, and the errors of laws on them.
 
-Laws are asked about larger models than the runs have, so the extreme runs are held out: `split` holds out one such
-part, `backtest_at_cuts` the runs above each of several cuts of compute (rolling origin). What several laws forecast of
-held-out runs is a `Backtest`. `fit(runs, kind="all")` ranks kinds of laws by it, and `forecast` weighs laws.
+`hold_out` divides runs: the extreme ones, as laws are asked about larger models than the runs have, each run, or each
+model. What laws forecast of held-out runs is a `Backtest`. `forecast` weighs laws by the runs above each of several
+cuts (rolling origin).
 """
 
 from __future__ import annotations
@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import reads
-from hub.base.tables import Summarised, Table, column_name
+from hub.base.tables import Table, column_name
 from hub.base.types import Fields
-from hub.base.units import format_count
 from scaling_law.answer.answer import ResultTable
+from scaling_law.fitting.fitting import errors_of, fit, rms
 from scaling_law.formulas.law import check_count
+from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval
-
-if TYPE_CHECKING:
-    import pandas
 
 # Predicts the losses of the second table of runs from the first.
 Forecaster = Callable[[Runs, Runs], FloatArray]
@@ -34,12 +31,13 @@ Forecaster = Callable[[Runs, Runs], FloatArray]
 # Directions in which a point may lie furthest beyond the runs.
 DIRECTIONS = ("flops", "n_active", "tokens")
 EXTREMES = ("loss", "n_active", "flops", "tokens")
+# Each run, or each model, is held out by itself.
+EACH = ("run", "model")
 RESAMPLES = 2000
 SEED = 0
 LEVEL = (0.025, 0.975)
 
 # Cuts lie this many times below the largest compute, N or D.
-CUTS = tuple(("flops", float(divisor)) for divisor in 10.0 ** (np.arange(1, 9) / 4))
 CUTS_EACH_WAY = (
     *(("flops", divisor) for divisor in (2.0, 5.0, 12.0, 30.0)),
     *(("n_active", divisor) for divisor in (2.0, 5.0)),
@@ -53,74 +51,41 @@ SAME_SIZE = 0.05
 TINY = 1e-9
 
 
-@dataclass(frozen=True, repr=False)
-class Split(Summarised):
-    """Three disjoint tables of runs."""
+class Split(NamedTuple):
+    """Runs to fit, and held-out runs to forecast."""
 
     train: Runs
-    validation: Runs
     test: Runs
-    by: str
-
-    @property
-    def parts(self) -> dict[str, Runs]:
-        return {"train": self.train, "validation": self.validation, "test": self.test}
-
-    def to_dataframe(self) -> pandas.DataFrame:
-        """Return one line per run, with its `part`."""
-        import pandas
-
-        return pandas.concat([runs.to_pandas().assign(part=name) for name, runs in self.parts.items()])
-
-    def summary(self) -> Table:
-        rows = []
-        for name, runs in self.parts.items():
-            row = (
-                name,
-                len(runs),
-                _format_range(runs.n_active, format_count),
-                _format_range(runs.tokens, format_count),
-                _format_range(runs.loss, "{:.4f}".format),
-            )
-            rows.append(row)
-        return Table(("part", "runs", "N_act", "D", "loss"), rows, title=f"Split by {self.by}")
-
-
-def _format_range(values: NDArray[Any], form: Callable[[float], str]) -> str:
-    if not len(values):
-        return ""
-    return f"{form(values.min())}…{form(values.max())}"
 
 
 @reads
-def split(
+def hold_out(
     runs: Runs,
-    by: str = "loss",
-    validation: int = 30,
-    test: int = 0,
-) -> Split:
-    """Hold out the `test` most extreme runs, then the next `validation`, and train on the rest.
-
-    The paper (Section "Optimization of Formula Coefficients") selects by the 30 runs that it holds out, a validation
-    set; the test part is never selected on.
+    by: str = "flops",
+    test: int = 30,
+) -> list[Split]:
+    """Divide the runs into those to fit and those held out.
 
     Args:
-        by: "loss" holds out the lowest losses. "n_active", "flops", "tokens" or a numeric column of the runs, such as
-            the time of each, holds out the largest values.
+        by: "loss" holds out the runs of lowest loss; "n_active", "flops", "tokens" or a numeric column, such as the
+            time of each run, those of largest values. "run" makes a split for each run, "model" one for each n_active
+            and E.
+        test: how many extreme runs are held out.
 
     Raises:
-        InputError: no run is left to train on, or runs have no value of this column.
+        InputError: no run is left to fit, or runs have no value of this column.
     """
-    check_count("validation", validation, 0)
-    check_count("test", test, 0)
-    values = _read_order(runs, by)
-    if validation + test >= len(runs):
-        options = (given("validation", validation), ", ", given("test", test))
-        raise InputError(*options, f" must leave some of the {len(runs)} runs")
-    rank = np.argsort(np.argsort(values if by == "loss" else -values, kind="stable"))
-    is_test = rank < test
-    is_train = rank >= test + validation
-    return Split(runs.subset(is_train), runs.subset(~is_train & ~is_test), runs.subset(is_test), by)
+    if by in EACH:
+        columns = [np.arange(len(runs))] if by == "run" else [runs.n_active, runs.experts]
+        models, index = np.unique(np.stack(columns), axis=1, return_inverse=True)
+        masks = [index.ravel() == model for model in range(models.shape[1])]
+    else:
+        check_count("test", test, 1)
+        values = _read_order(runs, by)
+        masks = [np.argsort(np.argsort(values if by == "loss" else -values, kind="stable")) < test]
+    if masks[0].all():
+        raise InputError(given("by", by, in_shell=f"--split {by}"), f" must leave some of the {len(runs)} runs to fit")
+    return [Split(runs.subset(~is_test), runs.subset(is_test)) for is_test in masks]
 
 
 def _read_order(runs: Runs, by: str) -> FloatArray:
@@ -130,7 +95,7 @@ def _read_order(runs: Runs, by: str) -> FloatArray:
     by = column_name(by, runs.columns)
     option = given("by", by, in_shell=f"--split {by}")
     if by not in runs.columns:
-        columns = ", ".join(map(repr, (*EXTREMES, *runs.columns)))
+        columns = ", ".join(map(repr, (*EACH, *EXTREMES, *runs.columns)))
         raise InputError(option, f" must be a numeric column of the runs: {columns}")
     missing = np.flatnonzero(np.isnan(runs.columns[by]))
     if missing.size:
@@ -144,13 +109,8 @@ def distances(runs: Runs, points: Runs) -> FloatArray:
     return np.stack(rows)
 
 
-def rms(errors: FloatArray) -> float:
-    """Compute the root mean square; NaN of nothing."""
-    return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
-
-
-@dataclass(frozen=True, repr=False)
-class HeldOut(Summarised):
+@dataclass(frozen=True)
+class HeldOut:
     """Predicted minus observed loss of the held-out runs [n], nats per token."""
 
     errors: FloatArray
@@ -164,11 +124,6 @@ class HeldOut(Summarised):
         """The mean error."""
         return float(self.errors.mean())
 
-    @property
-    def largest(self) -> float:
-        """The largest absolute error; NaN of nothing."""
-        return float(np.abs(self.errors).max()) if len(self.errors) else float("nan")
-
     @cached_property
     def interval(self) -> Interval:
         """The 95 % interval of the RMSE over resampled held-out runs."""
@@ -177,22 +132,6 @@ class HeldOut(Summarised):
         rmse = np.sqrt((self.errors[resamples] ** 2).mean(axis=1))
         low, high = np.quantile(rmse, LEVEL)
         return float(low), float(high)
-
-    def _headline(self) -> str:
-        """Say the RMSE and of how many runs it is."""
-        return f"RMSE {self.rmse:.4f} of {len(self.errors)} runs"
-
-    def summary(self) -> Table:
-        """Show the errors of the held-out runs, in nats per token."""
-        low, high = self.interval
-        rows = [
-            ("runs", len(self.errors)),
-            ("RMSE", f"{self.rmse:.4f}"),
-            ("95 %", f"{low:.4f} to {high:.4f}"),
-            ("mean error", f"{self.bias:+.4f}"),
-            ("largest error", f"{self.largest:.4f}"),
-        ]
-        return Table((), rows, title=self._headline())
 
 
 @dataclass(frozen=True, repr=False)
@@ -241,34 +180,74 @@ class Backtest(ResultTable):
         return Table(("law", "RMSE (95 %)", "mean error"), rows, title=title, notes=notes)
 
 
-def evaluate_forecasters(
+@reads
+def backtest(
     train: Runs,
     test: Runs,
-    forecasters: Mapping[str, Forecaster],
+    laws: Mapping[str, Law | str | Forecaster],
 ) -> Backtest:
-    """Compare each forecast with the held-out losses; leave out a law that `train` cannot determine (ValueError)."""
-    laws: dict[str, HeldOut] = {}
+    """Forecast the held-out runs `test` from the runs `train` by each of `laws`, under their names.
+
+    A law moves by one constant, its mean error on `train`, since losses of different corpora and tokenizers differ by
+    more than a law's form says. A text is a kind of law, fitted to `train`. A function of (train, test) returns the
+    losses itself. A law that these runs cannot determine (ValueError) is left out.
+
+    Raises:
+        InputError: one of the tables is empty.
+    """
+    if not (len(train) and len(test)):
+        raise InputError(f"train has {len(train)} runs and test {len(test)}: both need at least one")
+    errors: dict[str, HeldOut] = {}
     left_out: dict[str, str] = {}
-    for name, forecast in forecasters.items():
+    for name, forecast in {name: _make_forecaster(law) for name, law in laws.items()}.items():
         try:
-            laws[name] = HeldOut(np.asarray(forecast(train, test) - test.loss))
+            errors[name] = HeldOut(np.asarray(forecast(train, test) - test.loss))
         except ValueError as error:
             left_out[name] = reason_of(error)
-    return Backtest(train, test, laws, left_out)
+    return Backtest(train, test, errors, left_out)
+
+
+def _make_forecaster(law: Law | str | Forecaster) -> Forecaster:
+    if isinstance(law, Law):
+        return lambda train, test: test.loss + errors_of(law, test) - errors_of(law, train).mean()
+    if isinstance(law, str):
+        return lambda train, test: test.loss + fit(train, law).errors_on(test)
+    if not callable(law):
+        raise InputError(f"laws: {law!r} must be a law, the name of a kind, or a function of (train, test)")
+    return law
+
+
+def backtest_splits(
+    runs: Runs,
+    splits: Sequence[Split],
+    laws: Mapping[str, Law | str | Forecaster],
+) -> Backtest:
+    """Forecast the held-out runs of every split, and join the errors of laws that have a forecast of each."""
+    backtests = [backtest(*split, laws) for split in splits]
+    if len(backtests) == 1:
+        return backtests[0]
+    left_out = {name: reason for backtest in backtests for name, reason in backtest.left_out.items()}
+    errors = {}
+    for name in laws:
+        if name not in left_out:
+            errors[name] = HeldOut(np.concatenate([backtest.laws[name].errors for backtest in backtests]))
+    row_of_run = {name: row for row, name in enumerate(runs.run_id)}
+    rows = [row_of_run[name] for split in splits for name in split.test.run_id]
+    return Backtest(runs, runs.take(np.array(rows)), errors, left_out)
 
 
 def backtest_at_cuts(
     runs: Runs,
     forecasters: Mapping[str, Forecaster],
     may_test: Any = True,
-    cuts: Sequence[tuple[str, float]] = CUTS,
+    cuts: Sequence[tuple[str, float]] = CUTS_EACH_WAY,
 ) -> tuple[Backtest, ...]:
     """Fit each law below each cut, and forecast the runs above it of which `may_test` [runs] is true.
 
     A cut is a quantity of the runs and how many times below its largest value it lies.
     """
     pairs = [(runs.subset(is_below), runs.subset(~is_below & may_test)) for is_below in _find_cuts(runs, cuts)]
-    return tuple(evaluate_forecasters(train, test, forecasters) for train, test in pairs if len(test))
+    return tuple(backtest(train, test, forecasters) for train, test in pairs if len(test))
 
 
 def _find_cuts(runs: Runs, cuts: Sequence[tuple[str, float]]) -> list[BoolArray]:
@@ -327,61 +306,3 @@ def pool_errors(backtests: Sequence[Backtest], names: Sequence[str]) -> tuple[In
         columns.append(rows[:, np.isfinite(rows).all(axis=0)])
     pooled = np.hstack(columns)
     return indices, PooledErrors(pooled[:-5], pooled[-2], pooled[-5:-2], pooled[-1])
-
-
-@dataclass(frozen=True, repr=False)
-class Ranking(ResultTable):
-    """Kinds of laws, the one that forecasts best within the runs first.
-
-    `rmse` [J] of the held-out runs in nats, at the `cuts` that determine all of these kinds; `failed` [J] says at how
-    many others a kind was not determined. `left_out` says why a kind is not ranked.
-    """
-
-    kinds: tuple[str, ...]
-    rmse: tuple[float, ...]
-    failed: tuple[int, ...]
-    cuts: int
-    held_out: int
-    left_out: Mapping[str, str]
-
-    def to_rows(self) -> list[Fields]:
-        ranked = zip(self.kinds, self.rmse, self.failed, strict=True)
-        return [{"kind": kind, "rmse": rmse, "cuts_failed": failed} for kind, rmse, failed in ranked]
-
-    def to_dict(self) -> Fields:
-        return {"rows": self.to_rows(), "cuts": self.cuts, "held_out": self.held_out, "left_out": dict(self.left_out)}
-
-    def summary(self) -> Table:
-        rows = [(r["kind"], f"{r['rmse']:.4f}", r["cuts_failed"] or "") for r in self.to_rows()]
-        notes = [f"left out: {name}: {reason}" for name, reason in self.left_out.items()]
-        title = f"Fitted below {self.cuts} cuts of compute: RMSE above them ({self.held_out} losses, nats)"
-        return Table(("kind", "RMSE", "cuts where not determined"), rows, title=title, notes=notes)
-
-
-def rank_kinds(
-    backtests: Sequence[Backtest],
-    kinds: Sequence[str],
-    left_out: Mapping[str, str],
-) -> Ranking:
-    """Rank these kinds by their errors at the cuts; `left_out` says why others could not be tested."""
-    indices, pooled = pool_errors(backtests, kinds)
-    rmse = np.array([rms(errors) for errors in pooled.errors])
-    order = np.argsort(rmse, kind="stable")
-    ranked = [kinds[indices[rank]] for rank in order]
-
-    reasons = dict(left_out)
-    for kind in kinds:
-        if kind not in ranked:
-            first = next(backtest.left_out[kind] for backtest in backtests if kind in backtest.left_out)
-            reasons[kind] = f"most cuts do not determine it: {first}"
-    failed = []
-    for kind in ranked:
-        failed.append(sum(kind in backtest.left_out for backtest in backtests))
-    return Ranking(
-        kinds=tuple(ranked),
-        rmse=tuple(map(float, rmse[order])),
-        failed=tuple(failed),
-        cuts=pooled.cuts,
-        held_out=len(pooled.loss),
-        left_out=reasons,
-    )

@@ -3,13 +3,11 @@
 Ludziejewski et al. 2025, Appendix "Fit Details", after Hoffmann et al. 2022; for the joint law
 
     ln L̂ = logsumexp( ln a + α x + δ e + γ x e,   ln b + β y + ω e + ζ y e,   ln c )      x = ln N, y = ln D, e = ln Ê
-    Q(θ) = Σ_runs w ρ(ln L̂ − ln L) + l2/2 |θ|² + penalty          ρ = Huber with threshold δ (0.01)
+    Q(θ) = Σ_runs w ρ(ln L̂ − ln L) + penalty          ρ = Huber with threshold δ (0.01)
 
 and so for every form of terms. Centring x, y and e takes the near-collinearity out of (ln a, α), (δ, γ), …. Parameters
 of a transform are the logarithms of their distances: u = ln(E_start − 1) and v = ln(E_max − E_start) keep
 1 < E_start < E_max; where E_max is fixed or bounded, v = ln(E_max − 1).
-
-A one-sided run is an upper bound: an untuned run's loss is at least that of the tuned one, so ρ = 0 where ln L̂ < ln L.
 """
 
 from __future__ import annotations
@@ -23,9 +21,10 @@ import numpy as np
 
 from hub.base.types import Fields
 from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
+from scaling_law.formulas.repeated import Repetition
 from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import FloatArray, IntArray
 
 Limits = Mapping[str, tuple[float, float]]
 # Logarithms of variables [n], and of transforms [S, n].
@@ -65,13 +64,11 @@ class FitSettings:
 
     law: str
     huber_delta: float
-    l2: float
     weights: str
     fixed: Mapping[str, float]
     bounds: Limits
     starts: str
     outliers: str = "keep"
-    one_sided: int = 0
     prior: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
 
@@ -86,13 +83,12 @@ class FitSettings:
             "on": "ln L",
             "aggregation": "sum",
             "weights": self.weights,
-            "l2": self.l2,
             "fixed": self.fixed,
             "starts": self.starts,
             "outliers": self.outliers,
             "bounds": bounds,
         }
-        for name in ("tied", "one_sided", "prior"):
+        for name in ("tied", "prior"):
             value = getattr(self, name)
             if value:
                 settings[name] = value
@@ -102,9 +98,8 @@ class FitSettings:
 class Objective:
     """Q(θ) for one set of runs. θ is the terms' coefficients, the outer exponent, then the transforms' parameters.
 
-    `columns` are the law's variables, "loss" and "weight", each [n]. `l2` acts in uncentred coordinates, as in the
-    paper. Terms with a fixed or bounded coefficient are not centred, and parameters of transforms that are keep their
-    distance from a fixed floor. `one_sided` [n] are the runs that bound the law from above.
+    `columns` are the law's variables, "loss" and "weight", each [n]. Terms with a fixed or bounded coefficient are not
+    centred, and parameters of transforms that are keep their distance from a fixed floor.
 
     Coefficients that are `tied` to others do not move by themselves: gradients, Jacobians and curvatures are along
     `carry` [p, p], which takes any θ to one that keeps the ties, and are zero for theirs.
@@ -114,14 +109,11 @@ class Objective:
         self,
         settings: FitSettings,
         columns: Mapping[str, FloatArray],
-        one_sided: BoolArray,
     ) -> None:
         self.law = settings.law
         self.fixed = settings.fixed
         self.tied = settings.tied
         self.huber_delta = settings.huber_delta
-        self.l2 = settings.l2
-        self.one_sided = one_sided
 
         self.form: Form = LAWS[self.law].form
         self.names = self.form.coefficients
@@ -136,16 +128,12 @@ class Objective:
         self.target = np.log(columns["loss"])
         self.weight = columns["weight"]
         self.logs = {name: np.log(columns[name]) for name in self.form.variables}
-        # A transform is computed once for each distinct value of its variables.
-        self.grids = []
-        for transform in self.form.transforms:
-            stacked = np.stack([columns[name] for name in transform.variables])
-            distinct, index = np.unique(stacked, axis=1, return_inverse=True)
-            self.grids.append((distinct, index.ravel()))
+        self.inputs = [tuple(columns[name] for name in transform.variables) for transform in self.form.transforms]
 
         self.terms, self.to_natural = self._centre_terms(limited)
         self.carry = self._carry_ties()
         self.penalty: Penalty | None = None
+        self.repetition: Repetition | None = None
         self._last: tuple[bytes, tuple[Logs, Slopes, Designs]] | None = None
 
     @property
@@ -162,17 +150,16 @@ class Objective:
         objective = copy.copy(self)
         objective.target = self.target[rows]
         objective.weight = self.weight[rows]
-        objective.one_sided = self.one_sided[rows]
         objective.logs = {name: column[rows] for name, column in self.logs.items()}
-        objective.grids = [(distinct, index[rows]) for distinct, index in self.grids]
         objective._last = None
+        objective.inputs = [tuple(column[rows] for column in columns) for columns in self.inputs]
         return objective
 
     def reference_logs(self) -> dict[str, FloatArray]:
         """Return all logarithms [n], of transforms at their first start."""
         logs = dict(self.logs)
-        for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
-            logs[transform.name] = transform.log(*distinct, *transform.starts[0])[index]
+        for transform, inputs in zip(self.form.transforms, self.inputs, strict=True):
+            logs[transform.name] = transform.log(*inputs, *transform.starts[0])
         return logs
 
     def _centre_terms(self, limited: Collection[str]) -> tuple[list[Columns], FloatArray]:
@@ -221,7 +208,8 @@ class Objective:
     def make_law(self, theta: FloatArray) -> Law:
         """Make the law of θ [p]."""
         law = LAWS[self.law]
-        return law(**dict(zip(law.coefficient_names(), self.coefficients(theta), strict=True)))
+        values = dict(zip(law.coefficient_names(), self.coefficients(theta), strict=True))
+        return law(**values, repetition=self.repetition)
 
     def residuals(self, theta: FloatArray) -> FloatArray:
         """Compute ln L̂ − ln L, [S, n], for θ [S, p]."""
@@ -240,14 +228,9 @@ class Objective:
         residual, jacobian = self.linearise(theta[None])
         return residual[0], jacobian[0]
 
-    def is_idle(self, residual: FloatArray) -> BoolArray:
-        """Mark one-sided runs that the law lies below, which cost nothing; of the residuals' shape."""
-        return self.one_sided & (residual < 0)
-
     def influence(self, residual: FloatArray) -> FloatArray:
         """Return weights of the least squares that stands for the Huber loss at these residuals."""
-        weight = np.where(self.is_idle(residual), 0.0, self.weight)
-        return np.asarray(weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
+        return np.asarray(self.weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
 
     def prior_rows(self, theta: FloatArray) -> FloatArray:
         """Return the penalty at θ [p] as rows of a Jacobian of runs of weight 1, [k, p]; none without one."""
@@ -287,10 +270,6 @@ class Objective:
             gradient = np.matmul(weighted.swapaxes(1, 2), residual[..., None])[..., 0]
             curvature = np.matmul(jacobian.swapaxes(1, 2), weighted)
 
-        if self.l2:
-            cost = cost + 0.5 * self.l2 * np.sum(natural**2, axis=1)
-            gradient = gradient + self.l2 * natural @ self.to_natural
-            curvature = curvature + self.l2 * self.to_natural.T @ self.to_natural
         if self.penalty is not None:
             penalty = self.penalty if rows is None else self.penalty.select(rows)
             prior_cost, prior_gradient, prior_curvature = penalty.evaluate(natural)
@@ -305,8 +284,6 @@ class Objective:
     def _huber(self, residual: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Sum the Huber losses of the residuals [S, n] over runs, [S], and return the influence of each run [S, n]."""
         size = np.abs(residual)
-        if self.one_sided.any():
-            size[self.is_idle(residual)] = 0.0
         inner = np.minimum(size, self.huber_delta)
         cost = np.sum(weight * inner * (size - 0.5 * inner), axis=1)
         return cost, weight * inner / np.maximum(size, 1e-300)
@@ -341,9 +318,9 @@ class Objective:
         values = {name: column[:, None] for name, column in values_of(self.form, theta, self.follows).items()}
         logs = dict(self.logs)
         slopes = []
-        for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
+        for transform, inputs in zip(self.form.transforms, self.inputs, strict=True):
             parameters = [values[p.name] for p in transform.parameters]
-            log, *gradient = (columns[:, index] for columns in transform.gradient(*distinct, *parameters))
+            log, *gradient = transform.gradient(*inputs, *parameters)
             logs[transform.name] = log
             slope_by = dict(zip((p.name for p in transform.parameters), gradient, strict=True))
             for p in transform.parameters:

@@ -391,7 +391,7 @@ def estimate_noise(
     Residuals are trimmed as the Huber loss does.
     """
     residuals = problem.objective.residuals(theta)
-    size = np.where(problem.objective.is_idle(residuals), 0.0, np.abs(residuals))
+    size = np.abs(residuals)
     squares = weight * size * np.minimum(size, problem.objective.huber_delta)
     n_runs = (weight > 0).sum(axis=1)
     total = NOISE_DOF * usual_noise**2 + squares.sum(axis=1)

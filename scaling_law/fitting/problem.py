@@ -1,7 +1,7 @@
 """A fit before it runs: objective, box and starts, which fit and bootstrap share as a `Problem`.
 
-Starts are the grid of Ludziejewski et al. 2025, Appendix "Fit Details" (3⁹ = 19,683 points, made for large language
-models), or one laid around the data ("scaled"), in whose coordinates a tiny sweep looks like a large one.
+Starts are laws that are given, or a grid laid around the data ("scaled"), in whose coordinates a tiny sweep looks like
+a large one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import numbers_of
 from hub.base.tables import column_name, literal
 from hub.base.types import Fields
 from scaling_law.fitting.objective import Evaluation, FitSettings, Limits, Objective
@@ -54,14 +53,6 @@ WIDE_BOX = {
     False: {SIZE: 200.0, CONSTANT: 200.0, SLOPE: 3.0, BY_DESIGN: 80.0, INTERACTION: 3.0, OUTER: 5.0},
 }
 
-PAPER_GRID: dict[str, tuple[float, ...]] = {
-    SIZE: (30.0, 100.0, 300.0),
-    SLOPE: (-0.05, -0.25, -0.5),
-    BY_DESIGN: (-0.5, 0.0, 0.5),
-    INTERACTION: (-0.5, 0.0, 0.5),
-    CONSTANT: (0.5, 1.0, 2.0),
-    OUTER: (1.0,),
-}
 SCALED_SLOPES = {SLOPE: (-0.1, -0.4), BY_DESIGN: (-0.2, 0.2), INTERACTION: (0.0,)}
 SCALED_OUTERS = (1.0, 0.2)
 # The constant as a share of the lowest loss, and the first term as a share of the rest.
@@ -83,11 +74,6 @@ class Problem:
     def used(self) -> BoolArray:
         """Runs [n] of positive weight."""
         return self.objective.weight > 0
-
-    @property
-    def measured(self) -> BoolArray:
-        """Runs [n] of positive weight whose loss the law should meet, not only stay below."""
-        return self.used & ~self.objective.one_sided
 
     @property
     def floor(self) -> float:
@@ -164,11 +150,9 @@ def make_problem(
     law: str,
     huber_delta: float = 0.01,
     weights: Any = None,
-    l2: float = 0.0,
     fixed: Mapping[str, float | str] | None = None,
     bounds: Limits | None = None,
-    starts: Any = "scaled",
-    one_sided: Any = None,
+    starts: Sequence[Law] | None = None,
 ) -> Problem:
     """Check the settings and make their problem; ValueError names the one that is wrong."""
     if not isinstance(law, str) or law not in LAWS:
@@ -177,30 +161,25 @@ def make_problem(
     if not form.terms:
         raise InputError(f"kind={law!r} is not a sum of terms, so it cannot be fitted")
     huber_delta = _read_number("huber_delta", huber_delta)
-    l2 = _read_number("l2", l2)
     if not huber_delta > 0:
         raise InputError(f"huber_delta={huber_delta!r} must be positive and finite")
-    if not l2 >= 0:
-        raise InputError(f"l2={l2!r} must be finite and not negative")
-    starts_name = _name_starts(starts)
+    if isinstance(starts, str):
+        raise InputError(f"starts={starts!r} must be a list of laws")
     weight, weights_name = _read_weights(runs, weights)
-    is_bound = _read_one_sided(runs, one_sided)
     numbers, ties = _split_ties(form, fixed or {}, bounds or {})
     limits = _read_limits(form, numbers, bounds or {})
     settings = FitSettings(
         law=law,
         huber_delta=huber_delta,
-        l2=l2,
         weights=weights_name,
         fixed={name: low for name, (low, high) in limits.items() if low == high},
         bounds={name: (low, high) for name, (low, high) in limits.items() if low != high},
-        starts=starts_name,
-        one_sided=int(is_bound.sum()),
+        starts="scaled" if starts is None else f"{len(starts)} given laws",
         tied=ties,
     )
     columns = {name: runs.positive(name) for name in (*variables_of(runs, LAWS[law]), "loss")}
     columns["weight"] = weight
-    objective = Objective(settings, columns, is_bound)
+    objective = Objective(settings, columns)
     lower, upper = _make_box(objective, limits, runs.loss)
     return Problem(objective, lower, upper, settings, columns)
 
@@ -239,14 +218,6 @@ def _read_number(
     return number
 
 
-def _name_starts(starts: Any) -> str:
-    """Name the starts for a record."""
-    is_known = starts in ("scaled", "paper") if isinstance(starts, str) else isinstance(starts, Sequence)
-    if not is_known:
-        raise InputError(f"starts={starts!r} must be 'scaled', 'paper' or a list of laws")
-    return starts if isinstance(starts, str) else f"{len(starts)} given laws"
-
-
 def _read_weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
     """Return the weights of the runs [n], and their name for a record."""
     if weights is None:
@@ -271,23 +242,6 @@ def _read_weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
         choices = f"'inverse_loss', or a column or list of {len(runs)} finite numbers ≥ 0, not all zero"
         raise InputError(f"{label} must be {choices}")
     return array, name
-
-
-def _read_one_sided(runs: Runs, one_sided: Any) -> BoolArray:
-    """Return the mask [n] of the runs that are upper bounds: given, or as the column that is 1 for them, else 0."""
-    if one_sided is None:
-        return np.zeros(len(runs), bool)
-    if isinstance(one_sided, str):
-        label = f"one_sided={one_sided!r}"
-        mask = runs.column(one_sided)
-    else:
-        label = "one_sided"
-        mask = numbers_of("one_sided", one_sided)
-    if mask.shape != (len(runs),) or not np.isin(mask, (0, 1)).all():
-        raise InputError(f"{label} must be {len(runs)} values true or false, or the name of such a column")
-    if mask.all():
-        raise InputError(f"{label}: all {len(runs)} runs are upper bounds; at least one must not be")
-    return mask.astype(bool)
 
 
 def _split_ties(
@@ -493,29 +447,22 @@ def _transform_box(objective: Objective, limits: Intervals) -> Intervals:
     return boxes
 
 
-def start_points(problem: Problem, starts: Any) -> FloatArray:
-    """Return θ [S, p], inside the box."""
+def start_points(problem: Problem, starts: Sequence[Law] | None = None) -> FloatArray:
+    """Return θ [S, p], inside the box: of these laws, or of the scaled grid."""
     objective = problem.objective
-    fixed = problem.settings.fixed
-    starts_of_transforms = [transform.starts for transform in objective.form.transforms]
-    combinations = [tuple(chain(*combination)) for combination in product(*starts_of_transforms)]
-    if starts == "paper":
-        coefficients = _paper_starts(objective, fixed)
-        combinations = combinations[:1]
-    elif starts == "scaled":
-        coefficients = _scaled_starts(objective, problem.columns, fixed)
-    else:
+    if starts is not None:
         coefficients = _coefficients_of(starts, objective)
-        combinations = []
-    if objective.form.parameters and combinations:
-        coefficients = _with_transform_starts(objective.form, fixed, coefficients, combinations)
+    else:
+        coefficients = _scaled_starts(objective, problem.columns, problem.settings.fixed)
+        if objective.form.parameters:
+            coefficients = _with_transform_starts(objective.form, problem.settings.fixed, coefficients)
     return np.clip(objective.from_coefficients(coefficients), problem.lower, problem.upper)
 
 
 def _coefficients_of(laws: Sequence[Law], objective: Objective) -> dict[str, FloatArray]:
     """Return the coefficients of the laws that a fit starts from, each as an array [S]."""
     wrong = [law for law in laws if not isinstance(law, LAWS[objective.law])]
-    if wrong or not len(laws):
+    if wrong or not laws:
         raise InputError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
     return {name: np.array([law.coefficients[name] for law in laws]) for name in objective.names}
 
@@ -524,14 +471,9 @@ def _with_transform_starts(
     form: Form,
     fixed: Mapping[str, float],
     coefficients: Mapping[str, FloatArray],
-    combinations: Sequence[tuple[float, ...]],
 ) -> dict[str, FloatArray]:
-    """Repeat starts of the coefficients for each start of the transforms' parameters.
-
-    Args:
-        coefficients: their starts, each an array [S].
-        combinations: starts of all the transforms' parameters together.
-    """
+    """Repeat starts of the coefficients, each an array [S], for each start of the transforms' parameters."""
+    combinations = [tuple(chain(*starts)) for starts in product(*(transform.starts for transform in form.transforms))]
     # Where parameters are fixed, several combinations are one.
     rows = list(dict.fromkeys([_transform_start(form, fixed, start) for start in combinations]))
     count = len(next(iter(coefficients.values())))
@@ -549,15 +491,10 @@ def _make_grid(choices: Mapping[str, Any]) -> dict[str, FloatArray]:
     return dict(zip(choices, table.T, strict=True))
 
 
-def _signed(
-    term: Term,
-    name: str,
-    table: Mapping[str, Any],
-    roles: Mapping[str, str],
-) -> tuple[float, ...]:
-    """Return the values of a coefficient's role in `table`, negated where the term has it with a minus."""
+def _signed(term: Term, name: str, roles: Mapping[str, str]) -> tuple[float, ...]:
+    """Return the starts of a coefficient, negated where the term has it with a minus."""
     sign = term.features[name][0][0]
-    return tuple(sign * value for value in table[roles[name]])
+    return tuple(sign * value for value in SCALED_SLOPES[roles[name]])
 
 
 def _transform_start(
@@ -575,21 +512,6 @@ def _transform_start(
         elif p.above in fixed and p.name not in fixed:
             parameters[p.name] = max(parameters[p.name], 2.0 * parameters[p.above])
     return tuple(parameters.values())
-
-
-def _paper_starts(objective: Objective, fixed: Mapping[str, float]) -> dict[str, FloatArray]:
-    """Return the grid of the paper, coefficients as arrays [S], but for the transforms' parameters."""
-    form = objective.form
-    slopes: dict[str, tuple[float, ...]] = {}
-    for term in form.terms:
-        for name in term.features:
-            slopes[name] = _signed(term, name, PAPER_GRID, form.roles)
-    choices: Fields = {}
-    for name in objective.names:
-        values = slopes.get(name, PAPER_GRID.get(form.roles[name], ()))
-        if values:
-            choices[name] = fixed.get(name, values)
-    return _make_grid(choices)
 
 
 def _scaled_starts(
@@ -648,7 +570,7 @@ def _scaled_choices(
     for term in powers:
         for name in term.features:
             if name not in choices:
-                choices[name] = fixed.get(name, _signed(term, name, SCALED_SLOPES, form.roles))
+                choices[name] = fixed.get(name, _signed(term, name, form.roles))
     if form.outer:
         choices[form.outer] = fixed.get(form.outer, SCALED_OUTERS)
     return choices

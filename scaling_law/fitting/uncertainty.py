@@ -134,7 +134,7 @@ def bootstrap(
         law=law.replace(draws=draws),
         converged=np.concatenate([solutions.converged for solutions in refits]),
         n_clusters=fitted_runs.n_trunks,
-        log_residuals=objective.residuals(theta[None])[0][problem.measured],
+        log_residuals=objective.residuals(theta[None])[0][problem.used],
         seed=seed,
         n_fitted=n_fitted,
         trunk_source=fitted_runs.trunk_source,

@@ -1,5 +1,5 @@
 """The loss of runs not yet trained: `forecasters` are the laws, `stack` weighs them, `forecast` answers.
 
 `promote` says whether a win survives scale, by `trends`.
-`live` forecasts a run while it trains. `ledger` keeps forecasts and their scores.
+`live` forecasts a run while it trains.
 """

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm
 
+from hub.base import strict_json
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.notices import Notice
@@ -23,7 +27,7 @@ from scaling_law.figures import drawing
 from scaling_law.fitting.fitting import fit, say_far_away
 from scaling_law.fitting.holdout import count_sizes, distances
 from scaling_law.fitting.prior import Prior, read_prior
-from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
+from scaling_law.fitting.repetition import REPEATED, UNIQUE, count_worth, with_unique_tokens
 from scaling_law.forecasting.counting import (
     BODY,
     WITH,
@@ -35,7 +39,7 @@ from scaling_law.forecasting.counting import (
     with_both_counts,
 )
 from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, match_experts
-from scaling_law.forecasting.repetition import count_worth, fit_worth, say_repetition
+from scaling_law.forecasting.repetition import fit_worth, say_repetition
 from scaling_law.forecasting.stack import Defaults, Evidence, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.conditions import RangeCheck
@@ -46,6 +50,10 @@ from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import rows_of_curves, sample_of, with_few_checkpoints
 from scaling_law.size.arrays import Columns, FloatArray, IntArray, first_largest
 
+# The file of a forecast, and the library that made it.
+FORMAT = "forecast"
+VERSION = 2
+LIBRARY = "joint-moe-scaling-laws"
 MODEL = ("n_active", "tokens", "experts")
 # Standard deviations of ln loss and ln D between the prior's corpora and tokenizers and another.
 UNITS = (0.1, 0.15)
@@ -139,6 +147,23 @@ class Forecast(Answer):
         header = ("law", "weight", "loss", "RMSE within the runs")
         return Table(header, rows, notes=notes, warnings=self.warnings)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the forecast, with its date, to a JSON file that does not exist: a forecast is not changed."""
+        file = Path(path)
+        if file.exists():
+            raise InputError(f"{file}: the file exists; a forecast is not changed")
+        fields: Fields = {
+            "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "library": f"{LIBRARY} {version(LIBRARY)}",
+            "level": self.level,
+            "runs": len(self.runs),
+            "source": self.runs.source,
+            "loss_name": self.runs.loss_name,
+            "rows": self.to_rows(),
+            "warnings": list(self.warnings),
+        }
+        return strict_json.write(file, FORMAT, VERSION, fields)
+
     def figure(self, ax: Any = None) -> Any:
         """Draw a fan chart: the runs, and from the largest of them to each point the forecast with two intervals."""
         ax = drawing.axes_or_new(ax)
@@ -171,7 +196,6 @@ def forecast(
     mix: str | Collection[str] = (),
     accuracy: str | Sequence[str] = (),
     unique_tokens: str | ArrayLike | None = None,
-    epochs: str | ArrayLike | None = None,
 ) -> Forecast:
     """Forecast the loss of runs not yet trained, from all laws that `runs` support.
 
@@ -190,8 +214,8 @@ def forecast(
         seed: of the bootstrap behind them.
         mix: as in `fit`.
         accuracy: tasks whose accuracy to expect at each loss, as of `Law.optimal`.
-        unique_tokens, epochs: of the runs, as in `fit`: repeated tokens count as what they are worth. Models in `at`
-            have `unique_tokens` or `epochs` of their own; without, all their tokens are unique.
+        unique_tokens: of the runs, as in `fit`: repeated tokens count as what they are worth. Models in `at` have
+            `unique_tokens` of their own; without, all their tokens are unique.
 
     Each law is fitted below several cuts within the runs, judged above them, and weighed by that (see
     `forecasting.stack`). ValueError for models that cannot be and for runs that no law can forecast from; RunsError
@@ -201,9 +225,9 @@ def forecast(
     tasks = parse_tasks(accuracy)
     table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
-    counts_repetition = unique_tokens is not None or epochs is not None
+    counts_repetition = unique_tokens is not None
     if counts_repetition:
-        table = with_unique_tokens(table, unique_tokens, epochs)
+        table = with_unique_tokens(table, unique_tokens)
     doubts, blended = table.doubts({*REPEATED, *names_mixed(mix)})
     points = points_of(at, table)
     table = with_both_counts(table)
@@ -438,7 +462,8 @@ def _points(at: Any, runs: Runs) -> Runs:
 
     arrays = {name: numbers(name, value) for name, value in values.items()}
     if UNIQUE in runs:
-        arrays = _with_unique(arrays)
+        # Without, all tokens of a model are unique.
+        arrays = {UNIQUE: arrays["tokens"], **arrays}
     known_names = (*MODEL, *runs.columns)
     for name, column in arrays.items():
         if name not in known_names:
@@ -450,16 +475,6 @@ def _points(at: Any, runs: Runs) -> Runs:
     check_shapes(arrays)
     columns = np.broadcast_arrays(*map(np.atleast_1d, arrays.values()))
     return table_of(dict(zip(arrays, columns, strict=True)))
-
-
-def _with_unique(model: Columns) -> dict[str, FloatArray]:
-    """Return the model with its unique tokens: as given, by its epochs, or all of them."""
-    if UNIQUE in model and "epochs" in model:
-        raise InputError("unique_tokens, epochs: give one of them for a model, the other follows")
-    epochs = positive("epochs", model.get("epochs", 1.0))
-    columns = {UNIQUE: model["tokens"] / epochs, **model}
-    columns.pop("epochs", None)
-    return columns
 
 
 def table_of(columns: Columns) -> Runs:

@@ -212,7 +212,7 @@ def fresh(kind: str, seed: int = 0) -> Forecaster:
         points: Runs,
         errors: bool,
     ) -> Prediction:
-        result = fit(runs, kind, starts=first_fit or "scaled")
+        result = fit(runs, kind, starts=first_fit or None)
         # A Chinchilla fit is quick from all starts.
         if kind != CHINCHILLA and not first_fit:
             first_fit.append(result.law)

@@ -13,7 +13,7 @@ from hub.base.inputs import as_it_is, reads, whole
 from scaling_law.fitting.fitting import errors_of
 from scaling_law.fitting.holdout import rms
 from scaling_law.fitting.prior import Prior
-from scaling_law.fitting.repetition import REPEATED, UNIQUE, with_unique_tokens
+from scaling_law.fitting.repetition import REPEATED, UNIQUE, count_worth, with_unique_tokens
 from scaling_law.forecasting.forecast import read_table, table_of, update_prior
 from scaling_law.forecasting.forecasters import (
     LADDER,
@@ -23,7 +23,7 @@ from scaling_law.forecasting.forecasters import (
     gain_of_experts,
     match_experts,
 )
-from scaling_law.forecasting.repetition import count_worth, fit_worth
+from scaling_law.forecasting.repetition import fit_worth
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.law import one_positive
 from scaling_law.law import JointLaw, StackLaw
@@ -47,13 +47,12 @@ def stack_laws(
     seed: int = 0,
     mix: str | Collection[str] = (),
     unique_tokens: str | ArrayLike | None = None,
-    epochs: str | ArrayLike | None = None,
 ) -> StackLaw:
     """Stack the laws that `runs` support into one law, weighed as `forecast` weighs them for a model of this budget.
 
     Args:
         flops: of training, at which it will be asked (None: ten times the largest run's).
-        runs, prior, kinds, seed, mix, unique_tokens, epochs: as in `forecast`.
+        runs, prior, kinds, seed, mix, unique_tokens: as in `forecast`.
 
     Its N is `n_active`, however else runs count it. Laws of one E alone and ladders are left out; where the runs have
     several E, Chinchilla laws are of all runs, moved to dense by the published gain. Its draws hold the errors of the
@@ -62,9 +61,9 @@ def stack_laws(
     """
     table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
-    counts_repetition = unique_tokens is not None or epochs is not None
+    counts_repetition = unique_tokens is not None
     if counts_repetition:
-        table = with_unique_tokens(table, unique_tokens, epochs)
+        table = with_unique_tokens(table, unique_tokens)
     doubts, _ = table.doubts({*REPEATED, *names_mixed(mix)})
     table = table.without_settings(VARIABLES | {UNIQUE})
     prior_in_units, defaults, _ = update_prior(prior, table)

@@ -81,6 +81,22 @@ def tokens_worth(effective: ArrayLike, unique_tokens: ArrayLike, r_star: float =
     return np.minimum(effective, unique_tokens) + unique * repeats
 
 
+def slope_along_flops(
+    loss: Callable[[Mapping[str, Any]], Any],
+    models: Models,
+    size: str,
+    tokens: FloatArray,
+    x: FloatArray,
+) -> FloatArray:
+    """Return the change of the loss, relative to it, over a step in ln size `x` at the same 6·N·D."""
+    n = models(x)[size]
+    smaller = models(x - STEP)
+    larger = models(x + STEP)
+    loss_below = loss({**smaller, "tokens": tokens * (n / smaller[size])})
+    loss_above = loss({**larger, "tokens": tokens * (n / larger[size])})
+    return np.asarray((loss_above - loss_below) / loss_below)
+
+
 def size_called_for(
     loss: Callable[[Mapping[str, Any]], Any], models: Models, size: str, tokens: FloatArray
 ) -> FloatArray:
@@ -90,12 +106,7 @@ def size_called_for(
     """
 
     def slope(x: FloatArray) -> FloatArray:
-        n = models(x)[size]
-        smaller = models(x - STEP)
-        larger = models(x + STEP)
-        loss_below = loss({**smaller, "tokens": tokens * (n / smaller[size])})
-        loss_above = loss({**larger, "tokens": tokens * (n / larger[size])})
-        return np.asarray((loss_above - loss_below) / loss_below)
+        return slope_along_flops(loss, models, size, tokens, x)
 
     low = np.full(np.shape(tokens), -LOG_SIZES)
     high = np.full(np.shape(tokens), LOG_SIZES)

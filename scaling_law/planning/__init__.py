@@ -3,7 +3,7 @@
 from scaling_law.planning.break_even import drawn_break_even, find_crossing
 from scaling_law.planning.design import Candidates, advantage, candidate_grid, log_optimal_parameters, predicted_loss
 from scaling_law.planning.inverse import flop_savings
-from scaling_law.planning.optimum import drawn_optimum
+from scaling_law.planning.optimum import drawn_optimum, optimal_widths
 
 __all__ = [
     "Candidates",
@@ -14,5 +14,6 @@ __all__ = [
     "find_crossing",
     "flop_savings",
     "log_optimal_parameters",
+    "optimal_widths",
     "predicted_loss",
 ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,14 @@ from hub.base.inputs import LARGEST
 from hub.base.notices import Notice
 from hub.base.numerals import why_no_number
 from hub.base.tables import literal
+from hub.base.types import Fields
 from scaling_law.formulas.law import SMALLEST
 from scaling_law.runs.architectures import size_problem
 from scaling_law.runs.columns import INPUTS
-from scaling_law.runs.rows import SKIP, FloatArray, Row, label, number
+from scaling_law.runs.rows import SKIP, FloatArray, Row, RunsError, label, number
+from scaling_law.runs.settings import codes_of
+from scaling_law.runs.units import check_no_accuracy, unit_problems
+from scaling_law.size.arrays import merge_rounded
 
 # Least factors in tokens, and in loss, by which a longer run of a model lies above a shorter one and is not noise.
 LEAST_STEP = 1.2
@@ -30,38 +34,76 @@ LISTED = 8
 _NAMES = ("id", "run_id")
 
 
-def row_problems(
+def check_rows(
     rows: Sequence[Row],
-    places: Iterable[int],
+    places: Sequence[int],
     loss: str,
-    settings: Sequence[str],
+    origin: str,
     *,
+    source_loss: str,
+    trunk: Any = None,
+    settings: Sequence[str] = (),
+    failed: Mapping[int, str] | None = None,
     check_ids: bool = False,
     check_sizes: bool = False,
     is_step_log: bool = False,
-) -> list[str]:
-    """Describe the problem of each row at these places, "" for a sound row.
+    problems: list[str] | None = None,
+) -> tuple[list[int], list[str]]:
+    """Return which of the rows at these places can be used, and notes on run records that repeat another sweep's.
 
-    Rows of equal N, D, E and loss are duplicates unless they differ in one of the `settings`.
+    Rows of equal N, D, E and loss are duplicates unless they differ in one of the `settings`. RunsError lists unusable
+    rows, unless a list of `problems` takes them and other rows can be used.
 
     Args:
+        source_loss: the source's name for the loss, which says more of its unit than ours.
+        trunk: tells checkpoints, which may have few tokens; None if trunks are not known.
+        failed: problems of single rows that are known already.
         check_ids: a run_id may stand in several rows only as the checkpoints of one model, after different tokens.
         check_sizes: the sizes of a row must not contradict its shape.
         is_step_log: the rows of a run are its steps, which the advice for duplicates takes into account.
     """
-    duplicates = _Duplicates(rows, settings, check_ids, is_step_log)
-    problems: list[str] = []
-    for i in places:
-        row = rows[i]
-        values = {name: number(row.get(name)) for name in (*INPUTS, loss)}
+    problem_at = dict(failed or {})
+    candidates = []
 
-        problem = _bad_numbers(row, values)
-        if not problem and check_sizes:
-            problem = size_problem(row) or ""
-        if not problem:
-            problem = duplicates.check(i, values)
-        problems.append(message(f"{label(i, row)}: ", problem) if problem else "")
-    return problems
+    for i in places:
+        problem = _bad_numbers(rows[i], loss) or (check_sizes and size_problem(rows[i]))
+        if problem:
+            problem_at.setdefault(i, message(f"{label(i, rows[i])}: ", problem))
+        elif i not in problem_at:
+            candidates.append(i)
+
+    notes = _find_repeats(rows, candidates, loss, settings, check_ids, is_step_log, problem_at)
+
+    sound = [i for i in candidates if i not in problem_at and i not in notes]
+    sizes, losses = arrays_of([rows[i] for i in sound], loss)
+    check_no_accuracy(sizes, losses, source_loss, origin)
+    clusters = None if trunk is None else codes_of([trunk[i] for i in sound])
+
+    for i, problem in zip(sound, unit_problems(sizes, losses, source_loss, clusters), strict=True):
+        # The units of a run record are those of its schema, however short the run.
+        if problem and "schema_version" not in rows[i]:
+            problem_at[i] = f"{label(i, rows[i])}: {problem}"
+
+    usable = [i for i in sound if i not in problem_at]
+    lines = [problem_at[i] for i in places if i in problem_at]
+    if problems is not None:
+        problems += lines
+        lines = problems
+
+    if not usable or (lines and problems is None):
+        raise RunsError(_describe_unusable(origin, lines, skippable=bool(usable)))
+
+    return usable, list(notes.values())
+
+
+def arrays_of(rows: Sequence[Row], loss: str) -> tuple[Fields, FloatArray]:
+    """Return the sizes of rows [n] as laws need them, and their losses [n]."""
+    sizes: Fields = {name: merge_rounded(_numbers(rows, name)) for name in INPUTS}
+    return sizes, _numbers(rows, loss)
+
+
+def _numbers(rows: Sequence[Row], name: str) -> FloatArray:
+    return np.array([number(row[name]) for row in rows], float)
 
 
 def find_rising_runs(
@@ -74,56 +116,31 @@ def find_rising_runs(
     None are named where they are many: such runs differ in more than N, D and E.
     """
     order = np.lexsort([sizes["tokens"], sizes["experts"], sizes["n_active"]])
-    # Of each run to the one before it.
-    ratios = {}
-    for name, values in {**sizes, "loss": loss}.items():
-        ordered = values[order]
-        ratios[name] = ordered[1:] / ordered[:-1]
-    is_same_model = (ratios["n_active"] == 1) & (ratios["experts"] == 1)
-    is_longer = is_same_model & (ratios["tokens"] >= LEAST_STEP)
-    is_rising = is_longer & (ratios["loss"] > LEAST_RISE)
+    steps = {name: values[order[1:]] / values[order[:-1]] for name, values in {**sizes, "loss": loss}.items()}
+    is_same_model = (steps["n_active"] == 1) & (steps["experts"] == 1)
+    is_rising = is_same_model & (steps["tokens"] >= LEAST_STEP) & (steps["loss"] > LEAST_RISE)
     if is_rising.sum() > MOST_RISING * len(loss):
         return []
+
     notices = []
-    for place in np.flatnonzero(is_rising):
-        shorter = order[place]
-        longer = order[place + 1]
+
+    for shorter, longer in zip(order[:-1][is_rising], order[1:][is_rising], strict=True):
         topic = f"run {names[longer]} lies above {names[shorter]}, a shorter run of its model"
         notices.append(Notice(f"{topic} ({loss[longer]:.4g} and {loss[shorter]:.4g}): check both", topic))
+
     return notices
 
 
-def repeated_runs(
-    rows: Sequence[Row],
-    places: Iterable[int],
-    loss: str,
-    settings: Sequence[str],
-) -> dict[int, str]:
-    """Describe the run records that repeat a run of another sweep, by their place.
-
-    The same run trained in two sweeps gives the same loss to the last bit, and counts once.
-    """
-    first_places: dict[str, int] = {}
-    notes: dict[int, str] = {}
-    for i in places:
-        row = rows[i]
-        if row.get("schema_version") is None or row.get("sweep") is None:
-            continue
-        names = (*INPUTS, loss, *settings)
-        key = repr([row.get(name) for name in names])
-        first = first_places.setdefault(key, i)
-        if row["sweep"] != rows[first]["sweep"]:
-            notes[i] = f"{label(i, row)}: the same run as {label(first, rows[first])}, trained in two sweeps"
-    return notes
-
-
-def _bad_numbers(row: Row, values: Mapping[str, float | None]) -> str:
+def _bad_numbers(row: Row, loss: str) -> str:
     """Describe the values that a law needs and cannot use; "" if all are usable."""
     problems = []
-    for name, value in values.items():
+
+    for name in (*INPUTS, loss):
+        cell = row.get(name)
+        value = number(cell)
         if value is None or not SMALLEST <= value <= LARGEST or (name == "experts" and value < 1):
-            cell = row.get(name)
             problems.append(f"{name}={literal(cell)} {_number_problem(name, cell)}")
+
     return "; ".join(problems)
 
 
@@ -135,85 +152,86 @@ def _number_problem(name: str, cell: Any) -> str:
     size = value or 0.0
     if 0 < size < SMALLEST or LARGEST < size < math.inf:
         return f"must lie between {SMALLEST:g} and {LARGEST:g}"
+
     if name == "experts":
         return "must be at least 1"
+
     return "must be positive and finite"
 
 
-@dataclass
-class _Duplicates:
-    """The rows that were checked, by keys that no two rows may share.
+def _find_repeats(
+    rows: Sequence[Row],
+    places: Sequence[int],
+    loss: str,
+    settings: Sequence[str],
+    check_ids: bool,
+    is_step_log: bool,
+    problem_at: dict[int, str],
+) -> dict[int, str]:
+    """Add the problems of rows that repeat an earlier one; return notes on runs that another sweep trained, too.
 
-    A key has the name of the shared fields and their values, such as ("run_id", ("r1", 8e7, 4.0, 1e9)).
+    The same run trained in two sweeps gives the same loss to the last bit, and counts once. Checkpoints of a run share
+    the model and differ in tokens; rows of another model under its name are duplicates of the first.
     """
+    notes: dict[int, str] = {}
+    place_of: dict[tuple[str, Any], int] = {}
+    checkpoint_of: dict[str, Any] = {}
+    names: Counter[tuple[str, str]] = Counter()
 
-    rows: Sequence[Row]
-    settings: Sequence[str]
-    check_ids: bool
-    is_step_log: bool
-    place_of: dict[tuple[str, Any], int] = field(default_factory=dict)
-    # The first model and tokens under each run_id.
-    checkpoint_of: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
-    names: set[tuple[str, str]] = field(default_factory=set)
+    for name in _NAMES:
+        names.update((name, repr(rows[i].get(name))) for i in places)
 
-    def check(self, i: int, values: Mapping[str, float | None]) -> str:
-        """Name the earlier row that this one repeats, "" if none, and remember this one."""
-        row = self.rows[i]
-        keys = self._keys(row, values)
+    for i in places:
+        row = rows[i]
+        n_active, tokens, experts, nats = [number(row[name]) for name in (*INPUTS, loss)]
+        values = [n_active, tokens, experts, nats, *map(row.get, settings)]
+        # NaN, which may be any number, is a value of this row alone.
+        values = [i if isinstance(value, float) and value != value else value for value in values]
+        keys = {"N, D, E and loss": repr(values)}
+        if check_ids and row.get("run_id"):
+            model: list[Any] = [repr(row["run_id"]), n_active, experts]
+            checkpoint = [*model, tokens]
+            first_checkpoint = checkpoint_of.setdefault(model[0], checkpoint)
+            keys["run_id"] = repr(checkpoint if first_checkpoint[:3] == model else first_checkpoint)
 
-        problem = ""
-        shared = next((key for key in keys if key in self.place_of), None)
+        shared = next((key for key in keys.items() if key in place_of), None)
         if shared is not None:
-            first = self.place_of[shared]
-            hint = self._hint(row, shared[0])
-            problem = message(f"duplicate of {label(first, self.rows[first])} (same {shared[0]}", *hint, ")")
+            first = place_of[shared]
+            sweeps = {row.get("sweep"), rows[first].get("sweep")}
+            if "schema_version" in row and len(sweeps) == 2 and None not in sweeps:
+                notes[i] = f"{label(i, row)}: the same run as {label(first, rows[first])}, trained in two sweeps"
+                continue
 
-        for key in keys:
-            self.place_of[key] = i
-        for name in _NAMES:
-            self.names.add((name, repr(row.get(name))))
-        return problem
+            text = f"{label(i, row)}: duplicate of {label(first, rows[first])} (same {shared[0]}"
+            problem_at[i] = message(text, *_hint(row, shared[0], names, is_step_log), ")")
 
-    def _keys(self, row: Row, values: Mapping[str, float | None]) -> list[tuple[str, Any]]:
-        settings = [row.get(name) for name in self.settings]
-        if self.check_ids:
-            # Cells of files may be lists, which are no keys.
-            settings = [repr(setting) for setting in settings]
-        keys: list[tuple[str, Any]] = [("N, D, E and loss", (*values.values(), *settings))]
-        if self.check_ids and row.get("run_id"):
-            keys.append(("run_id", self._checkpoint(row, values)))
-        return keys
+        place_of.update(dict.fromkeys(keys.items(), i))
 
-    def _checkpoint(self, row: Row, values: Mapping[str, float | None]) -> tuple[Any, ...]:
-        """Return a key that only one row of a run may have, because checkpoints share the model and differ in tokens.
-
-        Rows of another model under the same name get the key of the first one, and so are duplicates.
-        """
-        name = row["run_id"]
-        if not isinstance(name, (str, float, int)):
-            name = repr(name)
-        checkpoint = (name, values["n_active"], values["experts"], values["tokens"])
-        first = self.checkpoint_of.setdefault(name, checkpoint)
-        return checkpoint if checkpoint[:3] == first[:3] else first
-
-    def _hint(self, row: Row, shared: str) -> tuple[str, ...]:
-        """Say what to type to leave out the duplicate, as parts of a message."""
-        if self.is_step_log:
-            return "; ", given("final", "last", in_shell="--final last"), " takes the last of each run"
-        for name in _NAMES:
-            if name != shared and row.get(name) and (name, repr(row[name])) not in self.names:
-                return "; ", given("where", f"{name} != {row[name]}"), " leaves this one out"
-        return ()
+    return notes
 
 
-def unusable_rows(origin: str, problems: Iterable[str], *, skippable: bool = False) -> Message:
+def _hint(row: Row, shared: str, names: Mapping[tuple[str, str], int], is_step_log: bool) -> tuple[str, ...]:
+    """Say what to type to leave out the duplicate, as parts of a message."""
+    if is_step_log:
+        return "; ", given("final", "last", in_shell="--final last"), " takes the last of each run"
+
+    for name in _NAMES:
+        if name != shared and row.get(name) and names[name, repr(row[name])] == 1:
+            return "; ", given("where", f"{name} != {row[name]}"), " leaves this one out"
+
+    return ()
+
+
+def _describe_unusable(origin: str, problems: Sequence[str], skippable: bool) -> Message:
     """Write the error of a table with unusable rows, which lists the first of them."""
-    lines = [problem for problem in problems if problem]
-    texts = [f"{origin}: {len(lines)} unusable row(s)"]
+    texts = [f"{origin}: {len(problems)} unusable row(s)"]
     if skippable:
         texts += [", which ", SKIP, " leaves out"]
-    for line in lines[:LISTED]:
+
+    for line in problems[:LISTED]:
         texts += ["\n  ", line]
-    if len(lines) > LISTED:
-        texts.append(f"\n  … and {len(lines) - LISTED} more")
+
+    if len(problems) > LISTED:
+        texts.append(f"\n  … and {len(problems) - LISTED} more")
+
     return message(*texts)

@@ -18,7 +18,7 @@ from hub.base.errors import InputError, given, unknown
 from hub.base.numerals import why_no_number
 from hub.base.tables import column_name, literal
 from hub.base.units import UNKNOWN
-from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_in, number
+from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number
 
 Column = str | float | Callable[[Row], Any]
 # Our name → what the paper, our own tables and cards call it; num_input_tokens_seen is of transformers' Trainer. N is
@@ -58,6 +58,7 @@ class Expression(Arithmetic):
             if value is None:
                 raise InputError(f"{column}={literal(cell)} {why_no_number(cell)}")
             values[name] = value
+
         return self.value(values)
 
 
@@ -68,28 +69,30 @@ def aliases_of(present: Collection[str]) -> dict[str, str]:
     """
     aliases = {}
     last_words = {column: re.split(r"[./]", column)[-1] for column in present}
+    is_routed = not _EXPERTS_PER_TOKEN.isdisjoint(last_words.values())
+
     for name in dict.fromkeys((*ALIASES, *_NESTED)):
-        if name in present:
-            continue
-        columns = [spelling for spelling in ALIASES.get(name, ()) if spelling in present]
-        if columns:
+        columns = [spelling for spelling in ALIASES.get(name, ()) if spelling in present][:1]
+        words = [name] if name in _NESTED else []
+        if name == "experts" and not is_routed:
+            words.append(_ROUTED)
+        for word in words:
+            columns = columns or [column for column, last_word in last_words.items() if last_word == word]
+        if name not in present and len(columns) == 1:
             aliases[name] = columns[0]
-        elif name in _NESTED:
-            columns = [column for column, word in last_words.items() if word == name]
-            if name == "experts" and not columns and _EXPERTS_PER_TOKEN.isdisjoint(last_words.values()):
-                columns = [column for column, word in last_words.items() if word == _ROUTED]
-            if len(columns) == 1:
-                aliases[name] = columns[0]
+
     return aliases
 
 
 def with_counts(row: Row) -> Row:
     """Read sizes, tokens and experts that are texts, such as "80M", as numbers; "–" is missing."""
     values: dict[str, Any] = {}
+
     for name in COUNTS:
         text = row.get(name)
         if isinstance(text, str):
             values[name] = None if text.strip() == UNKNOWN else number(text) or text
+
     return {**row, **values} if values else row
 
 
@@ -101,7 +104,7 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     """
     extended = [dict(row) for row in rows]
     failed: dict[int, str] = {}
-    present = {*names_in(rows)}
+    present = {*names_of(rows)}
 
     for name, column in columns.items():
         formula = getattr(column, "__name__", None) or literal(column)
@@ -115,6 +118,7 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
                 problem = f"{label(i, row)}: {definition}: {error or type(error).__name__}"
                 failed.setdefault(i, problem)
         present.add(name)
+
     return [*extended], failed
 
 
@@ -122,21 +126,26 @@ def _function(name: str, column: Column, present: set[str], place: str) -> Calla
     """Return the function that computes a column of a row; an error begins with the `place` of the column."""
     if callable(column):
         return column
+
     if not isinstance(column, str):
         if number(column) is None:
             raise RunsError(f"{place}: must be a column, an expression, a number or a function of the row")
         return lambda row: column
+
     column = column_name(column, present)
     if column in present:
         return lambda row: row.get(column)
+
     constant = number(column)
     if constant is not None and math.isfinite(constant):
         return lambda row: constant
+
     in_text = _IN_TEXT.fullmatch(column)
     if in_text:
         return _number_in(in_text[1], in_text[2], present, place)
 
     available = f"there are: {', '.join(sorted(present))}"
+
     try:
         expression = Expression.parse(column)
     except ValueError as error:
@@ -149,6 +158,7 @@ def _function(name: str, column: Column, present: set[str], place: str) -> Calla
     if missing:
         problem = unknown("column ", missing[0], sorted(present))
         raise RunsError(f"{place}: ", *_in_backticks(name, column, present, end="; "), problem)
+
     return expression
 
 
@@ -165,8 +175,10 @@ def _number_in(
     source = column_name(source.strip("`"), present)
     if source == "name" and source not in present:
         source = "run_id"
+
     if source not in present:
         raise RunsError(f"{place}: ", unknown("column ", source, sorted(present)))
+
     before, has_place, after = pattern.partition("{}")
     separator = "" if has_place else r"[\W_]?"
     start = "(?<![A-Za-z0-9.])" if before[:1].isalnum() or not before else ""
@@ -187,13 +199,16 @@ def _number_in(
 def _in_backticks(name: str, column: str, present: Collection[str], end: str = "") -> list[str]:
     """Suggest backticks where an expression has a column whose name is not a word; returns parts of a message."""
     longest = ""
+
     for other_column in present:
         if other_column in column and not other_column.isidentifier() and len(other_column) > len(longest):
             longest = other_column
+
     if not longest or f"`{longest}`" in column:
         return []
 
     expression = column.replace(longest, f"`{longest}`")
     option = given("columns", {name: expression}, in_shell=f"--column '{name}={expression}'")
     start = "" if end else "; "
+
     return [start, f"{longest} stands in backticks: ", option, end]

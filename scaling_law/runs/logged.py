@@ -1,14 +1,15 @@
-"""Logs of runs as one row each: the settings, and the final value of every metric."""
+"""What runs logged, as one row each: their settings, and the final value of every metric."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from hub.base.errors import InputError, given
 from hub.base.types import Fields
-from scaling_law.runs.rows import Row, is_loss, is_missing, leaves, names_in, number
+from scaling_law.runs.rows import Row, is_loss, is_missing, leaves, names_of, number
 from scaling_law.runs.trunks import RATES
 
 Final = Literal["last", "minimum", "smoothed"]
@@ -19,72 +20,91 @@ TAIL = 0.05
 # Columns that name a run, and columns that count its lines.
 RUNS = ("run_id", "run", "run_name", "Name", "name")
 STEPS = ("step", "Step", "_step", "global_step", "iteration", "iter")
+# Columns that a chart may have instead of steps, and those with the bounds of its buckets.
+TIMES = ("Relative Time", "Wall Time")
+BOUNDS = ("__MIN", "__MAX")
 
 
-def check_final(final: str) -> None:
-    """Raise InputError for another rule than there is."""
-    if final not in RULES:
-        raise InputError(given("final", final), f" must be one of {', '.join(RULES)}")
+def collect(lines: Iterable[Row]) -> dict[str, list[Any]]:
+    """Collect the values of each column, in the order of the lines."""
+    logged: dict[str, list[Any]] = {}
+
+    for line in lines:
+        for name, value in line.items():
+            if value is not None:
+                logged.setdefault(name, []).append(value)
+
+    return logged
 
 
-def final_values(
-    logged: Mapping[str, Sequence[float]],
-    final: Final,
-    losses: Collection[str] = (),
-) -> dict[str, float]:
-    """Find the final value of each metric: by the rule `final` for losses, else the last one.
+@dataclass(frozen=True)
+class End:
+    """The rule by which the final value of a column is found: of losses `final`, else the last that there is.
 
-    Losses are metrics whose name ends in "loss", and `losses`.
+    Losses are columns whose name ends in "loss", and `losses`. InputError for another rule than there is.
     """
-    values = {}
-    for name, series in logged.items():
-        is_loss_name = is_loss(name) or name in losses
-        values[name] = final_value(series, final if is_loss_name else "last")
-    return values
+
+    final: Final
+    losses: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.final not in RULES:
+            raise InputError(given("final", self.final), f" must be one of {', '.join(RULES)}")
+
+    def needs_history(self, name: str) -> bool:
+        """Return whether the last value of a column does not tell its final one."""
+        return self.final != "last" and (is_loss(name) or name in self.losses)
+
+    def __call__(self, logged: Mapping[str, Sequence[Any]]) -> Fields:
+        """Find the final value of each column of a run."""
+        row: Fields = {}
+
+        for name, cells in logged.items():
+            present = [value for value in cells if not is_missing(value)]
+            numbers = [x for x in map(number, cells) if x is not None]
+            if numbers and (is_loss(name) or name in self.losses):
+                row[name] = final_value(numbers, self.final)
+            else:
+                row[name] = present[-1] if present else cells[-1]
+
+        return row
 
 
 def final_value(logged: Sequence[float], final: Final) -> float:
     """Take the last of the values, the least that is a number, or the mean of the last 5 %, NaN without bounds."""
     if final == "last":
         return logged[-1]
+
     if final == "minimum":
         return min((value for value in logged if not math.isnan(value)), default=math.nan)
 
     tail = logged[-max(1, round(TAIL * len(logged))) :]
-    if not all(map(math.isfinite, tail)):
-        return math.nan
-    return math.fsum(tail) / len(tail)
+
+    return math.fsum(tail) / len(tail) if all(map(math.isfinite, tail)) else math.nan
 
 
-def row_of(
-    config: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-    identity: tuple[str, str],
-    status: str,
-    group: str | None = None,
-) -> Fields:
-    """Make a run's row. A metric hides a configured value of its name, which may only be a plan.
+def row_of(name: str, metrics: Row, settings: Row, status: str, key: str = "", group: str | None = None) -> Fields:
+    """Make the row of a run with these final metrics, which hide settings of their names that may only be plans.
 
-    The `group` under which the tracker shows the run is a column, unless the run has one of that name.
+    The tracker has the run under the `key`, and shows it in the `group`.
     """
-    numbers: Fields = {}
-    for name, value in metrics.items():
-        if number(value) is not None:
-            numbers[name] = number(value)
+    row: Fields = {}
 
-    row = dict(numbers)
-    for name, value in leaves(config):
-        if name not in numbers and not _is_private(name):
-            row[name] = value
-    row["run_id"], row["id"] = identity
-    row["status"] = status
+    for metric, value in metrics.items():
+        x = number(value)
+        if x is not None:
+            row[metric] = x
+
+    for field, value in leaves(settings):
+        # Fields of trackers begin with an underscore, at any depth.
+        if not f".{field}".count("._"):
+            row.setdefault(field, value)
+
+    row.update(run_id=name, id=key or name, status=status)
     if group:
         row.setdefault("group", group)
+
     return row
-
-
-def _is_private(name: str) -> bool:
-    return any(field.startswith("_") for field in name.split("."))
 
 
 def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | None:
@@ -93,27 +113,30 @@ def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | 
     A table of steps has a column of `STEPS`, and runs with rows of several steps. If it does not name runs, it must be
     a single run with this `name`.
     """
-    present = names_in(rows)
+    present = names_of(rows)
     step_column = next((column for column in STEPS if column in present), None)
     name_column = next((column for column in RUNS if column in present), None)
     if step_column is None or (name_column is None and not name):
         return None
 
-    steps = [number(row.get(step_column)) for row in rows]
     groups: dict[Any, list[int]] = {}
+    steps = [number(row.get(step_column)) for row in rows]
+
     for i, row in enumerate(rows):
         run = name if name_column is None else row.get(name_column)
         if is_missing(run) or steps[i] is None:
             return None
+
         groups.setdefault(run, []).append(i)
+
     for lines in groups.values():
         lines.sort(key=lambda i: steps[i] or 0.0)
 
-    if not varies(rows, groups, step_column):
-        return None
     # Several runs may share a name that is no id.
-    if name_column != "run_id" and any(varies(rows, groups, setting) for setting in ("seed", *RATES)):
+    shared = () if name_column == "run_id" else ("seed", *RATES)
+    if not varies(rows, groups, step_column) or any(varies(rows, groups, setting) for setting in shared):
         return None
+
     return groups
 
 
@@ -123,30 +146,30 @@ def varies(rows: Sequence[Row], groups: Mapping[Any, Sequence[int]], column: str
         values = {number(rows[i].get(column)) for i in lines}
         if len(values - {None}) > 1:
             return True
+
     return False
 
 
-def end_of(
-    rows: Sequence[Row],
-    name: Any,
-    lines: Sequence[int],
-    final: Final,
-    losses: Collection[str],
-) -> Fields:
-    """Join the rows of one run into a single one, with the final loss by the rule `final`, else the last values."""
-    values: dict[str, list[Any]] = {}
-    for i in lines:
-        for column, value in rows[i].items():
-            if value is not None:
-                values.setdefault(column, []).append(value)
+def chart_rows(rows: Sequence[Row], end: End) -> list[Row] | None:
+    """Make one row for each run of a chart's export, with columns for steps and "RUN - METRIC"; None for others.
 
-    row: Fields = {}
-    for column, cells in values.items():
-        logged = [x for x in map(number, cells) if x is not None]
-        if logged and (is_loss(column) or column in losses):
-            row[column] = final_value(logged, final)
-        else:
-            present = [value for value in cells if not is_missing(value)]
-            row[column] = present[-1] if present else cells[-1]
-    row["run_id"] = str(name)
-    return row
+    Besides, a chart has the bounds of buckets, which are ignored, a metric of several runs, or an axis of steps.
+    """
+    axis, *columns = names_of(rows) or [""]
+    series = {name: name.rpartition(" - ") for name in columns if not name.endswith(BOUNDS)}
+    metrics = {metric for _, _, metric in series.values()}
+    is_bounded = len(series) < len(columns)
+    has_axis = axis in STEPS or axis.startswith(TIMES)
+    are_runs = bool(series) and all(run for run, _, _ in series.values())
+    if not are_runs or not (is_bounded or has_axis or len(metrics) < len(series)):
+        return None
+
+    runs: dict[str, list[Row]] = {}
+
+    for row in rows:
+        for name, (run, _, metric) in series.items():
+            if number(row.get(name)) is not None:
+                line = {metric: number(row[name]), "step" if axis == "Step" else axis: number(row.get(axis))}
+                runs.setdefault(run, []).append(line)
+
+    return [{**end(collect(lines)), "run_id": run} for run, lines in runs.items()]

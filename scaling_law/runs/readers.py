@@ -33,7 +33,7 @@ class Reader:
 
     name: str
     # The table in words, such as "the runs of Step Law".
-    what: str
+    contents: str
     # Name of the repository on GitHub.
     repository: str
     commit: str
@@ -67,7 +67,7 @@ class Reader:
 
         forms = " or ".join(", ".join(form["needs"]) for form in self.forms)
         available = ", ".join(sorted(present))
-        raise RunsError(f"{origin}: not {self.what} (columns {forms}), {self.place}; there are: {available}")
+        raise RunsError(f"{origin}: not {self.contents} (columns {forms}), {self.place}; there are: {available}")
 
 
 def reader(name: str) -> Reader:

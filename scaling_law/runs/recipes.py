@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hub.base.errors import InputError, given, unknown
 from hub.base.tables import column_name, join_words
-from scaling_law.runs.rows import Row, RunsError, flatten, is_missing
+from scaling_law.runs.rows import Row, RunsError, is_missing, names_of
 
 # Column of the recipe → the columns of a table that may hold it, nested fields by the names of runs.parquet. The first
 # that all rows have is read, else the first that any has.
@@ -39,26 +39,19 @@ Recipe = Mapping[str, tuple[str | None, ...]]
 
 def recipe_of(rows: Sequence[Row]) -> Recipe:
     """Read the recipes of n rows: each column of `COLUMNS` in which a row has a value, [n]."""
-    flat = [flatten(row) for row in rows]
-    columns = {}
+    present = names_of(rows)
+    recipe = {}
     for name, holders in _HOLDERS.items():
-        holder = _fullest(flat, holders)
-        if holder:
-            values = tuple(_word(name, holder, row) for row in flat)
-            if any(values):
-                columns[name] = values
-    return columns
-
-
-def _fullest(rows: Sequence[Row], holders: Sequence[str]) -> str | None:
-    """Find the first column in which all rows have a value, else the first in which any row has one."""
-    counts = {}
-    for holder in holders:
-        counts[holder] = sum(not is_missing(row.get(holder)) for row in rows)
-
-    full = [holder for holder, count in counts.items() if count == len(rows)]
-    partial = [holder for holder, count in counts.items() if count]
-    return next(iter([*full, *partial]), None)
+        counts = {}
+        for holder in holders:
+            column = column_name(holder, present)
+            count = sum(not is_missing(row.get(column)) for row in rows)
+            if count:
+                counts[column] = count
+        if counts:
+            column = max(counts, key=lambda column: counts[column] == len(rows))
+            recipe[name] = tuple(_word(name, column, row) for row in rows)
+    return recipe
 
 
 def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list[str]]:
@@ -114,14 +107,14 @@ def in_words(mixed: Mapping[str, Sequence[str]]) -> str:
     return join_words(phrases)
 
 
-def _word(name: str, holder: str, row: Row) -> str | None:
+def _word(name: str, column: str, row: Row) -> str | None:
     """Write the value as one word, which a filter can name."""
-    value = row.get(holder)
+    value = row.get(column)
     if is_missing(value):
         return None
-    if holder.endswith("_fingerprint"):
+    if column.endswith("fingerprint"):
         digits = str(value).rpartition(":")[2][:_DIGITS]
-        identity = row.get(f"{name}_id")
+        identity = row.get(column.replace("fingerprint", "id"))
         return digits if is_missing(identity) else f"{identity}@{digits}"
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,39 +53,30 @@ def read_rows(
         table = hub.LoadedRows(list(source), "rows")
     else:
         raise RunsError(f"runs cannot be read from a {type(source).__name__}: give a file, a DataFrame or rows")
-    return replace(table, rows=[_mapping(i, row) for i, row in enumerate(table.rows)])
+    return replace(table, rows=[_flat_row(i, row) for i, row in enumerate(table.rows)])
 
 
-def _mapping(i: int, row: Any) -> Row:
-    """Return a row as a mapping; values inside nested objects get columns, too."""
-    if isinstance(row, Mapping):
-        if dict in map(type, row.values()) and "schema_version" not in row:
-            return {**row, **dict(leaves(row))}
-        return row
+def _flat_row(i: int, row: Any) -> Row:
+    """Return a row as a mapping, with columns for the fields inside nested objects.
+
+    A record's are named as in runs.parquet, `schedule_warmup_tokens`, and those of other rows are joined by dots.
+    """
     if hasattr(row, "model_dump"):
-        return cast(Row, row.model_dump())
-    raise RunsError(f"row {i}: a {type(row).__name__} is neither a mapping nor a run record")
+        row = row.model_dump()
+    if not isinstance(row, Mapping):
+        raise RunsError(f"row {i}: a {type(row).__name__} is neither a mapping nor a run record")
+    if dict not in map(type, row.values()):
+        return row
+    return dict(leaves(row, "_" if "schema_version" in row else "."))
 
 
-def leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """List the texts and numbers inside nested objects, each named by the fields that lead to it, joined by dots."""
+def leaves(fields: Mapping[str, Any], sign: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """List the values inside nested objects, each named by the fields that lead to it, joined by a sign."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, (str, int, float)):
+            yield from leaves(value, sign, f"{prefix}{name}{sign}")
+        else:
             yield f"{prefix}{name}", value
-
-
-def names_in(rows: Sequence[Row]) -> list[str]:
-    """List the columns of a table in their order, with the values inside nested objects instead of the objects."""
-    names = names_of(rows)
-
-    outer = {name.partition(".")[0] for name in names if "." in name}
-    objects = set()
-    for name in outer.intersection(names):
-        if any(isinstance(row.get(name), Mapping) for row in rows):
-            objects.add(name)
-    return [name for name in names if name not in objects]
 
 
 def row_name(i: int, row: Row) -> str:
@@ -149,57 +140,23 @@ def whole(row: Row, *names: str) -> list[int] | None:
     return integers
 
 
-def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
-    """Collect the columns [n] in which every value is a number, NaN where a row has none.
+def columns_of(rows: Sequence[Row]) -> tuple[dict[str, FloatArray], dict[str, tuple[str | None, ...]]]:
+    """Collect the columns [n] in which every value is a number, NaN where a row has none, and the columns of words.
 
-    The fields of a nested object become columns with its name before theirs, such as `schedule_warmup_tokens`, as in
-    runs.parquet. Booleans and texts are no numbers.
+    Words tell groups of rows apart, and names of single rows do not: at least half of the values of a column occur
+    twice. Lists and booleans are words; None stands where a row has no value.
     """
-    flat = [flatten(row) for row in rows]
-    columns = {}
-    for name in names_of(flat):
-        values = [row.get(name) for row in flat]
-        kinds = {type(value) for value in values if value is not None}
-        are_numbers = all(issubclass(kind, (int, float, np.number)) for kind in kinds)
-        if not kinds or bool in kinds or not are_numbers:
+    numbers: dict[str, FloatArray] = {}
+    texts = {}
+    for name in names_of(rows):
+        cells = [row.get(name) for row in rows]
+        kinds = {type(cell) for cell in cells if cell is not None}
+        if bool not in kinds and all(issubclass(kind, (int, float, np.number)) for kind in kinds):
+            column = np.array([number(cell) for cell in cells], float)
+            if not np.isnan(column).all():
+                numbers[name] = column
             continue
-
-        column = np.array([np.nan if value is None else number(value) for value in values], float)
-        if not np.isnan(column).all():
-            columns[name] = column
-    return columns
-
-
-def text_columns(rows: Sequence[Row], numeric: Collection[str]) -> dict[str, tuple[str | None, ...]]:
-    """Collect the columns [n] that are not `numeric` and tell groups of rows apart, None where a row has no value.
-
-    Names of single rows tell no groups apart: at least half of the values of a column occur twice. Nested objects are
-    flattened as for `numeric_columns`; lists and booleans are texts.
-    """
-    flat = [flatten(row) for row in rows]
-    columns = {}
-    for name in names_of(flat):
-        if name in numeric:
-            continue
-        values = tuple(None if is_missing(row.get(name)) else str(row[name]) for row in flat)
-        if 1 < len({*values}) <= max(2, len(values) // 2):
-            columns[name] = values
-    return columns
-
-
-def flatten(row: Row) -> Row:
-    """Make the fields of nested objects columns, such as `optimizer_name`; deeper ones keep their dots."""
-    if dict not in map(type, row.values()):
-        return row
-    fields: dict[str, Any] = {}
-    replaced = set()
-    for name, value in row.items():
-        if isinstance(value, dict):
-            replaced.add(name)
-            for key, inner in value.items():
-                fields[f"{name}_{key}"] = inner
-                replaced.add(f"{name}.{key}")
-
-    flat = {name: value for name, value in row.items() if name not in replaced}
-    flat.update(fields)
-    return flat
+        words = tuple(None if is_missing(cell) else str(cell) for cell in cells)
+        if 1 < len({*words}) <= max(2, len(words) // 2):
+            texts[name] = words
+    return numbers, texts

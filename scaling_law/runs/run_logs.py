@@ -7,7 +7,7 @@ end.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import hub
 from hub.base import strict_json
 from hub.base.types import Fields
-from scaling_law.runs.logged import Final, end_of, final_values, row_of
-from scaling_law.runs.rows import Row, RunsError, names_in, number, read_rows
+from scaling_law.runs.logged import End, collect, row_of
+from scaling_law.runs.rows import Row, RunsError, names_of, number, read_rows
 from scaling_law.runs.statuses import status_of
 from scaling_law.size.model_configs import FILE_NAME, read_model
 
@@ -41,118 +41,104 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _STATUSES = {1: "success", 2: "failed", 3: "running"}
 
 
-def log_rows(source: str | Path, final: Final, losses: Collection[str]) -> LoadedRows | None:
+def log_rows(source: str | Path, end: End) -> LoadedRows | None:
     """Read the rows of a folder of logs, or of one log; None where the path has none, or has tables of runs, too.
 
     RunsError where TensorBoard's reader is needed and not installed.
     """
     path = Path(str(source).removeprefix("file:"))
-    if path.is_dir():
-        has_table = any(next(path.rglob(name), None) for name in TABLES)
-        if has_table:
-            return None
-        states = sorted(path.rglob(TRAINER_STATE))
-        events = sorted(path.rglob(EVENTS))
-    else:
-        states = [path] if path.name == TRAINER_STATE and path.is_file() else []
-        events = [path] if path.match(EVENTS) and path.is_file() else []
+    if path.is_dir() and any(next(path.rglob(name), None) for name in TABLES):
+        return None
 
+    states = _files(path, TRAINER_STATE)
+    events = _files(path, EVENTS)
+    rows: list[Row] = []
     if states:
-        rows = [*_read_trainer_runs(path, states, final, losses)]
+        rows = [*_read_trainer_runs(path, states, end)]
     elif events:
-        rows = [*_read_tensorboard_runs(path, events, final, losses)]
-    else:
-        rows = _read_run_files(path, final, losses) if path.is_dir() else []
+        rows = [*_read_tensorboard_runs(path, events, end)]
+    elif path.is_dir():
+        rows = _read_run_files(path, end)
+
     return hub.LoadedRows(rows, path.name or str(source)) if rows else None
+
+
+def _files(path: Path, pattern: str) -> list[Path]:
+    """Find the files of this name in a folder, or the one that the path is."""
+    if path.is_dir():
+        return sorted(path.rglob(pattern))
+
+    return [path] if path.match(pattern) and path.is_file() else []
 
 
 def _name(folder: Path, root: Path) -> str:
     """Name a run by its path from the folder that the user gave."""
     if root in folder.parents:
         return str(folder.relative_to(root))
+
     return folder.resolve().name
 
 
 # ------------------------------------------------------------------ tables
 
 
-def _read_run_files(
-    root: Path,
-    final: Final,
-    losses: Collection[str],
-) -> list[Row]:
+def _read_run_files(root: Path, end: End) -> list[Row]:
     """Read a folder with a file for each run: its log, or its only row; none where a file holds several runs."""
     files: list[str] = []
+
     for pattern in FILES:
         # Hidden folders, such as those of notebooks, are left out.
         files = files or sorted(glob(f"**/{pattern}", root_dir=root, recursive=True))
+
     rows: list[Row] = []
+
     for file in files:
         lines = read_rows(root / file).rows
         if len(lines) > 1 and not _is_log(lines):
             return []
-        name = file.rpartition(".")[0]
-        rows.append(end_of(lines, name, range(len(lines)), final, losses))
+        rows.append({**end(collect(lines)), "run_id": file.rpartition(".")[0]})
+
     return rows if rows and len(set.intersection(*map(set, rows))) > 1 else []
 
 
 def _is_log(lines: Sequence[Row]) -> bool:
     """Return whether the rows of a file are the steps of one run: a count grows along them, and no size varies."""
     has_progress = False
-    for name in names_in(lines):
+
+    for name in names_of(lines):
         values = [number(line.get(name)) or 0.0 for line in lines]
         if _SIZES.search(name) and min(values) < max(values):
             return False
         if _PROGRESS.search(name) and values == sorted({*values}):
             has_progress = True
+
     return has_progress
 
 
 # ------------------------------------------------------------------ Trainer
 
 
-def _read_trainer_runs(root: Path, states: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
+def _read_trainer_runs(root: Path, states: list[Path], end: End) -> Iterator[Row]:
     """Read the newest state of each run: in its folder, else in its last checkpoint."""
     newest: dict[Path, tuple[float, Path]] = {}
+
     for path in states:
         run = path.parent
         step = float("inf")
-        if match := _CHECKPOINT.fullmatch(run.resolve().name):
-            run = run.resolve().parent
-            step = float(match[1])
+        folder = run.resolve()
+        if _CHECKPOINT.fullmatch(folder.name):
+            run = folder.parent
+            step = float(folder.name.partition("-")[2])
         newest[run] = max(newest.get(run, (step, path)), (step, path))
 
     for run, (_, path) in sorted(newest.items()):
-        state = _read_state(path)
-        metrics = final_values(_logged_values(state), final, losses)
-        for field, value in state.items():
-            if number(value) is not None:
-                metrics[field] = value
-
-        name = _name(run, root)
+        content = path.read_bytes()
+        state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
+        if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
+            raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history")
+        metrics = {**end(collect(state["log_history"])), **state}
         has_ended = metrics.get("global_step", 0) >= metrics.get("max_steps", 0)
-        status = "final" if has_ended else "running"
-        yield row_of(_read_sizes(path), metrics, (name, name), status)
-
-
-def _read_state(path: Path) -> Fields:
-    """Read a trainer_state.json. RunsError for another file."""
-    content = path.read_bytes()
-    state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
-    if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
-        raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history")
-    return state
-
-
-def _logged_values(state: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Collect the numbers that were logged under each name."""
-    logged: dict[str, list[float]] = {}
-    for line in state["log_history"]:
-        for name, value in line.items():
-            x = number(value)
-            if x is not None:
-                logged.setdefault(name, []).append(x)
-    return logged
+        yield row_of(_name(run, root), metrics, _read_sizes(path), "final" if has_ended else "running")
 
 
 def _read_sizes(path: Path) -> Mapping[str, Any]:
@@ -160,8 +146,9 @@ def _read_sizes(path: Path) -> Mapping[str, Any]:
     config = path.with_name(FILE_NAME)
     if not config.is_file():
         return {}
-    content = strict_json.loads(config.read_bytes(), what=str(config))
-    fields: Fields = {"config": content}
+
+    fields: Fields = {"config": strict_json.loads(config.read_bytes(), what=str(config))}
+
     # A class that cannot be counted has its sizes in columns.
     with suppress(ValueError, FileNotFoundError):
         architecture = read_model(config).architecture
@@ -169,107 +156,99 @@ def _read_sizes(path: Path) -> Mapping[str, Any]:
         # As records of other classes than ours have them.
         fields["experts"] = architecture.experts
         fields["experts_equivalent"] = architecture.experts_equivalent
+
     return fields
 
 
 # ------------------------------------------------------------------ TensorBoard
 
 
-def _read_tensorboard_runs(root: Path, events: list[Path], final: Final, losses: Collection[str]) -> Iterator[Row]:
-    """Read the event files of each run, including those in subfolders of its folder."""
+def _read_tensorboard_runs(root: Path, events: list[Path], end: End) -> Iterator[Row]:
+    """Read the event files of each run, including those in subfolders of its folder, whose values those above hide."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
         raise RunsError(f"{root}: {NO_TENSORBOARD}") from None
 
-    logs: dict[Path, _Events] = {}
-    places = dict.fromkeys(path if path == root else path.parent for path in events)
-    for place in places:
-        accumulator = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
-        logs[place] = _Events(accumulator.Reload())
+    logs = {}
 
-    runs: dict[Path, _Events] = {}
-    for place, log in logs.items():
-        run = _run_of(place, root, logs)
-        # add_hparams writes of the run itself, add_scalars and Keras of a part of it.
-        if run != place and not log.settings:
-            log.prefix_metrics(f"{place.relative_to(run)}/")
-        if run not in runs:
-            runs[run] = log
-        elif run != place:
-            runs[run].add(log)
-        # Values in the run's folder hide those of its subfolders.
-        else:
-            log.add(runs[run])
-            runs[run] = log
+    for place in dict.fromkeys(path if path == root else path.parent for path in events):
+        logs[place] = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0}).Reload()
 
-    for run, log in runs.items():
-        if log.logged:
-            name = _name(run if run.is_dir() else run.parent, root)
-            metrics = final_values(log.logged, final, losses)
-            yield row_of(log.settings, metrics, (name, name), log.status)
+    settings = {place: _read_settings(log) for place, log in logs.items()}
+
+    runs: dict[Path, list[Path]] = {}
+
+    for place in sorted(logs):
+        runs.setdefault(_run_of(place, root, settings), []).append(place)
+
+    for run, places in runs.items():
+        logged: dict[str, list[float]] = {}
+        fields: Fields = {}
+        statuses = []
+        for place in places:
+            hyperparameters, status = settings[place]
+            # add_hparams writes of the run itself, add_scalars and Keras of a part of it.
+            prefix = "" if place == run or hyperparameters else f"{place.relative_to(run)}/"
+            for tag, values in _read_events(logs[place]).items():
+                logged.setdefault(tag if tag == "step" else prefix + tag, values)
+            fields = {**hyperparameters, **fields}
+            statuses.append(status)
+        name = _name(run if run.is_dir() else run.parent, root)
+        status = next((status for status in statuses if status != "final"), "final")
+        yield row_of(name, end(logged), fields, status)
 
 
-def _run_of(place: Path, root: Path, logs: Mapping[Path, _Events]) -> Path:
+def _run_of(place: Path, root: Path, settings: Mapping[Path, tuple[Fields, str]]) -> Path:
     """Find the run's folder for a folder of event files: a parent with event files, or else the folder itself."""
     for folder in place.parents:
-        if folder in logs and (folder != root or logs[place].settings):
+        if folder in settings and (folder != root or settings[place][0]):
             return folder
-    is_part = place != root and place.name in PARTS and place.parent not in logs
+
+    is_part = place != root and place.name in PARTS and place.parent not in settings
+
     return place.parent if is_part else place
 
 
-class _Events:
-    """Contents of a folder of event files: metrics in the order of their steps, hyperparameters, and the status."""
+def _read_events(log: Any) -> dict[str, list[float]]:
+    """Read the numbers of each metric in the order of their steps, and the last step."""
+    from tensorboard.util import tensor_util
 
-    def __init__(self, accumulator: Any) -> None:
-        from tensorboard.plugins.hparams import metadata
-        from tensorboard.util import tensor_util
+    read_tensor: Any = tensor_util.make_ndarray
+    series: dict[str, list[tuple[int, Any]]] = {}
+    last_step = 0
 
-        self.logged: dict[str, list[float]] = {}
-        self.settings: Fields = {}
-        self.status = "final"
-        steps: list[float] = [0.0]
-        read_tensor: Callable[[Any], Any] = tensor_util.make_ndarray
+    for tag in log.Tags()["scalars"]:
+        series[tag] = [(event.step, event.value) for event in log.Scalars(tag)]
 
-        tags = accumulator.Tags()
-        for tag in tags["scalars"]:
-            series = sorted(accumulator.Scalars(tag), key=lambda event: event.step)
-            self.logged[tag] = [event.value for event in series]
-            steps.append(series[-1].step)
-        for tag in tags["tensors"]:
-            tensors = accumulator.Tensors(tag)
-            values = [read_tensor(event.tensor_proto) for event in tensors]
-            are_numbers = all(value.size == 1 and value.dtype.kind == "f" for value in values)
-            if values and are_numbers:
-                self.logged[tag] = [float(value.reshape(())) for value in values]
-                steps.append(tensors[-1].step)
-        self.logged.setdefault("step", [max(steps)])
+    for tag in log.Tags()["tensors"]:
+        tensors = [(event.step, read_tensor(event.tensor_proto)) for event in log.Tensors(tag)]
+        if all(value.size == 1 and value.dtype.kind == "f" for _, value in tensors):
+            series[tag] = [(step, value.item()) for step, value in tensors]
 
-        for tag, summary in accumulator.summary_metadata.items():
-            content = summary.plugin_data.content
-            if tag == metadata.SESSION_START_INFO_TAG:
-                hparams = metadata.parse_session_start_info_plugin_data(content).hparams
-                self.settings = {name: _read_hparam(value) for name, value in hparams.items()}
-            elif tag == metadata.SESSION_END_INFO_TAG:
-                status = metadata.parse_session_end_info_plugin_data(content).status
-                self.status = status_of(_STATUSES.get(status))
+    logged = {}
 
-    def add(self, events: _Events) -> None:
-        """Add the logs of another folder of the run; a metric of both keeps the values it has."""
-        self.logged = {**events.logged, **self.logged}
-        self.settings = {**events.settings, **self.settings}
-        if events.status != "final":
-            self.status = events.status
+    for tag, values in series.items():
+        values.sort(key=lambda pair: pair[0])
+        logged[tag] = [value for _, value in values]
+        last_step = max(last_step, values[-1][0])
 
-    def prefix_metrics(self, prefix: str) -> None:
-        """Put a prefix before the names of metrics, except the step."""
-        logged = {}
-        for name, values in self.logged.items():
-            logged[name if name == "step" else prefix + name] = values
-        self.logged = logged
+    return {"step": [float(last_step)], **logged}
 
 
-def _read_hparam(value: Any) -> Any:
-    """Return a value of TensorBoard's hyperparameters as a number, a text or a boolean."""
-    return getattr(value, value.WhichOneof("kind"))
+def _read_settings(log: Any) -> tuple[Fields, str]:
+    """Read the hyperparameters of a run, and how it ended."""
+    from tensorboard.plugins.hparams import metadata
+
+    settings: Fields = {}
+    status = "final"
+
+    for tag, summary in log.summary_metadata.items():
+        content = summary.plugin_data.content
+        if tag == metadata.SESSION_START_INFO_TAG:
+            for name, value in metadata.parse_session_start_info_plugin_data(content).hparams.items():
+                settings[name] = getattr(value, value.WhichOneof("kind"))
+        elif tag == metadata.SESSION_END_INFO_TAG:
+            status = status_of(_STATUSES.get(metadata.parse_session_end_info_plugin_data(content).status))
+
+    return settings, status

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from scaling_law.runs.rows import Row, is_missing, names_in, row_name
+from scaling_law.runs.rows import Row, is_missing, names_of, row_name
 
 # Statuses of run records.
 RECORDED = ("final", "intermediate", "diverged")
@@ -65,7 +65,8 @@ def status_columns(rows: Sequence[Row]) -> list[str]:
     if any("schema_version" in row for row in rows):
         return ["status"]
     columns = []
-    for column in names_in(rows):
+
+    for column in names_of(rows):
         *owners, last = _words_of(column) or [""]
         is_flag = _meaning(last, _FLAGS) is not None
         if not (is_flag or last in _NAMES) or not {*owners} <= {*_OWNERS.split()}:
@@ -79,6 +80,7 @@ def status_columns(rows: Sequence[Row]) -> list[str]:
         is_known = words != {"1"} and (count == len(words) if is_flag else 2 * count >= len(words))
         if column == "status" or (words and is_known):
             columns.append(column)
+
     return columns
 
 
@@ -99,27 +101,32 @@ def read_status(row: Row, columns: Sequence[str]) -> tuple[str, str]:
         word = _read_cell(column, row.get(column))
         if status_of(word) != "final":
             break
+
     return column, word
 
 
-def describe_left_out(rows: Sequence[Row], places: Iterable[int], columns: Sequence[str]) -> str:
-    """Name in one line the runs at these places, which are left out for their status; "" for none."""
-    names_by_word: dict[tuple[str, str], list[str]] = {}
+def describe_left_out(rows: Sequence[Row], places: Iterable[int], columns: Sequence[str]) -> list[str]:
+    """Name in one line the runs at these places, which are left out for their status; no line for none.
+
+    Intermediate and diverged rows of our run records are not mentioned.
+    """
+    names_by_status: dict[str, list[str]] = {}
+
     for i in places:
         row = rows[i]
-        column, _ = read_status(row, columns)
-        word = str(row.get(column))
-        names_by_word.setdefault((column, word), []).append(row_name(i, row))
+        if row.get("status") not in RECORDED:
+            column = read_status(row, columns)[0]
+            names_by_status.setdefault(f"{column} is {row.get(column)}", []).append(row_name(i, row))
 
     phrases = []
     topic = ""
-    for (column, word), names in sorted(names_by_word.items(), key=lambda item: -len(item[1])):
+    for status, names in sorted(names_by_status.items(), key=lambda item: -len(item[1])):
+        examples = ", ".join(names[:_MOST]) + (", …" if len(names) > _MOST else "")
         # A column is named once.
-        subject = "" if column == topic else f"{column} is "
-        topic = column
-        examples = ", ".join(names[:_MOST])
-        ellipsis = ", …" if len(names) > _MOST else ""
-        phrases.append(f"{subject}{word} ({len(names)}: {examples}{ellipsis})")
-    total = sum(map(len, names_by_word.values()))
+        subject, _, word = status.partition(" is ")
+        phrases.append(f"{word if subject == topic else status} ({len(names)}: {examples})")
+        topic = subject
+
+    total = sum(map(len, names_by_status.values()))
     plural = "s" if total > 1 else ""
-    return f"{total} run{plural}: {', '.join(phrases)}" if phrases else ""
+    return [f"{total} run{plural}: {', '.join(phrases)}"] if phrases else []

@@ -16,13 +16,13 @@ from hub.base.types import Fields, Strings
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import check_shapes, numbers
-from scaling_law.runs.checks import find_rising_runs, row_problems, unusable_rows
+from scaling_law.runs.checks import check_rows, find_rising_runs
 from scaling_law.runs.columns import INPUTS
 from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
 from scaling_law.runs.settings import Blend, find_blend
-from scaling_law.runs.trunks import EQUAL_SIZE, OWN
-from scaling_law.runs.units import check_no_accuracy, unit_problems, unit_warnings
+from scaling_law.runs.trunks import OWN, trunks_of
+from scaling_law.runs.units import unit_warnings
 from scaling_law.size.architecture import training_flops
 from scaling_law.size.arrays import BoolArray, Columns, IntArray, merge_rounded
 
@@ -90,21 +90,16 @@ class Runs(Summarised):
 
         `trunk`: one id per run; "auto" or None joins runs of equal n_active and experts, "run" joins none.
         """
-        arrays = {
-            "n_active": np.atleast_1d(numbers("n_active", n_active)),
-            "tokens": np.atleast_1d(numbers("tokens", tokens)),
-            "experts": np.atleast_1d(numbers("experts", experts)),
-            "loss": np.atleast_1d(numbers("loss", loss)),
-        }
+        arrays = {}
+        for name, values in (("n_active", n_active), ("tokens", tokens), ("experts", experts), ("loss", loss)):
+            arrays[name] = np.atleast_1d(numbers(name, values))
         check_shapes(arrays)
         inputs: Fields = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
-        losses = inputs["loss"]
-        if losses.ndim != 1:
-            raise RunsError(f"columns must be one-dimensional, not of shape {losses.shape}")
-        count = len(losses)
-        if run_id is None:
-            run_id = [f"row-{i}" for i in range(count)]
-        names = tuple(run_id)
+        shape = inputs["loss"].shape
+        if len(shape) != 1:
+            raise RunsError(f"columns must be one-dimensional, not of shape {shape}")
+        count = shape[0]
+        names = tuple(f"row-{i}" for i in range(count)) if run_id is None else tuple(run_id)
         for name in INPUTS:
             inputs[name] = merge_rounded(inputs[name])
         clusters, trunk_source = _read_trunks(trunk, inputs["n_active"], inputs["experts"])
@@ -114,16 +109,8 @@ class Runs(Summarised):
 
         table = {"run_id": names, **inputs, **other_columns}
         rows = [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
-        problems = row_problems(rows, range(count), "loss", [*other_columns])
-        if not any(problems):
-            check_no_accuracy(inputs, losses, loss_name, source)
-            sizes = {name: inputs[name] for name in INPUTS}
-            trunks = clusters if trunk_source == "given" else None
-            for name, problem in zip(names, unit_problems(sizes, losses, loss_name, trunks), strict=True):
-                if problem:
-                    problems.append(f"{name}: {problem}")
-        if any(problems):
-            raise RunsError(unusable_rows(source, problems))
+        trunks = clusters if trunk_source == "given" else None
+        check_rows(rows, range(count), "loss", source, source_loss=loss_name, trunk=trunks, settings=[*other_columns])
         return cls(
             **inputs,
             trunk=clusters,
@@ -221,21 +208,22 @@ class Runs(Summarised):
     def _sizes(self) -> dict[str, FloatArray]:
         return {name: getattr(self, name) for name in INPUTS}
 
-    def blend(self, known: Collection[str] = ()) -> Blend | None:
+    def blend(self, agreed: Collection[str] = ()) -> Blend | None:
         """Find the columns that tell runs of equal N, D and E with different losses apart.
 
-        Columns that are `known` do not count, nor do columns of the recipe, which `check_mix` checks.
+        Columns that are `agreed` do not count, nor do columns of the recipe, which `check_mix` checks.
         """
         texts = {**self.recipe, **self.texts}
-        known = {column_name(name, (*self.columns, *texts)) for name in known}
-        return find_blend(self._sizes, self.loss, self.columns, texts, HOLDERS, {*known, *self.recipe})
+        agreed = {column_name(name, (*self.columns, *texts)) for name in agreed}
+        checked = {column_name(name, texts) for name in HOLDERS}
+        return find_blend(self._sizes, self.loss, self.columns, texts, checked, {*agreed, *self.recipe})
 
-    def doubts(self, known: Collection[str] = ()) -> tuple[Strings, bool]:
+    def doubts(self, agreed: Collection[str] = ()) -> tuple[Strings, bool]:
         """Find what is odd about these runs, a sentence each, and whether no law that blends them is to be trusted.
 
-        They may differ in the columns `known`, the variables of the law and what the user agreed to mix.
+        They may differ in the columns `agreed`, the variables of the law and what the user agreed to mix.
         """
-        blend = self.blend(known)
+        blend = self.blend(agreed)
         if blend is None:
             return self.warnings, False
         return (str(blend), *self.warnings), blend.harmful
@@ -311,15 +299,12 @@ def _read_trunks(
 ) -> tuple[IntArray, str]:
     """Number the trunk of each run from 0, and say how it was found."""
     source = "given"
-    if trunk is None or (isinstance(trunk, str) and trunk == "auto"):
-        sizes = np.column_stack([n_active, experts])
-        trunk = np.unique(sizes, axis=0, return_inverse=True)[1]
-        source = EQUAL_SIZE
-    elif isinstance(trunk, str):
-        if trunk != "run":
+    if trunk is None or isinstance(trunk, str):
+        if trunk not in (None, "auto", "run"):
             raise InputError(f"trunk={trunk!r} must be 'auto', 'run' or one id for each run")
-        trunk = np.arange(len(n_active))
-        source = OWN
+        rows = [{"n_active": n, "experts": e} for n, e in zip(n_active, experts, strict=True)]
+        trunk, source = trunks_of(rows, trunk or "auto", "columns")
+
     try:
         return np.unique(np.asarray(trunk), return_inverse=True)[1].ravel(), source
     except (TypeError, ValueError):
@@ -330,6 +315,7 @@ def _read_column(name: str, values: ArrayLike, count: int) -> FloatArray:
     """Read a further column of `Runs.from_columns`."""
     if name in OWN_COLUMNS or name == "run_id":
         raise RunsError(f"columns: {name!r} is an argument itself, not one of columns")
+
     try:
         return np.broadcast_to(np.asarray(values, float), (count,))
     except ValueError:

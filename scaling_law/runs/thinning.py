@@ -23,32 +23,28 @@ KEEP_ALL = 'trunks="run" fits every row, as an independent run'
 def rows_of_curves(runs: Runs) -> IntArray:
     """Choose the rows to fit: of each trunk of one model at most `POINTS`, evenly spaced in ln D."""
     _, trunk, counts = np.unique(runs.trunk, return_inverse=True, return_counts=True)
-    order = np.lexsort([runs.tokens, trunk.ravel()])
-
+    models = np.column_stack([runs.n_active, runs.experts])
     is_fitted = np.ones(len(runs), bool)
-    stops = np.cumsum(counts)
-    starts = stops - counts
+
     for i in np.flatnonzero(counts > POINTS):
-        rows = order[starts[i] : stops[i]]
-        has_one_size = np.ptp(runs.n_active[rows]) == 0
-        if has_one_size and np.ptp(runs.experts[rows]) == 0:
+        rows = np.flatnonzero(trunk.ravel() == i)
+        if np.all(models[rows] == models[rows[0]]):
             is_fitted[rows] = False
-            checkpoints = _evenly_spaced(np.log(runs.tokens[rows]))
-            is_fitted[rows[checkpoints]] = True
+            rows = rows[np.argsort(runs.tokens[rows], kind="stable")]
+            is_fitted[rows[_evenly_spaced(np.log(runs.tokens[rows]))]] = True
+
     return np.flatnonzero(is_fitted)
 
 
 def _evenly_spaced(ascending: FloatArray) -> IntArray:
-    """Find the places of the values nearest to `POINTS` evenly spaced ones."""
-    targets = np.linspace(ascending[0], ascending[-1], POINTS)
-    above = np.searchsorted(ascending, targets)
-    above = np.clip(above, 1, len(ascending) - 1)
-    below = above - 1
+    """Find the places of the values nearest to `POINTS` evenly spaced ones, the later of two that are as near."""
+    places = []
 
-    distance_below = targets - ascending[below]
-    distance_above = ascending[above] - targets
-    is_nearer_below = distance_below < distance_above
-    return np.unique(np.where(is_nearer_below, below, above))
+    for target in np.linspace(ascending[0], ascending[-1], POINTS):
+        distances = np.abs(ascending - target)
+        places.append(len(ascending) - 1 - int(np.argmin(distances[::-1])))
+
+    return np.unique(places)
 
 
 def with_few_checkpoints(runs: Runs, rows: IntArray) -> Runs:
@@ -61,6 +57,7 @@ def with_few_checkpoints(runs: Runs, rows: IntArray) -> Runs:
     long_trunks = "1 run has" if long_runs == 1 else f"{long_runs} runs have"
     topic = f"{len(rows):,} of {len(runs):,} rows are fitted"
     note = f"{long_trunks} more than {POINTS} checkpoints: {topic}, evenly spaced in ln D; {KEEP_ALL}"
+
     return replace(runs.take(rows), thinned=Notice(note, topic))
 
 
@@ -74,8 +71,10 @@ def spread_evenly(columns: Sequence[FloatArray], most: int) -> IntArray:
     places = np.linspace(0, count - 1, most).astype(int)
 
     extremes = []
+
     for column in columns:
         extremes += [np.argmin(column), np.argmax(column)]
+
     return np.unique(np.append(order[places], extremes))
 
 
@@ -86,6 +85,7 @@ def sample_of(runs: Runs, most: int) -> Runs:
 
     sizes = [runs.flops, runs.tokens, runs.n_active]
     rows = spread_evenly([runs.loss, *sizes, runs.experts], most)
+
     for column in sizes:
         order = np.lexsort([column, runs.experts])
         # The least and the largest of each E.
@@ -100,4 +100,5 @@ def sample_of(runs: Runs, most: int) -> Runs:
     note = f"forecast from {len(rows):,} of {len(runs):,} rows, spread evenly over E, N and D"
     if runs.thinned:
         note = f"{runs.thinned}; {note}"
+
     return replace(runs.take(rows), thinned=note)

@@ -16,7 +16,6 @@ from scaling_law.runs.rows import Row, RunsError, is_missing, names_of
 
 # How trunks were found.
 OWN = "each run its own trunk"
-EQUAL_SIZE = "runs of equal n_active, experts"
 # Columns in which the branches of one trunk agree.
 SIZES = ("n_active", "experts", "n_total", "d_model", "n_blocks", "n_heads", "vocab_size", "sequence_length")
 # Names of what is usually tuned.
@@ -43,9 +42,11 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
     if rule not in present:
         allowed_rules = ["auto", "run", *sorted(present)]
         raise RunsError(f"{origin}: ", unknown("trunks=", rule, allowed_rules))
+
     for i, row in enumerate(rows):
         if is_missing(row.get(rule)):
             raise RunsError(f"{origin}: ", given("trunks", rule), f": row {i} has no value in this column")
+
     return [repr(row[rule]) for row in rows], f"column {rule}"
 
 
@@ -70,6 +71,7 @@ def _guess_trunks(rows: Sequence[Row], present: Collection[str]) -> tuple[list[s
     keys = [name for name in (*SIZES, *SETTINGS) if name in present]
     for row in rows:
         trunks.append(repr([_without_rounding(row.get(key)) for key in keys]))
+
     return trunks, f"runs of equal {', '.join(keys)}"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from hub.base.errors import InputError
 from hub.base.tables import column_name
 from scaling_law.runs.rows import RunsError
-from scaling_law.runs.settings import SAME, codes_of, places
+from scaling_law.runs.settings import SAME, cells_of, codes_of, places
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray, IntArray
 
@@ -81,6 +80,7 @@ def best_of(
         raise InputError("over=() must name at least one column that was tuned")
 
     settings = np.stack([runs.positive(name, or_zero=True) for name in names], axis=1)
+
     for name, values in zip(names, settings.T, strict=True):
         if values.max() <= values.min() * (1 + SAME):
             only = f"{name} is {values[0]:g} in every run"
@@ -94,10 +94,12 @@ def best_of(
 
     points = []
     best = []
+
     for group in groups:
         point = tune(settings[group], runs.loss[group])
         points.append(point)
         best.append(group[point.best])
+
     tuned = runs.take(np.array(best))
 
     columns = dict(tuned.columns)
@@ -153,43 +155,33 @@ def models_of(
 
     See `best_of` for `over` and `by`.
     """
-    keys: list[Any] = [runs.n_active, runs.experts, places(runs.tokens)]
-    for name in by:
-        if name in runs.columns and name not in over:
-            keys.append(np.nan_to_num(runs[name], nan=-1))
-    columns: dict[str, Any] = {**runs.columns, **runs.texts, **runs.recipe}
-    for name in settings:
-        if name not in over:
+    columns: dict[str, Any] = {**runs.texts, **runs.recipe, **runs.columns}
+    keys = [codes_of(runs.n_active), codes_of(runs.experts), places(runs.tokens)]
+    for name in (*by, *settings):
+        if name in columns and name not in over:
             keys.append(codes_of(columns[name]))
 
-    rows = np.stack(keys, axis=1)
-    _, first, model = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return [np.flatnonzero(model.ravel() == i) for i in np.argsort(first)]
+    model = cells_of(keys)
+    _, first = np.unique(model, return_index=True)
+    return [np.flatnonzero(model == model[row]) for row in np.sort(first)]
 
 
-def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float] | None:
+def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[Any, float] | None:
     """Find the minimum of the quadratic through y [n] at x [n, k], and its value; None unless it is inside."""
     n, k = x.shape
-    pairs = list(combinations_with_replacement(range(k), 2))
-    columns = [np.ones(n), *x.T]
-    for i, j in pairs:
-        columns.append(x[:, i] * x[:, j])
-    design = np.stack(columns, axis=1)
-
+    first, second = np.triu_indices(k)
+    design = np.column_stack([np.ones(n), x, x[:, first] * x[:, second]])
     terms = design.shape[1]
     if n < terms or np.linalg.matrix_rank(design) < terms:
         return None
 
     solution = np.linalg.lstsq(design, y, rcond=None)[0]
-    constant, gradient, second = np.split(solution, [1, 1 + k])
-
+    constant, gradient, curvature = np.split(solution, [1, 1 + k])
     hessian = np.zeros((k, k))
-    for (i, j), value in zip(pairs, second, strict=True):
-        hessian[i, j] += value
-        hessian[j, i] += value
+    hessian[first, second] = curvature
+    hessian += hessian.T
     if np.linalg.eigvalsh(hessian)[0] <= FLAT:
         return None
-
     lowest = -np.linalg.solve(hessian, gradient)
     is_outside = (lowest < x.min(axis=0)) | (lowest > x.max(axis=0))
     if np.any(is_outside):

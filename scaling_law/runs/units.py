@@ -14,7 +14,7 @@ import numpy as np
 from hub.base.notices import Notice
 from hub.base.units import format_count
 from scaling_law.formulas.published import published_loss
-from scaling_law.runs.rows import RunsError
+from scaling_law.runs.rows import RunsError, is_loss
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 # Least parameters of a language model, and of one whose vocabulary is not of bytes.
@@ -53,6 +53,11 @@ _BITS = re.compile(r"(?i)(?<![a-z])(bpb|bpc|bpt|bits)(?![a-z])")
 Sizes = Columns
 
 
+def is_metric(name: str) -> bool:
+    """Return whether a column is named as a loss or another measure of a model."""
+    return is_loss(name) or any(pattern.search(name) for pattern in (_PERPLEXITY, _BITS, _ACCURACY))
+
+
 def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArray | None) -> list[str]:
     """Describe why the numbers of each run [n] cannot be in parameters, tokens and nats per token; "" if they can.
 
@@ -74,6 +79,7 @@ def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArra
     has_wrong_loss = (loss > MOST_NATS) | (_PERPLEXITY.search(loss_name) is not None)
     for i in np.flatnonzero(~has_wrong_sizes & has_wrong_loss).tolist():
         problems[i] = f"{loss_name}={loss[i]:g} is no loss in nats per token; {_suggest_logarithm(loss_name)}"
+
     return problems
 
 
@@ -96,6 +102,7 @@ def check_no_accuracy(
         if of_larger_runs <= RISING * of_smaller_runs:
             return
         reason = "an accuracy, as it rises with compute"
+
     advice = "fit a loss of the same runs; its law gives accuracies with --accuracy, in Python accuracy="
     raise RunsError(f"{source}: {loss_name} is {reason}, and no loss in nats per token: {advice}")
 
@@ -113,6 +120,7 @@ def unit_warnings(
     if _BITS.search(loss_name):
         topic = f"the losses are {loss_name}, not nats per token"
         return (Notice(f"{topic}, and so is what a law of them predicts", topic),)
+
     largest = float(sizes["n_active"].max())
     if largest < FEW_PARAMETERS:
         if has_shapes:

@@ -33,7 +33,6 @@ from scaling_law import (
     load_runs,
 )
 from scaling_law.fitting import finite
-from scaling_law.forecasting import ledger
 from scaling_law.planning import drawn_break_even
 from studies.common import LEVEL, FloatArray, Value, check_texts, rms, write_once
 from studies.crossing.cells import BEYOND, Cells, Gap, gaps_of, ratio_of, with_precision
@@ -96,7 +95,7 @@ def fit_with_prior(runs: Runs) -> FitResult[Any]:
 def fit_with_kappa(runs: Runs) -> FitResult[Any]:
     """Fit as `fit_joint` does, with κ, which bends the term in D with E."""
     fixed = {**_published_values(), "q": 1.0}
-    return _fit_weighted(with_precision(runs), "crossing", fixed=fixed, starts="scaled")
+    return _fit_weighted(with_precision(runs), "crossing", fixed=fixed)
 
 
 def _published_values() -> dict[str, float]:
@@ -323,8 +322,10 @@ def predict(names: Iterable[str]) -> list[Path]:
     written = [write_once(PREDICTIONS / f"{date.today()}-{label}.json", "crossing_prediction", fields)]
     level = LEVEL[1] - LEVEL[0]
     rows = forecast(results.sweep.runs, _forecast_points(models), kinds=STACKED, level=level).rows
-    registered = ledger.register(LEDGER, rows, level, results.sweep.runs)
-    return written + [LEDGER / f"{name}.json" for name in registered]
+    for i, row in enumerate(rows):
+        record = {**row, "level": level, "registered": f"{date.today()}"}
+        written.append(write_once(LEDGER / f"{date.today()}-{label}-{i}.json", "forecast", record))
+    return written
 
 
 def _forecast_points(models: Iterable[tuple[int, ...]]) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ from hub.base import strict_json
 from hub.base.units import UNKNOWN, format_count
 from scaling_law import Law
 from scaling_law.figures import drawing
-from scaling_law.forecasting import ledger
 from studies.common import BITS_PER_NAT, FloatArray, Page, Part, Value, gather, interval, join, rms
 from studies.crossing.cells import Cells, Gap, ratio_of
 from studies.crossing.laws import (
@@ -360,7 +359,8 @@ def forecasts(r: Results) -> Iterator[Part]:
     yield "d_model", "E", "bytes", "forecast (95 %)", "measured", "inside"
     cells = Cells.of(r.sweep.counted)
     order = ("n_active", "experts", "tokens")
-    for row in sorted(ledger.read_ledger(LEDGER).rows, key=lambda row: [row[name] for name in order]):
+    rows = [strict_json.read(path, "forecast", 1) for path in LEDGER.glob("*.json")]
+    for row in sorted(rows, key=lambda row: [row[name] for name in order]):
         (d_model,) = (m["d_model"] for m, *_ in predicted_models(r) if m["n_active"] == row["n_active"])
         mean = cells.mean_at((d_model, int(row["experts"])), row["tokens"])
         measured = UNKNOWN

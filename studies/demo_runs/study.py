@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 import hub  # lazy
 from hub import RunRecord
-from hub.base.tables import Table
 from hub.base.units import format_ends, parse_count
 from scaling_law import FitResult, Law, Runs, fit, load_runs
-from studies.common import FloatArray, Page, Part, gather, pooled_covariance
-from training.demo.left_out import OTHER_E, OTHER_TOKENS, LeftOut, leave_out_each, left_out_table, rms
-from training.demo.results import crossings_table
+from studies.common import FloatArray, Page, Part, gather, pooled_covariance, rms
+from studies.demo_runs.crossings import crossings_of
+from studies.demo_runs.left_out import OTHER_E, OTHER_TOKENS, LeftOut, leave_out_each, left_out_table
 from training.demo.scales import FULL
 
 FOLDER = Path(__file__).parent
@@ -42,7 +41,7 @@ class Seed:
     runs: Runs
     left_out: Mapping[str, Sequence[LeftOut]]
     longest: int
-    crossings: Table
+    crossings: Sequence[tuple[str, str, str, str]]
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _read_seed(seed: int, records: Sequence[RunRecord]) -> Seed:
     longest = int(np.lexsort((runs.tokens, runs.n_active, runs.experts))[-1])
     is_fitted = np.arange(len(runs)) != longest
     law = FULL.fit_law(runs.subset(is_fitted)).bootstrap(FULL.draws).law
-    return Seed(seed, runs, left_out, longest, crossings_table(records, law))
+    return Seed(seed, runs, left_out, longest, crossings_of(records, law))
 
 
 def take(runs: Sequence[Path]) -> list[Path]:
@@ -139,8 +138,8 @@ def crossings(r: Results) -> Iterator[Part]:
     """List the crossovers of each seed: measured, and by the law fitted."""
     yield "seed", "model", "measured", "law fitted", "95 %"
     for seed in r.seeds:
-        for row in seed.crossings.rows:
-            yield seed.seed, *row[:4]
+        for row in seed.crossings:
+            yield seed.seed, *row
 
 
 def values(r: Results) -> Mapping[str, str]:
@@ -148,7 +147,7 @@ def values(r: Results) -> Mapping[str, str]:
     by_run, by_model = r.left_out(DEMO)
     intervals = []
     for seed in r.seeds:
-        intervals += [row[3] for row in seed.crossings.rows]
+        intervals += [row[3] for row in seed.crossings]
     n_open = intervals.count("anywhere")
     is_smallest = np.concatenate([_is_smallest_dense(seed.runs) for seed in r.new_seeds])
     first_by_run = r.seeds[0].left_out[DEMO][0]
@@ -225,8 +224,8 @@ def has_narrow_crossovers(r: Results) -> bool:
     """Return whether the measured crossovers of a size lie within a factor of 1.5 over seeds."""
     tokens_by_model: dict[object, list[float]] = {}
     for seed in r.seeds:
-        for row in seed.crossings.rows:
-            tokens = parse_count(str(row[1]))
+        for row in seed.crossings:
+            tokens = parse_count(row[1])
             tokens_by_model.setdefault(row[0], []).append(tokens)
     return all(max(crossovers) < 1.5 * min(crossovers) for crossovers in tokens_by_model.values())
 

@@ -89,8 +89,6 @@ class _Call:
         namespace = asked.get("organization") or next(iter(self.namespaces()), "")
         self.writer(namespace)
         kind, repo_id = asked.get("type") or "model", f"{namespace}/{asked['name']}"
-        if kind == "space" and asked.get("sdk") not in ("gradio", "docker", "static"):
-            raise Refused(400, "sdk must be gradio, docker or static")
         url = f"{self.hub.endpoint}/{'' if kind == 'model' else f'{kind}s/'}{repo_id}"
         try:
             self.state.create(kind, repo_id, asked.get("visibility") == "private" or bool(asked.get("private")))

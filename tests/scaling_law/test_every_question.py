@@ -149,7 +149,7 @@ NOT_QUESTIONS = {  # why → what
         Formula.size_called_for ChinchillaForm.size_called_for Formula.columns_of_draws Formula.add_extrapolation""",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters scale_out""",
-    "reads, shows or fits measured runs": """load_runs fit prior forecast backtest split errors_of
+    "reads, shows or fits measured runs": """load_runs fit prior forecast backtest hold_out errors_of
         measured_speedup promote fit_throughput fit_learning_rate published_design""",
     "describes a question": "question_schema",
     "serves; what its page and tools answer is asked below": "explore",
@@ -231,7 +231,6 @@ SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each co
     "speedup": lambda c: ("--flops", c),
     "speedup --n-active": lambda c: (model(c)["n_active"], "--experts", 8),
     "learning-rate": lambda c: ("--d-model", 1024, "--tokens", 2e10, "--experts", rated(c)["architecture"].experts),
-    "figures": lambda c: ("figures", "--flops", c),
     "next-runs": lambda c: ("--flops", 1e20, "--ask", f"optimum:{c:g},8", "--max-runs", 2, "--widths", "256,512"),
     "describe": lambda c: ("config.json", "--tokens", c / 1e11),
     "compare": lambda c: ("--flops", c),

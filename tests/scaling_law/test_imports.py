@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from scaling_law.commands.cli import app
 for words in ("loss --n-active 1e9 --tokens 2e10", "optimal --flops 1e22 --memory 80GB", "plan --flops 1e20"):
     assert CliRunner().invoke(app, words.split()).exit_code == 0, words
-others = {f"scaling_law.commands.{name}" for name in ("explore", "figures", "fitting", "learning_rate", "release")}
+others = {f"scaling_law.commands.{name}" for name in ("explore", "fitting", "learning_rate", "release")}
 assert not others & {*sys.modules}
 """
 HELP = """

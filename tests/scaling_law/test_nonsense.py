@@ -30,6 +30,7 @@ from scaling_law import (
     fit_learning_rate,
     fit_throughput,
     forecast,
+    hold_out,
     load_runs,
     matched_memory,
     measured_speedup,
@@ -37,7 +38,6 @@ from scaling_law import (
     promote,
     published,
     scale_out,
-    split,
     stack_laws,
 )
 from scaling_law.planning.question import QuestionFields
@@ -102,7 +102,7 @@ CALLS = [
     (prior, {"name": "public"}),
     (published, {"name": "chinchilla"}),
     (scale_out, {"model": MODEL}),
-    (split, {"runs": RUNS, "validation": 5}),
+    (hold_out, {"runs": RUNS, "test": 5}),
     (backtest, {"train": RUNS, "test": RUNS, "laws": {"c": DENSE}}),
     (errors_of, {"law": DENSE, "runs": RUNS}),
     (FITTED.bootstrap, {"n_resamples": 2}),

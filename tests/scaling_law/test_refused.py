@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from scaling_law import Architecture, JointLaw, Throughput, describe, matched_memory, published, scale_out
-from scaling_law.figures import drawing
+from scaling_law.figures import drawing, isoflop
 from scaling_law.machine import decode_seconds, training_memory
-from scaling_law.paper.figures import memory_scenarios
 from scaling_law.planning import candidate_grid, predicted_loss
 from scaling_law.size import LatentAttention
 from tests.scaling_law.configs import MIXTRAL
@@ -94,7 +93,7 @@ REFUSED = [
         of(scale_out, MODEL, (6,))(batch="0:512"),
         "gpus=6 cannot share batches of 512 sequences equally: each must be a",
     ),
-    (of(memory_scenarios, LAW)(axes=drawing.new_figure()[1]), "axes: 1 given, 3 are needed"),
+    (of(isoflop, LAW, (1e20, 1e21))(axes=drawing.new_figure()[1]), "axes: 1 given, 2 are needed"),
     (memory(micro_batch_sequences=0, sequence_length=512), "micro_batch_sequences=0 must be at least 1"),
     (memory(micro_batch_sequences=1, sequence_length=512, tp=0), "tp=0 must be at least 1"),
     (memory(micro_batch_sequences=1, sequence_length=float("nan")), "sequence_length=nan must be at least 1"),

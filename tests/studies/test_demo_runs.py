@@ -6,10 +6,12 @@ import re
 import numpy as np
 import pytest
 
+import hub
+from hub.base.units import parse_count
 from scaling_law import JointLaw, fit, load_runs
 from studies.demo_runs import study
+from studies.demo_runs.crossings import Gaps, format_interval
 from tests.guides import DOCS, ROOT, text_of
-from training.demo.scales import FULL
 
 PAGE_AS_WRITTEN = text_of(DOCS / "studies" / "demo_runs.md")
 PAGE = " ".join(re.sub(r"<!-- =\S* -->|<!-- = -->", "", PAGE_AS_WRITTEN).split())
@@ -85,6 +87,20 @@ def test_the_readme_has_the_numbers_of_the_page():
         assert re.search(sentence, README)[1] == number(name)
 
 
-def test_the_demo_says_the_numbers_of_the_page():
-    numbers = [number("run-errors"), number("model-errors")]
-    assert "misses each run by {}, and with its model left out by {} (".format(*numbers) in FULL.checked
+def test_crossings_are_where_the_losses_cross():
+    law = JointLaw.published().replace(a=5.2, alpha=-0.11, b=9200.0, beta=-0.71, c=0.1, conditions=None)
+    first = [record for record in hub.load_records(study.RECORDS) if record.seed == SEEDS[0]]
+    by_law = [
+        record.replaced(eval_loss=float(law.loss(record.n_active, record.tokens, record.experts))) for record in first
+    ]
+    for gaps in Gaps.of(by_law):
+        true = float(law.break_even(gaps.n_active, gaps.experts).tokens)
+        assert parse_count(gaps.crossing) == pytest.approx(true, rel=0.1)  # the loss is no straight line in ln D
+
+
+@pytest.mark.parametrize(("gap", "text"), [(-0.1, "before 250K"), (0.1, "after 2M")])
+def test_a_crossing_outside_the_runs_is_not_guessed(gap, text):
+    between = (250_000, 2_000_000)
+    assert Gaps(32, 56_000, 8, dict.fromkeys(between, gap)).crossing == text
+    assert format_interval(0.0, np.inf, between) == "anywhere"
+    assert format_interval(5e5, np.inf, between) == "500K to after 2M"

@@ -5,6 +5,7 @@ import pytest
 
 from scaling_law import JointLaw
 from studies.paper.__main__ import main
+from studies.paper.figures import FIGURES, draw_all
 from studies.paper.study import all_tables
 
 
@@ -67,3 +68,23 @@ def test_the_command_prints_each_table(monkeypatch, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "Compute-optimal configurations: 12 of 36 agree" in text
     assert "Numbers of the text: 5 of 5 agree" in text
+
+
+def test_every_figure_is_drawn(tmp_path):
+    law = JointLaw.published()
+    few = law.replace(draws=law.draws[:40])  # quicker
+    written = draw_all(few, tmp_path, "svg")
+    assert {path.stem for path in written} == {*FIGURES}
+    assert all(path.stat().st_size > 10_000 for path in written)
+    assert JointLaw.published(rounded=True).draws is None
+    for name in ("fig1b_family_1b", "fig2b_flop_savings", "fig4_optimal_experts", "figA_matched_models"):
+        FIGURES[name](JointLaw.published(rounded=True))
+
+
+def test_the_command_draws_the_figures_of_a_law(monkeypatch, capsys, tmp_path):
+    law = JointLaw.published()
+    law.replace(draws=law.draws[:2]).save_pretrained(tmp_path / "law")
+    monkeypatch.setattr("studies.paper.__main__.draw_all", lambda law, folder, suffix: [(len(law.draws), suffix)])
+    monkeypatch.setattr("sys.argv", ["paper", "--law", str(tmp_path / "law"), "--figures", "out", "--suffix", "pdf"])
+    main()
+    assert capsys.readouterr().out == "(2, 'pdf')\n"

@@ -174,8 +174,11 @@ class TrainingData:
         They have fewer sequences where those of the process are not a multiple.
         """
         self.tokens.check_shards()
-        if rank == 0:
-            self._report_repetition(position)
+        n_sequences = self._n_sequences()
+        epoch = position // n_sequences if n_sequences else 0
+        if rank == 0 and epoch > self._reported_epoch:
+            self._reported_epoch = epoch
+            logger.warning("the data repeats: epoch %d of %s tokens", epoch + 1, f"{self.unique_tokens:,}")
         size = math.gcd(self.micro_batch_sequences, sequences // world_size)
         end = position + sequences
         for start in range(position + rank * size, end, world_size * size):
@@ -184,14 +187,6 @@ class TrainingData:
             batch = self.tokens.cache.sequences(indices, self.sequence_length)
             self.wait_seconds += time.perf_counter() - began
             yield inputs_and_targets(batch, device)
-
-    def _report_repetition(self, position: int) -> None:
-        """Warn when an epoch begins that repeats the data."""
-        n_sequences = self._n_sequences()
-        epoch = position // n_sequences if n_sequences else 0
-        if epoch > self._reported_epoch:
-            self._reported_epoch = epoch
-            logger.warning("the data repeats: epoch %d of %s tokens", epoch + 1, f"{self.unique_tokens:,}")
 
 
 def inputs_and_targets(sequences: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

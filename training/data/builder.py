@@ -27,7 +27,7 @@ from hub.base.commands import BAD_INPUT, report
 from hub.base.disk import explain_full_disk
 from training.configuration.arguments import ConfigurationError
 from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
-from training.data.filling import Share, build, lock_of, tokenise_groups
+from training.data.filling import build, lock_of
 from training.data.text import TextSource
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,8 @@ class GrowingCache:
         self._source = source
         self._until = until_tokens
         self._builder: Builder | None = None
-        self._restarts = Restarts(cache.folder)
+        self._deaths = 0
+        self._shards_at_death = len(cache.shards)
         self._next_attempt = time.monotonic() + patience
         # One process of a node compares checksums and reports rows.
         self._is_first = patience == 0
@@ -171,46 +172,47 @@ class GrowingCache:
         self._builder = Builder(self._source, self.cache.folder, self._until)
 
     def _poll(self) -> None:
-        """Raise the error of this process's builder, unless a restart may help."""
+        """Look whether this process's builder has ended.
+
+        Raises its error unless a restart may help: it made shards, or was killed and this is not the third time.
+        """
         builder = self._builder
-        if builder is not None and builder.poll() is not None:
-            self._builder = None
-            self._restarts.may_help(builder)
+        if builder is None or builder.poll() is None:
+            return
+        self._builder = None
+        error = builder.error()
+        builder.close()
+        if error is None:
+            return
+        self.cache.refresh()
+        is_in_vain = len(self.cache.shards) <= self._shards_at_death
+        self._shards_at_death = len(self.cache.shards)
+        self._deaths = self._deaths + 1 if is_in_vain else 0
+        was_killed = builder.returncode < 0
+        if is_in_vain and (not was_killed or self._deaths >= _MAX_DEATHS):
+            raise error
+        logger.warning("%s; restarting it", error)
 
 
 class Builder(subprocess.Popen[bytes]):
-    """A process that tokenises from `source` into `folder`, in order or the groups of a share; it ends with this one.
+    """A process that tokenises from `source` into `folder`, a thread for each core; it ends with this one."""
 
-    Args:
-        threads: that tokenise in it; None: one for each core.
-    """
-
-    def __init__(
-        self,
-        source: TextSource,
-        folder: Path,
-        until_tokens: int | None,
-        share: Share | None = None,
-        threads: int | None = None,
-    ):
+    def __init__(self, source: TextSource, folder: Path, until_tokens: int | None):
         self.folder = folder
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         # The child imports this package from any folder, and no other `training` in the working directory.
         path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
-        # `datasets` would import torch, which takes seconds and tokenises nothing.
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "USE_TORCH": "0"}
-        if threads is not None:
-            environment["RAYON_NUM_THREADS"] = str(threads)
         super().__init__(
             [sys.executable, "-m", "training.data.builder"],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            # `datasets` would import torch, which takes seconds and tokenises nothing.
+            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "USE_TORCH": "0"},
             # Ctrl-C is for the training, which still has to finish its step and save.
             start_new_session=True,
         )
-        task = {"source": asdict(source), "folder": str(folder), "until_tokens": until_tokens, "share": share}
+        task = {"source": asdict(source), "folder": str(folder), "until_tokens": until_tokens}
         # If it died at once, `error` says of what.
         with suppress(BrokenPipeError):
             self._pipe.write(json.dumps(task).encode() + b"\n")
@@ -245,78 +247,6 @@ class Builder(subprocess.Popen[bytes]):
         return TokenBuildError("\n".join([f"the tokenising process {how}", *output.splitlines()[-20:]]))
 
 
-class Restarts:
-    """Builders of one cache that failed: each is started again if shards were made meanwhile, or if it was killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._deaths = 0
-        self._shards = self._count_shards()
-
-    def _count_shards(self) -> int:
-        return len(list(self._folder.glob("tokens-*.bin")))
-
-    def may_help(self, builder: Builder) -> bool:
-        """Return whether to start a builder that has ended again. Raises its error if that happens in vain."""
-        status = builder.poll() or 0
-        error = builder.error()
-        builder.close()
-        if error is None:
-            return False
-        shards = self._count_shards()
-        is_in_vain = shards <= self._shards
-        self._shards = shards
-        if not is_in_vain:
-            self._deaths = 0
-        elif status < 0:
-            self._deaths += 1
-        if is_in_vain and (status > 0 or self._deaths >= _MAX_DEATHS):
-            raise error
-        logger.warning("%s; restarting it", error)
-        return True
-
-
-def build_by_many(
-    source: TextSource,
-    cache: TokenCache,
-    until_tokens: int | None,
-    workers: int,
-    share: Share,
-    on_progress: Callable[[], object] = lambda: None,
-) -> None:
-    """Tokenise the groups of a share by `workers` processes; `on_progress` is called regularly.
-
-    A killed process is restarted and loses its current shard.
-
-    Raises:
-        ConfigurationError: the text cannot be read as configured.
-        TokenBuildError: a process failed for another reason, or was killed repeatedly without a new shard.
-        CorruptCacheError: a file is damaged.
-    """
-    restarts = Restarts(cache.folder)
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
-
-    def start(worker_share: Share) -> Builder:
-        return Builder(source, cache.folder, until_tokens, worker_share, threads)
-
-    shares = [share.split(number, workers) for number in range(workers)]
-    running = {worker_share: start(worker_share) for worker_share in shares}
-    try:
-        while running:
-            time.sleep(_LOCK_SECONDS)
-            for worker_share, builder in list(running.items()):
-                if builder.poll() is None:
-                    continue
-                del running[worker_share]
-                if restarts.may_help(builder):
-                    running[worker_share] = start(worker_share)
-            cache.refresh()
-            on_progress()
-    finally:
-        for builder in running.values():
-            builder.close()
-
-
 def main() -> int:
     """Build from a task, a line of JSON on standard input, which stays open as long as the tokens are wanted."""
     task = json.loads(sys.stdin.buffer.readline())
@@ -326,22 +256,18 @@ def main() -> int:
     folder = Path(task["folder"])
     try:
         source = TextSource(**task["source"])
-        with explain_full_disk("its tokens", folder, _needed_bytes(folder, task["until_tokens"]), lambda: _ADVICE):
-            if task["share"] is not None:
-                tokenise_groups(source, folder, Share(*task["share"]), task["until_tokens"])
-                return 0
-            with lock_of(folder, timeout=1):
-                build(source, folder, task["until_tokens"])
+        until_tokens = task["until_tokens"]
+        n_bytes = until_tokens and until_tokens * TokenCache(folder).dtype.itemsize
+        with (
+            explain_full_disk("its tokens", folder, n_bytes, lambda: _ADVICE),
+            lock_of(folder, timeout=1),
+        ):
+            build(source, folder, until_tokens)
     except Timeout:
         return _BUSY
     except Exception as error:
         return report(error)
     return 0
-
-
-def _needed_bytes(folder: Path, until_tokens: int | None) -> int | None:
-    """Return the bytes of a cache that holds so many tokens; None where it is not known how many there are."""
-    return until_tokens and until_tokens * TokenCache(folder).dtype.itemsize
 
 
 def _end_with_parent(parent: int) -> None:

@@ -97,7 +97,7 @@ class TokenCache:
             for shard in group["shards"][self._group_shards :]:
                 self.shards.append(shard)
                 self._ends.append(len(self) + shard["tokens"])
-            # There are fewer where a damaged group begins again.
+            # A network's file system may show an older file again.
             self._group_shards = max(self._group_shards, len(group["shards"]))
             is_full = len(self) >= self.max_tokens
             if not is_full and "following" not in group:
@@ -121,14 +121,9 @@ class TokenCache:
         """Return the file of a shard, unread. Raises CorruptCacheError if it is missing or has another size."""
         shard = self.shards[number]
         path = self.folder / shard["file"]
-        if not self.has_file(shard):
+        if not path.exists() or path.stat().st_size != shard["tokens"] * self.dtype.itemsize:
             raise CorruptCacheError(path, f"does not hold {shard['tokens']} tokens")
         return path
-
-    def has_file(self, shard: dict) -> bool:
-        """Return whether the file of a shard is there, with as many tokens as its entry says."""
-        path = self.folder / shard["file"]
-        return path.exists() and path.stat().st_size == shard["tokens"] * self.dtype.itemsize
 
     def _open(self, number: int) -> np.ndarray:
         self.check_shard(number)
@@ -257,10 +252,14 @@ def open_cache(
     cache_dir = Path(cache_dir)
     dataset = source.identify(cache_dir / "checksums.json")
     tokenizer_json = description(tokenizer)
+    text = asdict(source)
+    # Caches of earlier versions held out by id, if at all.
+    if source.held_out_by == "id" or not source.held_out_buckets:
+        del text["held_out_by"]
     recipe = {
         "format": FORMAT,
         "shard_tokens": SHARD_TOKENS,
-        "source": {**_identify_text(source), **dataset},
+        "source": {**text, **dataset},
         "tokenizer": fingerprint(tokenizer_json),
         "eos_token_id": tokenizer.eos_token_id,
         "dtype": "<u2" if vocabulary_size(tokenizer) <= 1 << 16 else "<u4",
@@ -284,14 +283,6 @@ def open_cache(
     if cache.recipe != recipe:
         raise CorruptCacheError(folder / "recipe.json", "does not match the name of its folder")
     return cache
-
-
-def _identify_text(source: TextSource) -> dict:
-    """Return what decides the text of a source; caches of earlier versions held out by id, if at all."""
-    fields = asdict(source)
-    if source.held_out_by == "id" or not source.held_out_buckets:
-        del fields["held_out_by"]
-    return fields
 
 
 def recipe_hash(recipe: dict) -> str:

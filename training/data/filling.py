@@ -1,24 +1,17 @@
-"""Filling a token cache: `build` tokenises in order, `tokenise_groups` by many processes on any number of machines.
-
-The tokens are those of group after group of the text, and a shard never holds two groups. So a group can be tokenised
-without those before it.
-"""
+"""Filling a token cache: the tokens of group after group of the text, in shards that never hold two groups."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tokenizers import Tokenizer
 
 from hub.base import atomic
@@ -37,14 +30,14 @@ EncodedDocument = tuple[bytes, Callable[[], Place]]
 
 
 def lock_of(folder: Path, timeout: float) -> FileLock:
-    """Return the lock of whoever builds this cache in order; it is released with the process, however that ends."""
+    """Return the lock of whoever builds this cache; it is released with the process, however that ends."""
     return FileLock(folder / "build.lock", timeout=timeout)
 
 
 def build(source: TextSource, folder: Path, until_tokens: int | None = None) -> None:
     """Append whole shards until there are `until_tokens` tokens or the data ends. The caller holds the lock.
 
-    `folder` is one made by `open_cache`. Groups that other processes have finished are taken as they are.
+    `folder` is one made by `open_cache`.
 
     Raises:
         ValueError: the source cannot be read, has changed, or has no document.
@@ -56,108 +49,42 @@ def build(source: TextSource, folder: Path, until_tokens: int | None = None) -> 
     for number in range(len(cache.shards)):
         cache.check_size(number)
     while cache.group is not None and not cache.has(until_tokens):
-        # Another process may be at the group.
-        with suppress(Timeout), _group_lock(folder, cache.group, timeout=1):
-            for _ in _tokenised(cache, text, cache.group):
-                cache.refresh()
-                if cache.has(until_tokens):
-                    return
-        cache.refresh()
+        _tokenise_group(cache, text, cache.group, until_tokens)
     if not cache.shards:
         purpose = "that is held out" if source.held_out else "to train on"
         raise InputError(f"data.dataset: split {source.split!r} of {source.dataset!r} has no document {purpose}")
 
 
-class Share(NamedTuple):
-    """The groups number first, first + step, first + 2 · step, …"""
-
-    first: int = 0
-    step: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Share:
-        """Read a share written as I/N. Raises ValueError for another text, or an I that is not below N."""
-        with suppress(ValueError):
-            first, step = map(int, text.split("/"))
-            if 0 <= first < step:
-                return cls(first, step)
-        raise InputError(f"{text!r}; it must be I/N with 0 <= I < N, such as 0/8 for the first of eight")
-
-    def split(self, number: int, count: int) -> Share:
-        """Return share `number` of this one divided into `count` shares."""
-        return Share(self.first + number * self.step, self.step * count)
-
-
-def tokenise_groups(source: TextSource, folder: Path, share: Share, until_tokens: int | None = None) -> None:
-    """Tokenise the groups of a share that nobody has finished; a killed process loses the shard it was at.
-
-    With `until_tokens` no group is begun once there are so many in groups that are finished, wherever these lie.
-
-    Raises as `build`.
-    """
-    cache = TokenCache(folder)
-    text = source.open()
-    for start in group_starts(folder, text)[share.first :: share.step]:
-        cache.refresh()
-        tokens = sum(_tokens_of(group) for group in finished(folder))
-        if cache.has(until_tokens) or (until_tokens is not None and tokens >= until_tokens):
-            return
-        # Another process may have the group.
-        with suppress(Timeout), _group_lock(folder, start, timeout=0):
-            deque(_tokenised(cache, text, start), maxlen=0)
-
-
-def group_starts(folder: Path, text: OpenText) -> list[int]:
-    """Return `OpenText.group_starts`, which one process finds for all."""
-    path = folder / "groups.json"
-    with FileLock(folder / "groups.lock"):
-        if not path.exists():
-            atomic.write_json(path, text.group_starts())
-    return json.loads(path.read_text())
-
-
-def finished(folder: Path) -> list[dict]:
-    """List the groups that are tokenised to their end."""
-    groups = [read_group(folder, int(path.stem[6:])) for path in folder.glob("group-*.json")]
-    return [group for group in groups if "following" in group]
-
-
-def _tokens_of(group: dict) -> int:
-    return sum(shard["tokens"] for shard in group["shards"])
-
-
-def _group_lock(folder: Path, start: int, timeout: float) -> FileLock:
-    return FileLock(group_file(folder, start).with_suffix(".lock"), timeout=timeout)
-
-
-def _tokenised(cache: TokenCache, text: OpenText, start: int) -> Iterator[None]:
-    """Tokenise what is missing of a group; yields after every shard. The caller holds the group's lock."""
+def _tokenise_group(cache: TokenCache, text: OpenText, start: int, until_tokens: int | None) -> None:
+    """Append what is missing of a group, until the cache holds enough."""
     path = group_file(cache.folder, start)
-    group = read_group(cache.folder, start)
-    if "following" in group:
-        return
-    shards = group["shards"]
-    if not all(cache.has_file(shard) for shard in shards):
-        # The group is damaged and begins again.
-        shards = []
+    shards = read_group(cache.folder, start)["shards"]
     place = Place(*shards[-1]["next"]) if shards else Place(group=start)
     dropped = DroppedText(_read_tokenizer(cache))
     with closing(_encoded(text, place, cache, dropped)) as documents:
-        while True:
+        while not cache.has(until_tokens):
             min_tokens = min(cache.recipe["shard_tokens"], cache.max_tokens - len(cache))
             name = f"tokens-{start:07d}-{len(shards):02d}.bin"
             shard = _write_shard(documents, cache, name, min_tokens)
-            _note_rows_without_text(cache.folder, text)
+            if text.without_text:
+                # A row that is read twice, after a kill, is noted twice.
+                with open(cache.folder / WITHOUT_TEXT, "a", encoding="utf-8") as file:
+                    # The thread that reads may be adding to it.
+                    while text.without_text:
+                        file.write(f"{text.without_text.popleft()}\n")
             if shard is None:
                 break
             shards.append({**shard, "dropped": dict(dropped.counts)})
             dropped.counts.clear()
             atomic.write_json(path, {"shards": shards})
-            yield
+            cache.refresh()
+        else:
+            return
     if text.following is not None:
         # The file is there before anybody looks for it: see `open_cache`.
         group_file(cache.folder, text.following.group).touch()
     atomic.write_json(path, {"shards": shards, "following": text.following})
+    cache.refresh()
 
 
 def _encoded(
@@ -252,13 +179,3 @@ def _write_shard(documents: Iterator[EncodedDocument], cache: TokenCache, name: 
         "sha256": digest.hexdigest(),
         "next": place_after(),
     }
-
-
-def _note_rows_without_text(folder: Path, text: OpenText) -> None:
-    """Write the names of skipped rows beside the tokens; a row that is read twice, after a kill, is noted twice."""
-    if not text.without_text:
-        return
-    with open(folder / WITHOUT_TEXT, "a", encoding="utf-8") as file:
-        # Another thread may be adding to it.
-        while text.without_text:
-            file.write(f"{text.without_text.popleft()}\n")

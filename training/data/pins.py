@@ -139,8 +139,10 @@ def _resolve(kind: str, name: str, revision: str | None, cache_dir: Path) -> Pin
             commit = _ask(kind, name, revision)
         except UnavailableError as error:
             commit = commits.get(revision or "")
-            if not commit:
-                commit = _downloaded_commit(name, revision) if kind == "tokenizer" else None
+            if not commit and kind == "tokenizer":
+                # The Hub's client may have downloaded it.
+                file = cache.find(name, "tokenizer_config.json", revision=revision)
+                commit = file.parent.name if file else None
             if commit is None and kind == "dataset":
                 raise ConfigurationError(
                     f"data.revision: {revision!r}, but the Hub cannot be asked for the commit of {name!r} ({error}) "
@@ -168,9 +170,3 @@ def _ask(kind: str, name: str, revision: str | None) -> str | None:
             return None
         setting = f"data.{kind}: {name!r}" if revision is None else f"data.{FIELDS[kind]}: {revision!r} of {name!r}"
         raise ConfigurationError(f"{setting}, which cannot be read from the Hub: {error}") from None
-
-
-def _downloaded_commit(tokenizer: str, revision: str | None) -> str | None:
-    """Return the commit of a tokenizer that the Hub's client has downloaded."""
-    file = cache.find(tokenizer, "tokenizer_config.json", revision=revision)
-    return None if file is None else file.parent.name

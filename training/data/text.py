@@ -213,7 +213,11 @@ class TextSource:
         files_by_split = builder.config.data_files or {}
         files = [path_of(file) for file in files_by_split.get(self.split, [])]
         all_files = list(itertools.chain(*files_by_split.values()))
-        if all_files and _holds_rows_itself(builder.config) and all(format_of(file) == JSON for file in all_files):
+        # Other files of JSON hold their rows in a field, or in another encoding.
+        has_plain_rows = (
+            getattr(builder.config, "field", None) is None and getattr(builder.config, "encoding", "utf-8") == "utf-8"
+        )
+        if all_files and has_plain_rows and all(format_of(file) == JSON for file in all_files):
             if not files:
                 raise ValueError(f"no such split; there are {list(map(str, files_by_split))}")
             return GroupedRows(files, self.file_seed, ["id"], self.text_column)
@@ -251,21 +255,12 @@ class TextSource:
         except Exception as error:
             if not is_damage(error):
                 raise
-            raise self._explain_damage(error, files) from error
-
-    def _explain_damage(self, error: Exception, files: Iterable[str]) -> InputError:
-        """Return what to raise for an error of listing; raise for the damaged file, where that can be told."""
-        for file in files:
-            if format_of(file) == PARQUET:
-                with ExitStack() as stack:
-                    # This raises for a damaged file.
-                    open_parquet(file, stack)
-        return InputError(f"data.dataset: {self.dataset!r} cannot be read: {error}")
-
-
-def _holds_rows_itself(config: Any) -> bool:
-    """Return whether JSON files hold the rows themselves, not in a field, in UTF-8."""
-    return getattr(config, "field", None) is None and getattr(config, "encoding", "utf-8") == "utf-8"
+            with ExitStack() as stack:
+                for file in files:
+                    if format_of(file) == PARQUET:
+                        # This raises for a damaged file.
+                        open_parquet(file, stack)
+            raise InputError(f"data.dataset: {self.dataset!r} cannot be read: {error}") from error
 
 
 def _data_paths(root: Path) -> list[Path]:
@@ -327,10 +322,6 @@ class OpenText:
     @cached_property
     def _rows(self) -> GroupedRows:
         return self._source.rows()
-
-    def group_starts(self) -> list[int]:
-        """List the numbers of the parts at which the groups begin; parquet files are opened for that, but not read."""
-        return self._rows.group_starts()
 
     def batches(self, size: int, start: Place) -> Iterator[tuple[list[str], Place]]:
         """Yield batches like `TextSource.batches`, up to the end of the group."""
@@ -441,28 +432,6 @@ class GroupedRows:
         for k, row in enumerate(lane.rows):
             time = (k + 0.5) / lane.weight if self._is_shuffled else 0.0
             yield time, number, row, lane.file, lane.before + k + 1
-
-    def group_starts(self) -> list[int]:
-        """List the numbers of the first parts of the groups, as iterating finds them."""
-        files = [i for i, file in enumerate(self.files) if format_of(file) == PARQUET]
-        with ThreadPoolExecutor(GROUP) as threads:
-            sizes = dict(zip(files, threads.map(self._row_group_sizes, files), strict=True))
-        self._row_groups.update((i, len(counts)) for i, counts in sizes.items())
-        # A group ends after as many parts with rows as it has; the next begins at the part that follows.
-        parts_with_rows = [number for number, file_part in enumerate(self._parts) if self._has_rows(file_part, sizes)]
-        next_parts = [number + 1 for number in parts_with_rows[GROUP - 1 :: GROUP]]
-        return [start for start in [0, *next_parts] if start < len(self._parts)]
-
-    def _has_rows(self, file_part: Part, sizes: dict[int, list[int]]) -> bool:
-        """Return whether a part has rows, by the `sizes` of the row groups of parquet files."""
-        if file_part.file not in sizes:
-            return True
-        return any(sizes[file_part.file][i] for i in self._row_groups_of(file_part))
-
-    def _row_group_sizes(self, number: int) -> list[int]:
-        with ExitStack() as stack:
-            metadata = open_parquet(self.files[number], stack).metadata
-            return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
     def _open_group(self, start: int, stack: ExitStack) -> tuple[list[Lane], int]:
         """Open the next parts from `start` that hold rows, and return the number of the part after them, too.

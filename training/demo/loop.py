@@ -1,9 +1,8 @@
 """The demo: the whole loop, from a corpus to a fitted law, on this machine.
 
 corpus -> tokenizer -> sweep -> release -> fit -> ask -> use, each with the code that a cluster runs; the hub is a
-local folder. The sweep spans the crossover of dense and MoE models. A law fitted to its runs, with the coefficients
-that they cannot tell kept as published, predicts the crossover, an optimum and the longest run of the largest MoE,
-which is left out of the fit. Re-run it to resume.
+local folder. A law fitted to its runs, with the coefficients that they cannot tell kept as published, predicts an
+optimum and the longest run of the largest MoE, which is left out of the fit. Re-run it to resume.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from typing import Any
 # This comes before any Hugging Face library is imported: the demo shows that none of it needs a network.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
-import numpy as np
 import torch
 from rich.text import Text
 from transformers import AutoModelForCausalLM
@@ -33,26 +31,13 @@ import modeling_switch_moe  # noqa: F401 - registers the architecture; else its 
 from hub import RunRecord, open_store, release_runs
 from hub.base import tables
 from hub.base.units import format_bytes, format_flops
-from hub.release.cards import loading_code
-from scaling_law import FitResult, JointLaw, Law, LearningRateLaw, load_runs
+from hub.release.cards import loading_code, runs_table
+from scaling_law import FitResult, Law, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
-from scaling_law.figures import drawing, law_figures
 from training.configuration.reading import read_yaml
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import corpus
-from training.demo.left_out import LeftOut, leave_out_each, left_out_table, run_table
-from training.demo.results import (
-    coefficients_table,
-    conclude,
-    crossings_table,
-    gains_table,
-    gap_curves,
-    losses_by_size,
-    losses_table,
-    optimum_table,
-    sweep_table,
-)
 from training.demo.scales import Scale
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText
@@ -110,18 +95,12 @@ class Steps:
 
 @dataclass(frozen=True)
 class DemoFit:
-    """Fit of the released runs that `where` selects, all but `run`, and its law with a bootstrap's draws.
-
-    `rates` is a law of the learning rates that the runs used; `left_out` has what fits without each run and without
-    each model predict for these.
-    """
+    """Fit of the released runs that `where` selects, all but `run`, and its law with a bootstrap's draws."""
 
     fit: FitResult
     law: Law
-    rates: LearningRateLaw
     where: str
     run: RunRecord
-    left_out: Sequence[LeftOut]
 
 
 class Demo:
@@ -135,7 +114,6 @@ class Demo:
         # The run records call the dataset and the tokenizer by the names of these two folders.
         self._corpus = folder / "installed-documentation"
         self._tokenizer = folder / "bytes"
-        self._rates = folder / "learning-rates.json"
 
     def run(self) -> None:
         """Run all steps, then print their results."""
@@ -149,15 +127,13 @@ class Demo:
             sweep = self.sweep()
         with step("Release", "checkpoints and records, as on the Hub"):
             released = self.release(sweep)
-        with step("Fit", "the joint law, then without each run"):
+        with step("Fit", "the joint law of all runs but one"):
             demo_fit = self.fit(sweep, released)
         with step("Ask", "the best model for a budget"):
             self.ask(demo_fit)
-            self.figures(demo_fit, released)
         with step("Use", "the best checkpoint, in transformers"):
             model = self.use(sweep, released)
         print("── The whole loop is done ──")
-        self.conclude(demo_fit, released)
         times = [f"{name.lower()} {seconds:.0f} s" for name, seconds in steps.seconds.items()]
         say("Time: " + ", ".join(times))
         print("\nTo go on, in a shell, from this folder:\n")
@@ -186,7 +162,7 @@ class Demo:
             dataset=str(self._corpus), tokenizer=str(self._tokenizer), cache_dir=str(self.folder / "tokens")
         )
         sweep = Sweep.from_dict(values, self.folder / "runs")
-        show(sweep_table(plan_sweep(sweep)))
+        show(plan_sweep(sweep))
         with sweep_progress(sweep) as watch:
             outcome = run_sweep(sweep, self.workers, watch)
         if outcome.failed:
@@ -196,7 +172,6 @@ class Demo:
         if outcome.elsewhere:
             names = ", ".join(outcome.elsewhere)
             raise DemoError(f"another process trains {names}; re-run this when it is done")
-        show(losses_table([*itertools.chain(*(run.records() for run in sweep.runs))]))
         return sweep
 
     def release(self, sweep: Sweep) -> list[RunRecord]:
@@ -215,6 +190,7 @@ class Demo:
             f"{len(result.records)} revisions in {len(repositories)} model repositories ({format_bytes(size)} of "
             f"weights) and the index {result.indexes[sweep.name].repo}, under {self.folder / 'hub'}"
         )
+        show(runs_table(result.records))
         return result.records
 
     def index(self, sweep: Sweep) -> Path:
@@ -222,66 +198,42 @@ class Demo:
         return self.folder / "hub" / "datasets" / f"{sweep.name}-runs" / "main"
 
     def fit(self, sweep: Sweep, released: Sequence[RunRecord]) -> DemoFit:
-        """Fit without the longest run of the largest MoE, and release the law; then without each run in turn."""
+        """Fit without the longest run of the largest MoE, predict it, and release the law."""
         scale = self.scale
         run = max(released, key=lambda record: (record.experts, record.n_active, record.tokens))
         where = f"{scale.where}, run_id != {run.run_id}"
         runs = load_runs(self.index(sweep), where=where)
         result = scale.fit_law(runs)
-        count = int(result.used.sum())
-        say(f"joint law of {count} runs: RMSE {result.rmse:.4f} nats per byte")
-        show(coefficients_table(result))
-        law = result.bootstrap(scale.draws, seed=0, progress=True).law
+        show(result)
+        bootstrap = result.bootstrap(scale.draws, seed=0, progress=True)
+        law = bootstrap.law
         law.save_pretrained(self.folder / "law")
-        rates = rates_of(sweep)
-        rates.save(self._rates)
         release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(law, runs, fitted=True))
-        all_runs = load_runs(self.index(sweep), where=scale.where)
-        left_out = [*leave_out_each(all_runs, scale.fit_law, scale.draws, progress=True)]
-        return DemoFit(result, law, rates, where, run, left_out)
+        size = (run.n_active, run.tokens, run.experts)
+        low, high = bootstrap.prediction_interval(*size, kind="prediction")
+        predicted = f"{float(law.loss(*size)):.3f} ({low:.3f} to {high:.3f})"
+        say(f"{run.run_id}, left out of the fit: predicted loss {predicted}, measured {run.eval_loss:.3f}")
+        return DemoFit(result, law, where, run)
 
     def ask(self, demo_fit: DemoFit) -> None:
         """Ask for the best model for a budget inside the range of the runs, and print it."""
         experts = sorted({*demo_fit.fit.runs.experts.tolist()})
         try:
-            answer = demo_fit.law.optimal(self.scale.flops, experts=experts, learning_rate_law=demo_fit.rates)
+            answer = demo_fit.law.optimal(self.scale.flops, experts=experts)
         except ValueError as error:
             # A law of a few runs need not have an optimum.
             say(f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}")
         else:
-            show(optimum_table(answer))
-
-    def conclude(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
-        """Print gains, crossovers, predictions beside those that need no law, and what all this shows."""
-        show(gains_table(released, demo_fit.law))
-        crossings = crossings_table(released, demo_fit.law)
-        show(crossings)
-        show(run_table(demo_fit.run, demo_fit.left_out[0]))
-        show(left_out_table(demo_fit.left_out))
-        say(conclude(released, demo_fit.fit, demo_fit.left_out, crossings, self.scale.checked))
-
-    def figures(self, demo_fit: DemoFit, released: Sequence[RunRecord]) -> None:
-        """Draw MoE minus dense losses, the errors of the law, and the published law's memory optimum."""
-        panels = gap_curves(demo_fit.law, released)
-        self.save_figure("crossing", panels, "MoE minus dense losses")
-        panels = law_figures.predicted_against_observed(demo_fit.fit)
-        self.save_figure("predicted-against-observed", panels, "errors of the law")
-        panels = law_figures.memory_optimal(JointLaw.published(), flops=1e22)
-        self.save_figure("published-memory-optimal", panels, "the published law at 1e22 FLOPs")
-
-    def save_figure(self, name: str, axes: Any, content: str) -> None:
-        """Write a figure, and say what it shows."""
-        path = drawing.save(axes, self.folder / "figures" / f"{name}.png")
-        say(f"wrote {path}: {content}")
+            show(answer)
 
     def use(self, sweep: Sweep, released: Sequence[RunRecord]) -> Path:
         """Load the best released checkpoint as a user would, let it write, and measure its loss again.
 
         Returns its folder. Raises DemoError if the loss of the reloaded model is not the recorded one.
         """
-        longest_runs = [runs[max(runs)] for runs in losses_by_size(released).values()]
-        best = min(longest_runs, key=lambda record: record.eval_loss or math.inf)
         # The branch `main` of a model has its longest run.
+        longest = {str(record.repo): record for record in sorted(released, key=lambda record: record.tokens)}
+        best = min(longest.values(), key=lambda record: record.eval_loss or math.inf)
         folder = self.folder / "hub" / "models" / str(best.repo) / "main"
         model = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = load_tokenizer(str(folder))
@@ -317,28 +269,10 @@ class Demo:
             options += ["--prior", "published"]
         return [
             scaling_law("loss", "--law", law, *size, *experts),
-            scaling_law("optimal", "--law", law, "--learning-rate-law", self._rates, "--flops", flops, *experts),
+            scaling_law("optimal", "--law", law, "--flops", flops, *experts),
             scaling_law("fit", self.index(sweep), *options),
             scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k"),
         ]
-
-
-def rates_of(sweep: Sweep) -> LearningRateLaw:
-    """Fit ln LR = intercept + slope_n ln N + slope_e ln E to the rates that the file of a sweep gives."""
-    n = np.array([float(run.architecture.n_active_non_embedding) for run in sweep.runs])
-    e = np.array([float(run.architecture.experts) for run in sweep.runs])
-    rates = np.array([run.arguments.optimizer.learning_rate for run in sweep.runs], float)
-    design = np.stack([np.ones(len(n)), np.log(n), np.log(e)], axis=1)
-    intercept, slope_n, slope_e = np.linalg.lstsq(design, np.log(rates), rcond=None)[0].tolist()
-    return LearningRateLaw(
-        intercept,
-        slope_n,
-        slope_e,
-        "paper",
-        f"rates of {sweep.name}",
-        n_range=(n.min(), n.max()),
-        experts_range=(e.min(), e.max()),
-    )
 
 
 def show(renderable: Any) -> None:
@@ -360,22 +294,5 @@ def format_minutes(seconds: float) -> str:
 
 
 def scaling_law(*words: Any) -> str:
-    """Write a command of `scaling-law` by the path of this Python: no PATH need lead to it.
-
-    Lines are no longer than a page, where no word is, and continue with a backslash; values follow their options.
-    """
-    pieces = [shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law"])]
-    for word in map(shlex.quote, map(str, words)):
-        is_value = pieces[-1].startswith("--") and " " not in pieces[-1]
-        if is_value:
-            pieces[-1] += f" {word}"
-        else:
-            pieces.append(word)
-    lines = [pieces[0]]
-    for piece in pieces[1:]:
-        # The backslash and the blank before it take two columns.
-        if len(f"{lines[-1]} {piece}") > PAGE_WIDTH - 2:
-            lines.append(f"    {piece}")
-        else:
-            lines[-1] += f" {piece}"
-    return " \\\n".join(lines)
+    """Write a command of `scaling-law` by the path of this Python: no PATH need lead to it."""
+    return shlex.join([os.path.relpath(sys.executable), "-m", "scaling_law", *map(str, words)])

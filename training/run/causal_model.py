@@ -308,7 +308,10 @@ class _InTheLoop(_MixinBase):
             logits = super().forward(input_ids=input_ids, use_cache=use_cache).logits
             losses = F.cross_entropy(logits.float().flatten(0, 1), shift_labels.flatten(), reduction="none")
             total = losses.sum()
-        routed = self._take_routed()
+        # Take the choices that the routers left, in their order.
+        routed = [router.routed for router in self._routers if getattr(router, "routed", None) is not None]
+        for router in self._routers:
+            router.routed = None
         out = SwitchMoeCausalLMOutputWithPast(
             logits=logits if output_logits else None,
             lm_loss=total / (num_items_in_batch or losses.numel()),
@@ -321,13 +324,6 @@ class _InTheLoop(_MixinBase):
             out.balance_loss = self._balance(routed)  # type: ignore[assignment]
             out.routing = _statistics(routed)
         return out
-
-    def _take_routed(self) -> list[Routed]:
-        """Take the choices that the routers left, in their order."""
-        routed = [router.routed for router in self._routers if getattr(router, "routed", None) is not None]
-        for router in self._routers:
-            router.routed = None
-        return routed
 
     def _balance(self, routed: list[Routed]) -> torch.Tensor:
         """Average the class's load-balancing loss, without its coefficient, over groups of consecutive tokens.

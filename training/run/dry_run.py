@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from rich.console import Console
@@ -18,11 +18,10 @@ from rich.console import Console
 from hub.base.disk import measure_free_space
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_flops
-from modeling_switch_moe.expert_parallel import rows_to_send
 from scaling_law.law.describe import describe_experts, shape_of
 from scaling_law.machine.memory import TrainingMemory, saved_bytes, training_memory
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.model_configs import read_model
+from scaling_law.size.model_configs import Model, read_model
 from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments, causal_class
 from training.configuration.schedule import total_tokens
@@ -30,17 +29,16 @@ from training.data.tokenizer import load_tokenizer, vocabulary_size
 from training.run import devices
 from training.run.checkpoint import most_at_a_time
 from training.run.inputs import resolve_arguments
-from training.run.model import Flops, architecture, flops_per_token, model_config, peak_learning_rate
+from training.run.model import architecture, flops_per_token, model_config, peak_learning_rate
 from training.run.sharding import Layout, check_layout
 from training.run.step import Session, StepResult, make_session
 from training.run.timing import RandomTokens, device_memory, timed_step
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from transformers import PreTrainedTokenizerFast
 
 
-def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int:
+def dry_run(arguments: TrainingArguments) -> int:
     """Print the plan, before the model is built, then make the steps and print what they measured; returns 0.
 
     Raises:
@@ -53,63 +51,51 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     check_layout(a, accelerator)
     a.check_processes(Layout.of(accelerator, a.run).readers)
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
-    data = RandomTokens(vocabulary_size(tokenizer), a.data.sequence_length, a.run.micro_batch_sequences)
-    console = (console or Console()) if accelerator.is_main_process else Console(quiet=True)
-    _show(console, _plan(a, tokenizer))
-    predicted = check_memory(a, accelerator, architecture(a.model, vocabulary_size(tokenizer)))
+    vocab_size = vocabulary_size(tokenizer)
+    data = RandomTokens(vocab_size, a.data.sequence_length, a.run.micro_batch_sequences)
+    console = Console(quiet=not accelerator.is_main_process)
+    arch = architecture(a.model, vocab_size)
+    config = model_config(a, vocab_size, tokenizer.eos_token_id)
+    model = read_model(config)
+    _show(console, "Model", _plan_of_model(a, arch, config, model))
+    _show(console, "Schedule", _plan_of_schedule(a, arch))
+    _show(console, "Disk", _plan_of_disk(a, arch, model.parameters))
+    predicted = check_memory(a, accelerator, arch)
     session = make_session(a, accelerator, tokenizer, data)
     session.model.train()
     with advice_on_memory(session):
         # The first step warms up.
         timed_step(session)
         result, seconds = timed_step(session)
-    _show(console, _describe_step(session, result, seconds, predicted))
+    _show(console, "Memory per device", _describe_memory(session, predicted))
+    hardware = devices.describe(accelerator.device, accelerator.num_processes)
+    _show(console, f"One step, measured on {hardware}", _describe_speed(session, result, seconds))
     accelerator.wait_for_everyone()
     devices.end_processes(accelerator, keep_group=has_callers_group)
     return 0
 
 
-def _show(console: Console, tables: dict[str, dict[str, str]]) -> None:
-    """Print tables, by title, without empty rows."""
-    for title, rows in tables.items():
-        console.print(Table((), [row for row in rows.items() if row[1]], title=title))
+def _show(console: Console, title: str, rows: dict[str, str]) -> None:
+    """Print a table without its empty rows."""
+    console.print(Table((), [row for row in rows.items() if row[1]], title=title))
 
 
-def _plan(a: TrainingArguments, tokenizer: PreTrainedTokenizerFast) -> dict[str, dict[str, str]]:
-    """Describe model, schedule and disk space of the run."""
-    vocab_size = vocabulary_size(tokenizer)
-    arch = architecture(a.model, vocab_size)
-    config = model_config(a, vocab_size, tokenizer.eos_token_id)
-    model = read_model(config)
+def _plan_of_model(a: TrainingArguments, arch: Architecture, config: Any, model: Model) -> dict[str, str]:
+    """Describe class, size, routing and FLOPs."""
     flops = flops_per_token(config, arch, a.data.sequence_length)
-    class_fields = {
-        "class": f"{causal_class(config).__name__}, {model.parameters:,} parameters",
-        "not counted by laws": ", ".join(f"{name} {count:,}" for name, count in model.left_out.items()),
-    }
-    return {
-        "Model": {**class_fields, **_plan_of_model(a, arch, flops)},
-        "Schedule": _plan_of_schedule(a, arch),
-        "Disk": _plan_of_disk(a, arch, model.parameters),
-    }
-
-
-def _plan_of_model(a: TrainingArguments, arch: Architecture, flops: Flops) -> dict[str, str]:
-    """Describe size, routing and FLOPs."""
-    branches = a.branches()
-    trunk_tokens = max(branch.branch_point_tokens for branch in branches)
-    tokens = total_tokens(branches)
+    tokens = total_tokens(a.branches())
     factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
     routing = f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens"
     method = "counted on the class" if flops.count == "class" else "6 N"
     return {
+        "class": f"{causal_class(config).__name__}, {model.parameters:,} parameters",
+        "not counted by laws": ", ".join(f"{name} {count:,}" for name, count in model.left_out.items()),
         "architecture": shape_of(arch),
         "experts": describe_experts(arch),
         "parameters": f"{arch.n_active:,} active, {arch.n_total:,} total",
         # A dense model routes nothing.
         "routing": routing if arch.experts > 1 else "",
         "FLOPs per token": f"{format_flops(flops.recorded)}, {method}",
-        "FLOPs of trunk": format_flops(flops.recorded * trunk_tokens),
-        "FLOPs of branches": format_flops(flops.recorded * (tokens - trunk_tokens)),
         "FLOPs in all": f"{format_flops(flops.recorded * tokens)} ({tokens:,} tokens)",
     }
 
@@ -191,37 +177,23 @@ def check_memory(a: TrainingArguments, accelerator: Accelerator, arch: Architect
     raise OutOfMemory(f"run.micro_batch_sequences {size}: {problem}; {_advise(a, fitting, 'what would fit')}")
 
 
-def _describe_step(
-    session: Session, result: StepResult, seconds: float, predicted: TrainingMemory
-) -> dict[str, dict[str, str]]:
-    """Describe memory and speed of the first step."""
-    hardware = devices.describe(session.accelerator.device, session.accelerator.num_processes)
-    return {
-        "Memory per device": _describe_memory(session, predicted),
-        f"One step, measured on {hardware}": _describe_speed(session, result, seconds),
-    }
-
-
 def _describe_memory(session: Session, predicted: TrainingMemory) -> dict[str, str]:
     """Show the predicted memory beside the measured peak."""
-    model = session.arguments.model
     device = session.accelerator.device
     is_muon = session.arguments.optimizer.name == "muon"
-    state_title = "Muon's momentum, Adam's moments" if is_muon else "Adam's moments"
     owner = "tensors" if device.type == "cuda" else "process"
-    of_memory = f" of {format_bytes(device_memory(device))}"
-    peak_title = "predicted peak"
-    if session.layout.experts > 1 and not model.capacity_factor:
-        peak_title += ", experts with equally many tokens"
-    return {
-        "weights": format_bytes(predicted.weights),
-        "gradients": format_bytes(predicted.gradients),
-        state_title: format_bytes(predicted.optimizer),
-        "activations": format_bytes(predicted.activations),
-        "logits, inner gradients": format_bytes(predicted.workspace),
-        peak_title: f"{format_bytes(predicted.total)}{of_memory}",
-        f"measured, peak of the {owner}": f"{format_bytes(devices.peak_memory(device))}{of_memory}",
+    is_uneven = session.layout.experts > 1 and not session.arguments.model.capacity_factor
+    sizes = {
+        "weights": predicted.weights,
+        "gradients": predicted.gradients,
+        "Muon's momentum, Adam's moments" if is_muon else "Adam's moments": predicted.optimizer,
+        "activations": predicted.activations,
+        "logits, inner gradients": predicted.workspace,
+        f"predicted peak{', experts with equally many tokens' if is_uneven else ''}": predicted.total,
+        f"measured, peak of the {owner}": devices.peak_memory(device),
+        "memory of the device": device_memory(device),
     }
+    return {name: format_bytes(n_bytes) for name, n_bytes in sizes.items()}
 
 
 def _describe_speed(session: Session, result: StepResult, seconds: float) -> dict[str, str]:
@@ -238,24 +210,8 @@ def _describe_speed(session: Session, result: StepResult, seconds: float) -> dic
         "MFU": f"{session.flops.multiplied * speed / peak:.1%}" if peak else "",
         "micro-batch": f"{sequences}; {a.run.precision}",
         "weights": str(session.layout) if session.accelerator.is_fsdp2 else "",
-        "rows of a device's experts": _rows_of_experts(session) if session.layout.experts > 1 else "",
         "estimated for the whole run": f"{hours:.3g} hours (from this one step)",
     }
-
-
-def _rows_of_experts(session: Session) -> str:
-    """Say how many rows the experts of one device compute in a block, where they are divided."""
-    a = session.arguments
-    layout = session.layout
-    arch = session.architecture
-    tokens = a.run.micro_batch_sequences * a.data.sequence_length
-    if a.model.capacity_factor:
-        rows = rows_to_send(a.model, tokens, arch.experts, layout.tensor)
-        return f"{arch.experts * rows:,} in a block, whatever is routed"
-    balanced = tokens * arch.experts_per_token // layout.tensor
-    experts_per_token_here = min(arch.experts_per_token, arch.experts // layout.experts)
-    most = tokens * experts_per_token_here * layout.experts // layout.tensor
-    return f"{balanced:,} in a block if experts are balanced, at most {most:,}"
 
 
 class OutOfMemory(RuntimeError):

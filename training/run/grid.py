@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from hub.base.errors import InputError
+from hub.base.types import Fields
 from scaling_law.machine.throughput import Measurement, Throughput
 from scaling_law.machine.throughput_fit import LEAST_ARCHITECTURES, fit_throughput
 from scaling_law.size.architecture import Architecture
@@ -29,22 +31,43 @@ from training.run.timing import (
 
 # The first of several processes speaks.
 CONSOLE = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
-# (share of the micro-batch, passes): these tell the times of passes, steps and tokens apart.
-BATCHES = ((1, 1), (1, 2), (0.5, 1))
+# (whether half the micro-batch, passes): these tell the times of passes, steps and tokens apart.
+BATCHES = ((False, 1), (False, 2), (True, 1))
+# Settings that are not given.
+ON_GPU: Fields = {
+    "shapes": ("512", "768", "1024", "1536x8"),
+    "experts": (1, 4, 16),
+    "micro_batch_sequences": 32,
+    "sequence_length": PAPER.sequence_length,
+    "compile": True,
+}
+ON_CPU: Fields = {
+    "shapes": ("64x2", "128x2", "128x6", "256x4"),
+    "experts": (1, 4, 16),
+    "micro_batch_sequences": 4,
+    "sequence_length": 128,
+    "compile": False,
+}
 
 
 @dataclass(frozen=True)
 class Grid:
     """The grid of models: every shape "d_model" or "d_modelxblocks" with every number of experts."""
 
-    shapes: tuple[str, ...]
-    experts: tuple[int, ...]
+    shapes: Sequence[str]
+    experts: Sequence[int]
     micro_batch_sequences: int
     sequence_length: int
     vocab_size: int
     precision: str
     gradient_checkpointing: bool
     compile: bool
+
+    @classmethod
+    def by_device(cls, **settings: Any) -> Grid:
+        """Make a grid of these settings; what is None is by the device."""
+        defaults = ON_GPU if torch.cuda.is_available() else ON_CPU
+        return cls(**{name: defaults[name] if value is None else value for name, value in settings.items()})
 
     def architectures(self) -> list[Architecture]:
         """List the architectures, smallest first. Raises ValueError for a malformed shape."""
@@ -58,21 +81,20 @@ class Grid:
             models += [Architecture(int(width), e, depth, heads, self.vocab_size) for e in self.experts]
         return sorted(models, key=lambda a: a.n_total)
 
-    def arguments(self, model: Architecture, share: float = 1, passes: int = 1) -> TrainingArguments:
-        """Make arguments of a run of this model whose batches are so many passes of a share of the micro-batch."""
-        # Sequences that divide every micro-batch, so that all of them hold whole capacity groups.
-        common = math.gcd(*(self._sequences_of(share) for share, _ in BATCHES))
+    def arguments(self, model: Architecture, is_half: bool = False, passes: int = 1) -> TrainingArguments:
+        """Make arguments of a run of this model whose batches are so many passes of a whole or half micro-batch."""
+        half = max(1, self.micro_batch_sequences // 2)
+        sequences = half if is_half else self.micro_batch_sequences
         run = {
             "precision": self.precision,
             "gradient_checkpointing": self.gradient_checkpointing,
             "compile": self.compile,
-            "micro_batch_sequences": self._sequences_of(share),
+            "micro_batch_sequences": sequences,
         }
-        section = {**model.shape, "capacity_group_tokens": self.sequence_length * common}
+        # Sequences that divide both micro-batches, so that all of them hold whole capacity groups.
+        group = math.gcd(half, self.micro_batch_sequences)
+        section = {**model.shape, "capacity_group_tokens": self.sequence_length * group}
         return arguments_of_steps(run, section, self.sequence_length, passes)
-
-    def _sequences_of(self, share: float) -> int:
-        return max(1, round(share * self.micro_batch_sequences))
 
 
 def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
@@ -81,7 +103,7 @@ def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
     The first has the peak memory, of making the model and of two steps.
     """
     accelerator = devices.make_accelerator(grid.arguments(model).run)
-    batches = [grid.arguments(model, share, passes * accelerator.num_processes) for share, passes in BATCHES]
+    batches = [grid.arguments(model, is_half, passes * accelerator.num_processes) for is_half, passes in BATCHES]
 
     def make_first() -> Session:
         session = session_on_random_tokens(batches[0], grid.vocab_size)
@@ -119,31 +141,6 @@ def _with_batch(session: Session, batch: TrainingArguments) -> Session:
     # The data are `RandomTokens`, a dataclass.
     data = replace(session.data, micro_batch_sequences=batch.run.micro_batch_sequences)
     return replace(session, arguments=batch, data=data, schedule=batch.schedule_at(session.schedule.peak))
-
-
-def make_grid(
-    shapes: Sequence[str] | None,
-    experts: Sequence[int] | None,
-    micro_batch: int | None,
-    sequence_length: int | None,
-    vocab_size: int,
-    precision: str,
-    gradient_checkpointing: bool,
-    compile: bool | None,
-) -> Grid:
-    """Make the grid of these models; what is None is by the device."""
-    on_gpu = torch.cuda.is_available()
-    default_shapes = ("512", "768", "1024", "1536x8") if on_gpu else ("64x2", "128x2", "128x6", "256x4")
-    return Grid(
-        shapes=tuple(shapes or default_shapes),
-        experts=tuple(experts or (1, 4, 16)),
-        micro_batch_sequences=micro_batch or (32 if on_gpu else 4),
-        sequence_length=sequence_length or (PAPER.sequence_length if on_gpu else 128),
-        vocab_size=vocab_size,
-        precision=precision,
-        gradient_checkpointing=gradient_checkpointing,
-        compile=on_gpu if compile is None else compile,
-    )
 
 
 def measure_grid(grid: Grid, repeats: int) -> Throughput | None:

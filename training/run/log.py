@@ -14,8 +14,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -270,17 +269,16 @@ def check_trackers(names: list[str]) -> None:
 
 
 class Trackers:
-    """The tracker runs of a trunk and its branches, one after the other; on other processes than the main one, none.
+    """Accelerate's trackers, with a run each for the trunk and for every branch; on the main process.
 
-    A thread makes all their calls: one that fails or does not return costs the tracker's lines, and no time. Only the
+    A thread makes their calls, so a tracker that fails or does not answer misses lines and costs no time. Only the
     first start is waited for.
     """
 
     def __init__(self, accelerator: Accelerator, arguments: TrainingArguments):
         self._accelerator = accelerator
         self._arguments = arguments
-        # Trackers that the thread has started.
-        self._started: list[Any] = []
+        self._trackers: list[Any] = []
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_CALLS)
         self._thread: threading.Thread | None = None
         self._has_dropped = False
@@ -291,33 +289,26 @@ class Trackers:
         Raises ConfigurationError on all processes if one of the first cannot be started, say because its service
         refuses the login. Where training has begun, it is a warning.
         """
-        if not self._arguments.run.trackers:
-            return
+        start = partial(self._start, folder, start_tokens)
         if self._thread is not None:
-            self._call(partial(self._start_again, folder, start_tokens))
-            return
-        thread = threading.Thread(target=self._work, name="trackers", daemon=True)
-        self._thread = thread
-        outcome: Future[None] = Future()
-
-        def start() -> None:
-            try:
-                self._start(self._arguments, folder, start_tokens)
-            except BaseException as error:
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(None)
-
-        def wait() -> None:
-            thread.start()
             self._call(start)
-            outcome.result()
-
-        on_main(self._accelerator, wait)
+        elif self._arguments.run.trackers:
+            on_main(self._accelerator, start)
+            self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
+            self._thread.start()
 
     def log(self, line: Fields) -> None:
         """Log the numbers of a line of the step log; the load of the experts as its summary for every layer."""
-        self._call(partial(self._log, line))
+        values = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "step"}
+        values["updates"] = line["step"]
+        for layer, row in enumerate(line.get("tokens_per_expert", ())):
+            values[f"expert_load_max_over_mean/layer{layer:02d}"] = balance([row])
+
+        def log_to(tracker: Any) -> None:
+            # wandb counts steps, and is told to draw over the tokens.
+            tracker.log(values, step=line["step"] if tracker.name == "wandb" else line["tokens"])
+
+        self._call(partial(self._each, log_to))
 
     def finish(self) -> None:
         """End the tracker runs, so that the next branch begins its own."""
@@ -325,7 +316,7 @@ class Trackers:
 
     def close(self) -> None:
         """Wait a moment for the calls that are not yet made, and make no more."""
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None:
             return
         deadline = time.monotonic() + _CLOSE_SECONDS
         with suppress(queue.Full):
@@ -336,7 +327,7 @@ class Trackers:
             logger.warning("run.trackers: not ready after %s, and left alone; log.jsonl has all lines", seconds)
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Have the thread call a function."""
+        """Have the thread call a function, unless too many wait for it."""
         if self._thread is None:
             return
         try:
@@ -348,46 +339,32 @@ class Trackers:
 
     def _work(self) -> None:
         while (function := self._calls.get()) is not None:
-            function()
-
-    # -- in the thread
-
-    def _start_again(self, folder: Path, start_tokens: int) -> None:
-        try:
-            self._start(self._arguments, folder, start_tokens)
-        # Its files raise them, as does `begin`.
-        except (OSError, ValueError) as error:
-            logger.warning("%s; training goes on without it", error)
-
-    def _log(self, line: Fields) -> None:
-        values = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "step"}
-        values["updates"] = line["step"]
-        for layer, row in enumerate(line.get("tokens_per_expert", ())):
-            values[f"expert_load_max_over_mean/layer{layer:02d}"] = balance([row])
-        for tracker in [*self._started]:
-            # wandb counts steps, and is told to draw over the tokens.
-            step = line["step"] if tracker.name == "wandb" else line["tokens"]
             try:
-                tracker.log(values, step=step)
+                function()
+            # The files of trackers raise them, as does `_start`.
+            except (OSError, ValueError) as error:
+                logger.warning("%s; training goes on without it", error)
+
+    def _each(self, call: Callable[[Any], None]) -> None:
+        """Call a function with every tracker, of which those that fail are left alone."""
+        for tracker in [*self._trackers]:
+            try:
+                call(tracker)
             # Each service has errors of its own.
             except (Exception, SystemExit) as error:
-                self._started.remove(tracker)
+                self._trackers.remove(tracker)
                 text = "run.trackers: %s failed and gets no more lines of this run: %s; log.jsonl has all of them"
                 logger.warning(text, tracker.name, _reason(error))
 
     def _finish(self) -> None:
-        while self._started:
-            tracker = self._started.pop()
-            try:
-                tracker.finish()
-            except (Exception, SystemExit) as error:
-                logger.warning("run.trackers: %s could not finish: %s", tracker.name, _reason(error))
+        self._each(lambda tracker: tracker.finish())
+        self._trackers.clear()
 
-    def _start(self, arguments: TrainingArguments, folder: Path, start_tokens: int) -> None:
-        from accelerate.tracking import filter_trackers
+    def _start(self, folder: Path, start_tokens: int) -> None:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
 
-        output_dir = Path(arguments.run.output_dir)
-        group = f"{arguments.model.name}-seed{arguments.run.seed}"
+        run = self._arguments.run
+        group = f"{self._arguments.model.name}-seed{run.seed}"
         name = f"{group}-{folder.name.partition('-')[0]}"
         path = folder / "tracker.json"
         is_new = not path.exists()
@@ -395,43 +372,32 @@ class Trackers:
             # An id that runs of this name in other folders do not share.
             write_json(path, {"id": f"{name}-{secrets.token_hex(4)}"})
         run_id = json.loads(path.read_text(encoding="utf-8"))["id"]
-        settings = {
+        settings: dict[str, Fields] = {
             "wandb": {"id": run_id, "name": name, "group": group, "resume": "allow"},
             # trackio continues the latest run of a name, so the name has to be this run's alone.
             "trackio": {"name": run_id, "group": group, "resume": "allow"},
             # Events from beyond the checkpoint that training resumes from are hidden.
             "tensorboard": {"purge_step": start_tokens + 1},
         }
-        for tracker_name in map(str, filter_trackers(arguments.run.trackers, output_dir)):
+        for kind in map(str, filter_trackers(run.trackers, run.output_dir)):
+            is_tensorboard = kind == "tensorboard"
+            tracker_class = LOGGER_TYPE_TO_CLASS[kind]
+            places = [folder.name, f"{run.output_dir}/tensorboard"] if is_tensorboard else [run.sweep, run.output_dir]
+            n_places = 2 if tracker_class.requires_logging_directory else 1
             try:
-                tracker = self._start_tracker(tracker_name, folder, settings.get(tracker_name, {}), is_new)
+                tracker = tracker_class(*places[:n_places], **settings.get(kind, {}))
+                tracker.start()
+                self._trackers.append(tracker)
+                # tensorboard would show the configuration of a resumed run as one more run.
+                if is_new or not is_tensorboard:
+                    tracker.store_init_configuration(self._arguments.flat())
+                if kind == "wandb":
+                    tracker.tracker.define_metric("*", step_metric="tokens")
             # Each service has errors of its own.
             except (Exception, SystemExit) as error:
                 self._finish()
-                problem = f"{tracker_name} could not be started: {_reason(error)}"
+                problem = f"{kind} could not be started: {_reason(error)}"
                 raise ConfigurationError(f"run.trackers: {problem}") from error
-            if tracker_name == "wandb":
-                tracker.tracker.define_metric("*", step_metric="tokens")
-
-    def _start_tracker(self, name: str, folder: Path, settings: Fields, is_new: bool) -> Any:
-        """Start a tracker of Accelerate, which gets the configuration if it `is_new`."""
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-        output_dir = Path(self._arguments.run.output_dir)
-        project = self._arguments.run.sweep
-        tracker_class = LOGGER_TYPE_TO_CLASS[name]
-        if name == "tensorboard":
-            tracker = tracker_class(folder.name, str(output_dir / "tensorboard"), **settings)
-        elif tracker_class.requires_logging_directory:
-            tracker = tracker_class(project, str(output_dir), **settings)
-        else:
-            tracker = tracker_class(project, **settings)
-        tracker.start()
-        self._started.append(tracker)
-        # tensorboard would show the configuration as one more run.
-        if is_new or name != "tensorboard":
-            tracker.store_init_configuration(self._arguments.flat())
-        return tracker
 
 
 def _reason(error: BaseException) -> str:
@@ -498,17 +464,17 @@ def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: 
         lines = _lines_until(trunk_log, record.tokens)
     else:
         lines = _lines_until(trunk_log, record.branch_point_tokens) + _lines_until(branch_log, record.tokens)
-    events = [i for i, (_, line) in enumerate(lines) if not _EVENTS.isdisjoint(line)]
-    selected: Sequence[int] = range(len(lines))
+    content = b"".join(text for text, _ in lines)
     stride = 1
-    while stride < len(lines) and sum(len(lines[i][0]) for i in selected) > max_bytes:
+    while len(content) > max_bytes and stride < len(lines):
         stride *= 2
-        indices = {*range(0, len(lines), stride), len(lines) - 1}
-        # With more events than there is room for only the first and the last line are left.
-        if stride < len(lines):
-            indices.update(events)
-        selected = sorted(indices)
-    return b"".join(lines[i][0] for i in selected)
+        content = b""
+        for i, (text, line) in enumerate(lines):
+            # With more events than there is room for only the first and the last line are left.
+            is_event = stride < len(lines) and not _EVENTS.isdisjoint(line)
+            if i % stride == 0 or i == len(lines) - 1 or is_event:
+                content += text
+    return content
 
 
 def _lines_until(log: Path, tokens: int) -> list[tuple[bytes, Fields]]:

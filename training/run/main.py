@@ -66,20 +66,16 @@ def main(argv: list[str] | None = None) -> int:
                 if arguments.run.dry_run:
                     return dry_run(arguments)
                 with guard_output("stdout"):
-                    status = _train_and_release(arguments)
+                    finishers = releaser.finishers(arguments)
+                    status = Run(arguments, finishers).execute()
+                    # 4 if not all was pushed.
+                    status = status or max((finisher.exit_status for finisher in finishers), default=0)
             message = ""
         except Exception as error:
             status = report(error)
             message = message_of(error)
         note_end(status, message)
         return status
-
-
-def _train_and_release(arguments: TrainingArguments) -> int:
-    """Train, and push what `run.push_to_hub` names; returns the exit status."""
-    finishers = releaser.finishers(arguments)
-    status = Run(arguments, finishers).execute()
-    return status or max((finisher.exit_status for finisher in finishers), default=0)
 
 
 class Interrupted(RuntimeError):

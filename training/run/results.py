@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -73,7 +73,15 @@ def run_record(
     tokens = ramp.tokens(progress.step)
     # They are None while the rest of the data is unknown.
     unique = min(tokens, session.data.unique_tokens or tokens)
-    losses = _training_losses(progress, status)
+    # The sum of training losses whose mean is stated, over so many steps; none of a diverged run.
+    total_loss = 0.0
+    loss_steps = 0
+    if status == "intermediate":
+        total_loss = sum(progress.recent_losses)
+        loss_steps = len(progress.recent_losses)
+    elif status == "final":
+        total_loss = progress.window_loss
+        loss_steps = progress.window_steps
 
     fields = configured_fields(a, arch, session.schedule.peak, session.learning_rate_law)
     decay_tokens = branch.tokens - branch.branch_point_tokens
@@ -88,8 +96,8 @@ def run_record(
         unique_tokens=unique,
         epochs=tokens / unique,
         steps=progress.step,
-        train_loss=losses.total / losses.steps if losses.steps else None,
-        train_loss_window_tokens=tokens - ramp.tokens(progress.step - losses.steps),
+        train_loss=total_loss / loss_steps if loss_steps else None,
+        train_loss_window_tokens=tokens - ramp.tokens(progress.step - loss_steps),
         **_evaluation(held_out),
         **_routing_at_end(progress, status, arch),
         dataset=session.data.tokens.cache.dataset,
@@ -119,22 +127,6 @@ def _identity(trunk: str, branch_name: str) -> dict[str, str]:
     """
     end = branch_name.partition("-")[0]
     return {"run_id": shorten(f"{trunk}-{end}", MAX_ID_LENGTH), "parent_run_id": shorten(trunk, MAX_ID_LENGTH)}
-
-
-class _Losses(NamedTuple):
-    """The sum of training losses, and the steps that it is over."""
-
-    total: float
-    steps: int
-
-
-def _training_losses(progress: Progress, status: str) -> _Losses:
-    """Return the losses whose mean a record states; none of a diverged run."""
-    if status == "intermediate":
-        return _Losses(sum(progress.recent_losses), len(progress.recent_losses))
-    if status == "final":
-        return _Losses(progress.window_loss, progress.window_steps)
-    return _Losses(0.0, 0)
 
 
 def _evaluation(held_out: tuple[HeldOut, HeldOutLoss] | None) -> Fields:
@@ -211,20 +203,13 @@ def configured_fields(a: TrainingArguments, arch: Architecture, peak: float, law
         fields["optimizer"]["muon_learning_rate"] = muon_rate(o, peak)
         fields["optimizer"].update(o.model_dump(include={"muon_momentum", "muon_adjust_lr"}))
     if isinstance(a.model, ModelClassArguments):
-        fields.update(_class_fields(a.model, arch))
-    return fields
-
-
-def _class_fields(model: ModelClassArguments, arch: Architecture) -> Fields:
-    """Return the type of a class of transformers, and the variables of laws."""
-    variables = {
-        **arch.variables(),
-        "experts_equivalent": arch.experts_equivalent,
-        "dense_blocks": arch.dense_blocks,
-    }
-    fields: Fields = {name: variables[name] for name in OF_A_CLASS - {"model_type"}}
-    fields["model_type"] = model.type
-    fields["n_kv_heads"] = arch.n_kv_heads
+        variables = {
+            **arch.variables(),
+            "experts_equivalent": arch.experts_equivalent,
+            "dense_blocks": arch.dense_blocks,
+            "model_type": a.model.type,
+        }
+        fields.update({name: variables[name] for name in OF_A_CLASS}, n_kv_heads=arch.n_kv_heads)
     return fields
 
 

@@ -244,17 +244,13 @@ def build(
     weights = model.state_dict() if is_first else {}
     _shard(model, mesh, layout, half, reshard_after_forward)
     if is_empty:
-        _allocate(model)
+        parameter = next(model.parameters())
+        assert isinstance(parameter, DTensor)
+        device = parameter.device_mesh.device_type
+        # Memory for this process's shares.
+        model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     return model
-
-
-def _allocate(model: nn.Module) -> None:
-    """Give this process memory for its shares of a model that has none."""
-    parameter = next(model.parameters())
-    assert isinstance(parameter, DTensor)
-    device = parameter.device_mesh.device_type
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
 
 
 def _shard(model: PreTrainedModel, mesh: DeviceMesh, layout: Layout, half: bool, reshard: bool) -> None:
@@ -354,19 +350,21 @@ def _divide_widths(model: PreTrainedModel, layout: Layout, half: bool, reshard: 
         block_plan = {name: style for name, style in plan.items() if _owners(name) & modules.keys()}
         apply_tensor_parallelism(model, mesh["tensor"], block_plan)
         for name, style in block_plan.items():
-            if name not in modules and _is_divided(model.get_parameter(name), style):
-                _check_divided("run.tensor_parallel", name, [model.get_parameter(name)], layout.tensor)
+            if name in modules:
+                continue
+            parameter = model.get_parameter(name)
+            # Of a row-wise product every process has the whole bias.
+            if style.startswith("colwise") or (style.startswith("rowwise") and parameter.ndim > 1):
+                _check_divided("run.tensor_parallel", name, [parameter], layout.tensor)
         in_plan = [modules[name] for name in block_plan if name in modules]
-        cut = [module for module in in_plan if _holds_shares(module)]
+        cut = []
+        for module in in_plan:
+            if any(isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
+                cut.append(module)
         if cut:
             _group(mesh[layout.fsdp_dimensions], cut, HALF if half else SINGLE, reshard)
         divided.update(cut)
     return divided
-
-
-def _is_divided(parameter: nn.Parameter, style: str) -> bool:
-    """Say whether a style divides a parameter: of a row-wise product every process has the whole bias."""
-    return style.startswith("colwise") or (style.startswith("rowwise") and parameter.ndim > 1)
 
 
 def _owners(name: str) -> set[str]:
@@ -402,10 +400,6 @@ def _check_divided(field: str, name: str, weights: Iterable[nn.Parameter], size:
         if not isinstance(weight, DTensor) or weight.to_local().numel() * size != weight.numel():
             problem = f"{name} was not divided by transformers {version('transformers')}"
             raise ConfigurationError(f"{field}: {size}; {_install_another(problem)}")
-
-
-def _holds_shares(module: nn.Module) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False))
 
 
 def _plan_of_widths(model: PreTrainedModel) -> dict[str, str]:

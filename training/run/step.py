@@ -287,7 +287,10 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
     if session.updates_on_device:
         result.loss, result.gradient_norm = _update_on_device(session, loss, limit)
     else:
-        norm = _clip_gradients(session, limit)
+        if session.accelerator.is_fsdp2:
+            norm = sharding.clip_gradients(session.model, limit)
+        else:
+            norm = session.accelerator.clip_grad_norm_(session.model.parameters(), limit)
         result.loss, result.gradient_norm = torch.stack([loss, norm.to(loss)]).tolist()
         if result.is_finite:
             for optimizer in session.optimizers:
@@ -299,13 +302,6 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
         assert result.tokens_per_expert is not None
         causal_model.move_biases(session.model, session.total(result.tokens_per_expert), a.model.bias_rate)
     return result
-
-
-def _clip_gradients(session: Session, limit: float) -> torch.Tensor:
-    """Scale the gradients down to a norm of `limit`, and return the norm before. Collective."""
-    if session.accelerator.is_fsdp2:
-        return sharding.clip_gradients(session.model, limit)
-    return session.accelerator.clip_grad_norm_(session.model.parameters(), limit)
 
 
 def _unwrapped(optimizer: Any) -> Any:

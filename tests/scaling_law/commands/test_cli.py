@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from pydantic_core import to_json
@@ -136,15 +135,6 @@ def test_plan(shell, tmp_path, monkeypatch):
     assert (result.exit_code, result.stdout) == (3, "")  # the machine failed
     assert "the disk is full" in result.stderr
     assert file.read_text() == before
-
-
-def test_figures_of_a_file_or_of_a_folder(shell, tmp_path):
-    file, words = tmp_path / "memory.svg", ("--flops", "1e21")
-    assert "a folder for --suffix png" in shell("figures", file, *words, "--suffix", "png").stderr
-    assert not file.exists()
-    for to in ((file,), (tmp_path / "out", "--suffix", "svg")):
-        (path,) = json.loads(shell("figures", *to, *words, "--json").output)["written"]
-        assert "<svg" in Path(path).read_text()[:1000]
 
 
 @pytest.mark.parametrize("integral", [False, True])

@@ -8,8 +8,7 @@ import pandas
 import pytest
 
 from hub.base.commands import NOT_TRUSTED
-from scaling_law import JointLaw, fit, load_runs, split
-from scaling_law.fitting.backtest import compare_with_separate_laws
+from scaling_law import JointLaw, backtest, fit, hold_out, load_runs
 from scaling_law.planning import predicted_loss
 from tests.scaling_law.synthetic import tiny_runs
 
@@ -33,8 +32,8 @@ def law(table):
 
 
 def test_fit_has_what_python_has(shell, table):
-    words = "--huber-delta 0.02 --weights inverse_loss --l2 1e-6 --bound c=1:2.5 --bound e_max=20: --bound alpha=:0"
-    words += " --fix gamma=0.004 --outliers set_aside --trunks run --release 8 --allow-unidentifiable"
+    words = "--huber-delta 0.02 --weights inverse_loss --bound c=1:2.5 --bound e_max=20: --bound alpha=:0"
+    words += " --fix gamma=0.004 --outliers set_aside --trunks run --allow-unidentifiable"
     words += " --loss final_loss"
     result = shell("fit", table, *words.split(), "--json")
     assert result.exit_code == 0
@@ -42,11 +41,9 @@ def test_fit_has_what_python_has(shell, table):
         load_runs(table, "final_loss", trunks="run"),
         huber_delta=0.02,
         weights="inverse_loss",
-        l2=1e-6,
         bounds={"c": (1, 2.5), "e_max": (20, None), "alpha": (None, 0)},
         fixed={"gamma": 0.004},
         outliers="set_aside",
-        release=8,
         allow_unidentifiable=True,
     )
     found = json.loads(result.output)
@@ -99,14 +96,14 @@ def lab(tmp_path_factory):
     return path
 
 
-COLUMNS = ("--column", "n_active=params", "--column", "experts=1", "--one-sided", "untuned")
+COLUMNS = ("--column", "n_active=params", "--column", "experts=1", "--where", "untuned = 0")
 
 
 def test_fit_with_a_prior(shell, lab, tmp_path):
     words = ("fit", lab, "--prior", "published", *COLUMNS, "--bootstrap", 20, "-o", tmp_path / "ours")
     answer = json.loads(shell(*words, "--json").output)
-    runs = load_runs(lab, columns={"n_active": "params", "experts": 1.0})
-    expected = fit(runs, prior=JointLaw.published(), one_sided="untuned")
+    runs = load_runs(lab, columns={"n_active": "params", "experts": 1.0}, where="untuned = 0")
+    expected = fit(runs, prior=JointLaw.published())
     assert answer["coefficients"] == expected.law.coefficients
     assert answer["settings"]["prior"].startswith("Ludziejewski et al. 2025")
     assert answer["intervals"]["c"] == pytest.approx(list(expected.bootstrap(20).interval("c")))
@@ -116,14 +113,16 @@ def test_fit_with_a_prior(shell, lab, tmp_path):
 
 
 def test_split(shell, table):
-    words = ("fit", table, "--split", "flops", "--validation", 6, "--outliers", "set_aside")
-    found = json.loads(shell(*words, "--json").output)
-    expected = compare_with_separate_laws(split(load_runs(table), "flops", 6), outliers="set_aside")
-    assert found["rmse"] == {law: pytest.approx(dict(parts)) for law, parts in expected.rmse.items()}
-    assert found["runs"] == {"train": 30, "validation": 6, "test": 0}
-    text = shell(*words, "--fix", "e_max=200", "--fix", "e_start=2").output
-    assert "Split by flops" in text
-    assert "joint law" in text
+    words = ("fit", table, "--split", "flops", "--test", 6, "--outliers", "set_aside")
+    found = json.loads(shell(*words, "--json").stdout)
+    (parts,) = hold_out(load_runs(table), "flops", 6)
+    errors = fit(parts.train, outliers="set_aside").errors_on(parts.test)
+    assert [row["law"] for row in found["laws"]] == ["joint law", "published joint law"]
+    assert found["laws"][0]["rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)))
+    assert found["runs"] == {"train": 30, "test": 6}
+    assert "6 runs forecast from 30" in shell(*words, "--fix", "e_max=200", "--fix", "e_start=2").output
+    dense = ("fit", table, "--where", "E = 1", "--kind", "chinchilla", "--split", "model", "--json")
+    assert json.loads(shell(*dense).stdout)["runs"] == {"train": 9, "test": 9}
 
 
 def test_next_runs(shell, law):
@@ -153,16 +152,14 @@ def test_next_runs_of_a_table(shell, law, tmp_path):
 def test_results_show_in_notebooks_and_as_frames(table, law):
     result = fit(table, fixed={"gamma": 0.004})
     drawn = result.bootstrap(10)
-    parts = split(load_runs(table), "flops", 6)
-    compared = compare_with_separate_laws(parts, allow_unidentifiable=True)
+    compared = backtest(*hold_out(load_runs(table), "flops", 6)[0], {"law": JointLaw.published()})
     design = JointLaw.from_pretrained(law).next_runs(predicted_loss(1e6, 2e7, 4), 1e18, noise=0.01, max_runs=2)
-    for shown in (result, drawn, parts, compared, design):
+    for shown in (result, drawn, compared, design):
         assert "</table>" in shown._repr_html_()
         assert isinstance(shown.to_dataframe(), pandas.DataFrame)
     frame = drawn.to_dataframe().set_index("coefficient")
     assert list(frame.index) == list(result.law.coefficients)
     assert tuple(frame.loc["c", ["low", "high"]]) == drawn.interval("c")
-    assert parts.to_dataframe().part.value_counts().to_dict() == {"train": 30, "validation": 6}
     assert design.to_dataframe().tokens.tolist() == [tokens for _, tokens in design.runs()]
 
 
@@ -176,11 +173,11 @@ def test_columns_and_formats_are_read_as_in_python(shell, tmp_path):
     frame.to_csv(path, index=False)
     mapped = ["n_active=params", "tokens=steps * 1000", "experts=1 / (1 - sparsity)"]
     words = [word for column in mapped for word in ("--column", column)]
-    result = shell("fit", path, "--split", "loss", *words, "--validation", "4", "--json")
+    result = shell("fit", path, *words, "--json")
     assert result.exit_code == 0
     columns = dict(column.split("=") for column in mapped)
-    expected = compare_with_separate_laws(split(load_runs(path, columns=columns), "loss", 4))
-    assert json.loads(result.stdout)["joint"]["objective"] == pytest.approx(expected.joint.objective)
+    expected = fit(load_runs(path, columns=columns))
+    assert json.loads(result.stdout)["objective"] == pytest.approx(expected.objective)
     assert "lab.csv: not the Gemstones (columns run_name" in shell("fit", path, "--format", "gemstones").stderr
 
 
@@ -191,4 +188,4 @@ def test_runs_of_several_recipes_need_the_users_word(shell, table, tmp_path):
     assert refused.exit_code == 2
     assert "differ in sequence_length (256, 512)" in refused.output
     assert shell("fit", file, *words, "--mix", "sequence_length").exit_code == 0
-    assert shell("fit", file, "--split", "loss", "--validation", 4, "--mix", "sequence_length").exit_code == 0
+    assert shell("fit", file, *words, "--split", "loss", "--test", 2, "--mix", "sequence_length").exit_code == 0

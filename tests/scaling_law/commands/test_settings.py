@@ -58,7 +58,7 @@ def test_both_are_chosen_at_once_and_splits_say_so_too(shell):
     assert shell("fit", *words).exit_code == 0
     left = shell("fit", "both.csv", *FIT, "--best-of", "learning_rate")
     assert options(left.output)[0] == '--where "corpus = web"'
-    parts = ("--split", "flops", "--validation", "2", "--test", "2", "--allow-unidentifiable")
+    parts = ("--split", "flops", "--test", "4", "--allow-unidentifiable")
     assert "corpus (web, code)" in " ".join(shell("fit", "corpora.csv", *parts).output.split())
 
 

@@ -101,7 +101,7 @@ def expected(shown, laws):
         "link": asked.query(),
         "answer": found.headline.replace("**", ""),
         "command": found.command,
-        "table": re.findall(r"<td>(.*?)</td>", found.table),
+        "table": re.findall(r"<td.*?>(.*?)</td>", found.table),
         "traces": [trace.name for trace in found.figure.data],
         "axes": [layout.xaxis.title.text, layout.yaxis.range and list(layout.yaxis.range)],
         "star": [trace.x[0] for trace in found.figure.data if trace.name == "question"],
@@ -117,7 +117,7 @@ def differences(shown, wanted):
 
 
 def settled(page, laws, patience=120.0):
-    """What the page shows once it agrees with its fields, and a second later still does."""
+    """Wait for what the page shows once it agrees with its fields, and a second later still does."""
     end, agreed = time.monotonic() + patience, 0
     while True:
         shown = page.evaluate(SHOWN)
@@ -165,7 +165,7 @@ TEXTS = {
 
 
 def choose(page, name, value):
-    """From a list that drops down."""
+    """Choose from a list that drops down."""
     page.locator(f"#{name} input").click()
     page.locator("ul[role=listbox] li", has_text=re.compile(f"^\\W*{re.escape(value)}$")).first.click()
 
@@ -222,7 +222,7 @@ def drawn(page, name):
     """The largest y of the traces of this name, [points]: solid and dashed part of a curve together."""
     ys = page.evaluate(
         """name => document.querySelector('.js-plotly-plot')._fullData
-             .filter(trace => trace.name === name && trace.mode === 'lines' && trace.fill === 'none')
+             .filter(trace => trace.name === name && trace.mode === 'lines' && !trace.showlegend)
              .map(trace => Array.from(trace.y, y => Number.isFinite(y) ? y : -1))""",
         name,
     )
@@ -232,7 +232,7 @@ def drawn(page, name):
 def test_the_page_opens_with_the_answer_of_python(visit, published):
     page = visit()
     wait_for_sentence(page, sentence(published, Question()))  # Gradio may show its queue there for a moment
-    assert page.inner_text(".wide table").count("best") == 1
+    assert page.inner_text("#table table").count("best") == 1
     sizes = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
     law = published.replace(draws=None)
     for curve in memory_curves(law, Budget(1e22), **sizes, points=POINTS, prefers_trusted=True).curves:
@@ -247,7 +247,7 @@ def test_a_link_restores_the_state(visit, published):
     assert field_of(page, "memory").input_value() == "24GB"
     assert page.get_by_label("Loss against tokens").is_checked()
     names = page.evaluate("() => document.querySelector('.js-plotly-plot').data.map(trace => trace.name)")
-    assert {*names} == {"dense", "E = 8"}
+    assert {"dense", "E = 8"} == {name for name in names if name[:3] in ("den", "E =")}
     page.get_by_label("Best E over budget × memory").check()
     page.wait_for_url(re.compile("view=map"))
     page.wait_for_function("() => document.querySelector('.js-plotly-plot')?.data.some(t => t.name === 'models')")
@@ -272,7 +272,7 @@ def check_untouched(page, texts):
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_walk_through_every_control_without_a_choice_changes_nothing(visit, unit):
-    """By Tab, then by click; lists that drop down are also left with a text that names none of their entries."""
+    """Go by Tab, then by click; lists that drop down are also left with a text that names none of their entries."""
     page = visit(f"?unit={unit}")
     page.wait_for_timeout(1000)
     texts = texts_of(page)
@@ -332,7 +332,7 @@ def test_the_address_is_a_link_to_what_the_page_shows(visit):
 def test_a_link_without_an_answer_shows_none(visit):
     page = visit("?flops=1e22&memory=1MB", color_scheme="dark", drawn=False)
     page.wait_for_selector("#problem .unanswered")
-    assert page.locator(":is(.result, .caption, .plan):visible").count() == 0
+    assert page.locator(":is(.result, .plan):visible").count() == 0
     field_of(page, "memory").fill("80GB")
     field_of(page, "memory").press("Tab")
     page.wait_for_selector("#table table")
@@ -414,7 +414,7 @@ def test_everything_can_be_read_at_every_width(visit, state):
 
 def test_the_learning_rate_is_in_sight_and_the_answer_near_the_top_of_a_phone(visit):
     in_sight = """() => {
-        const table = document.querySelector('#table .wide').getBoundingClientRect();
+        const table = document.querySelector('#table [role=region]').getBoundingClientRect();
         const header = [...document.querySelectorAll('#table th')].find(cell => cell.innerText === 'peak LR');
         return header.getBoundingClientRect().right <= table.right + 1;
     }"""

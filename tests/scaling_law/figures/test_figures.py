@@ -8,7 +8,6 @@ from scaling_law.figures import curves, drawing
 from scaling_law.figures import law_figures as figures
 from scaling_law.formulas.conditions import fitted_ranges
 from scaling_law.law_files import law_pictures
-from scaling_law.paper import figures as paper_figures
 from scaling_law.size.recipe import PAPER
 
 
@@ -32,7 +31,6 @@ def test_colours_agree_between_figures(published, paper_fit):
     for e in (4, 16):
         assert curves_of(panel, e)
         assert curves_of(figures.memory_optimal(published), e)
-        assert curves_of(paper_figures.savings(published), e)
         points = figures.predicted_against_observed(paper_fit)[0].collections
         assert any(np.allclose(p.get_facecolor()[0, :3], drawing.colour_of(e)) for p in points)
 
@@ -40,13 +38,8 @@ def test_colours_agree_between_figures(published, paper_fit):
 def test_the_axes_given_are_those_returned(published, paper_fit):
     drawings = (
         (1, lambda ax: figures.memory_optimal(published, ax=ax)),
-        (1, lambda ax: paper_figures.savings(published, ax=ax)),
-        (1, lambda ax: paper_figures.family(published, ax=ax)),
-        (1, lambda ax: paper_figures.learning_rates(ax=ax)),
         (2, lambda axes: figures.isoflop(published, [1e20, 1e21], axes=axes)),
         (2, lambda axes: figures.predicted_against_observed(paper_fit, axes)),
-        (2, lambda axes: paper_figures.matched(published, axes=axes)),
-        (3, lambda axes: paper_figures.memory_scenarios(published, axes=axes)),
     )
     for count, draw in drawings:
         axes = drawing.new_figure(columns=count)[1]
@@ -69,7 +62,6 @@ def test_axes_and_legends_are_in_words(published, paper_fit):
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("memory limit (parameters)", "loss (nats per token)")
     assert [tick.get_text() for tick in ax.get_xticklabels()][:2] == ["2B", "3B"]
     assert (panel.get_xlabel(), panel.get_ylabel()) == ("training tokens D", "loss (nats per token)")
-    assert paper_figures.learning_rates().get_xlabel() == "active parameters N_act"
     assert figures.predicted_against_observed(paper_fit)[1].get_xlabel() == "observed loss (nats per token)"
     assert legend_of(panel) == ["dense", "E = 4", "E = 16", "outside the fitted range", "95 % interval"]
     unranged = figures.isoflop(JointLaw(**published.coefficients))  # nowhere known to be inside
@@ -133,13 +125,6 @@ def test_boundaries_of_the_optimal_regions(published, flops, cache, served, bill
     # With ranges the budgets lie so far outside of them that hardly any limit is sure.
     found = curves.memory_curves(published.replace(draws=few.draws), Budget(flops), PAPER.experts, **served)
     assert found.boundaries[0].interval[1] > 4 * edges[0]
-
-
-def test_every_figure_of_the_paper(published, tmp_path):
-    few = published.replace(draws=published.draws[:40])  # quicker
-    written = paper_figures.draw_all(few, tmp_path, "svg")
-    assert len(written) == len(set(written)) == 8
-    assert all(path.stat().st_size > 10_000 for path in written)
 
 
 def test_a_law_of_small_runs_that_rises_for_some_experts_still_has_a_card(published):

@@ -8,8 +8,7 @@ from scipy.optimize import minimize
 
 from hub.base.tables import as_text
 from scaling_law import JointLaw, Runs, fit, load_runs
-from scaling_law.fitting import fitting
-from scaling_law.fitting.problem import PAPER_GRID, make_problem
+from scaling_law.fitting.problem import make_problem
 from tests.scaling_law.clark import clark_runs
 from tests.scaling_law.synthetic import TINY_LAW, checked_gradient, tiny_runs
 
@@ -28,7 +27,7 @@ def test_gradient_within_bounds_of_e_max(paper_runs):
 
 
 def test_sums_over_runs_agree_with_the_jacobian(paper_runs):
-    objective = make_problem(paper_runs, "joint", l2=1e-4).objective
+    objective = make_problem(paper_runs, "joint").objective
     theta = np.random.default_rng(2).normal(0, 0.3, (5, objective.size))
     theta[:, -2:] = theta[0, -2:]
     plain, quick = objective.evaluate(theta), objective.evaluate(theta, hold_transform=True)
@@ -54,45 +53,6 @@ def test_noisy_runs_reach_an_optimum_that_scipy_cannot_better(paper_runs, paper_
             value, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 5000, "ftol": 1e-15}
         )
         assert found.fun / 1e3 > paper_fit.objective * (1 - 1e-7)
-
-
-def samples(paper_runs):
-    """60 runs of the paper: as they are, with gross errors, of two laws, and (24 of them) with shuffled losses."""
-    random = np.random.default_rng(0)
-    for change in ("none", "errors", "two laws", "shuffled"):
-        i = random.permutation(len(paper_runs))[: 24 if change == "shuffled" else 60]
-        n, d, e, loss = (getattr(paper_runs, name)[i] for name in ("n_active", "tokens", "experts", "loss"))
-        other = replace(JointLaw.published(), a=60.0, alpha=-0.25, c=2.5).loss(n, d, e)
-        losses = {
-            "none": loss,
-            "errors": loss * np.exp(np.where(random.random(len(i)) < 0.15, random.normal(0, 0.3, len(i)), 0.0)),
-            "two laws": np.where(random.random(len(i)) < 0.4, other, loss),
-            "shuffled": random.permutation(loss),
-        }
-        yield Runs.from_columns(n, d, e, losses[change])
-
-
-@pytest.mark.slow
-def test_starts_that_share_a_basin_are_left_out_without_losing_the_optimum(paper_runs, monkeypatch):
-    """Against a fit from all of a coarse grid of 1,152; where the ends disagree, all are solved."""
-    coarse = {name: PAPER_GRID[name][::2] for name in ("size", "slope", "interaction", "constant")}
-    monkeypatch.setattr("scaling_law.fitting.problem.PAPER_GRID", PAPER_GRID | coarse)
-    stage, solved = fitting._first_stage, []
-
-    def first_stage(problem, theta, progress):
-        solved[-1] += len(theta)
-        return stage(problem, theta, progress)
-
-    monkeypatch.setattr(fitting, "_first_stage", first_stage)
-    for runs in samples(paper_runs):
-        solved.append(0)
-        quick = fit(runs, starts="paper", release=64)
-        with monkeypatch.context() as patch:
-            patch.setattr(fitting, "MANY", np.inf)
-            patch.setattr(fitting, "_first_stage", stage)
-            every = fit(runs, starts="paper", release=64)
-        assert quick.objective == pytest.approx(every.objective, rel=1e-9)
-    assert max(solved[:3]) < 600 < solved[3] == 1152
 
 
 def test_fit_of_the_papers_design(paper_fit):
@@ -136,7 +96,7 @@ def test_a_constant_at_its_bound_determines_no_exponent():
     """The runs do not tell the constant, so half of the fits end on its bound, with an exponent far off."""
     errors = []
     for seed in range(12):
-        result = fit(noisy_runs(0.5, seed), "chinchilla", release=8)
+        result = fit(noisy_runs(0.5, seed), "chinchilla")
         if result.status.bounds_hit != ("c",):
             continue
         assert "c" not in result.status.standard_errors
@@ -208,14 +168,6 @@ def test_settings_with_an_obvious_meaning(paper_runs, paper_fit, tmp_path):
     assert saved.conditions.objective["bounds"] == {"c": [None, 9.0], "alpha": [None, 0.0]}
     above = fit(paper_runs, fixed={"c": 2.4}, **start)
     assert any(message.startswith("The constant c ≥ 2.4 is above the loss of ") for message in above.status.messages)
-
-
-def test_weight_decay_moves_the_answer(paper_runs, paper_fit):
-    """The trap of the paper's 1e-5 on the summed objective: the flat directions follow the penalty."""
-    penalised = fit(paper_runs, l2=1e-5)
-    assert penalised.status.converged
-    assert penalised.law.b < 0.5 * paper_fit.law.b
-    assert huber_sum(penalised.law, paper_runs) > paper_fit.objective
 
 
 def test_underweighting(paper_runs):

@@ -70,11 +70,11 @@ def test_values_are_those_of_the_formula(law, columns):  # noqa: F811
 
 @pytest.mark.parametrize("law", EVERY, indirect=True)
 @pytest.mark.parametrize("limited", [False, True])
-@pytest.mark.parametrize(("l2", "away"), [(1e-6, 0.01), (1e-3, 0.1)], ids=["near", "far"])
-def test_gradients_against_finite_differences(law, columns, limited, l2, away):  # noqa: F811
+@pytest.mark.parametrize("away", [0.01, 0.1], ids=["near", "far"])
+def test_gradients_against_finite_differences(law, columns, limited, away):  # noqa: F811
     fixed = {next(iter(law.coefficients)): next(iter(law.coefficients.values()))} if limited else {}
     runs = runs_of(law, columns, 0.01)
-    objective = make_problem(runs, law.name, l2=l2, fixed=fixed).objective
+    objective = make_problem(runs, law.name, fixed=fixed).objective
     theta = objective.from_coefficients(law.coefficients)
     np.testing.assert_allclose(objective.coefficients(theta), list(law.coefficients.values()), rtol=1e-9)
     moved = theta + np.random.default_rng(1).normal(0, away, (4, objective.size))

@@ -5,72 +5,60 @@ import dataclasses
 import numpy as np
 import pytest
 
-from scaling_law import HeldOut, JointLaw, Runs, backtest, fit, split
-from scaling_law.fitting.backtest import compare_with_separate_laws, select_by_rmse
-from scaling_law.fitting.holdout import Backtest, backtest_at_cuts, rank_kinds
+from scaling_law import Backtest, HeldOut, JointLaw, Runs, backtest, fit, hold_out
+from scaling_law.fitting.holdout import backtest_at_cuts, backtest_splits, pool_errors
 from scaling_law.law import InteractionLaw
-from tests.scaling_law.synthetic import synthetic_runs
 
 LAW = JointLaw.published()
 DENSE = InteractionLaw.of(a=400.0, alpha=0.33, b=410.0, beta=0.28, q=0.3, c=1.7)
 
-# -- split
+# -- hold_out
 
 
 @pytest.mark.parametrize("by", ["loss", "n_active", "flops", "tokens"])
 def test_held_out_runs_are_the_extreme_ones(paper_runs, by):
-    parts = split(paper_runs, by, validation=30, test=12)
-    assert (len(parts.train), len(parts.validation), len(parts.test)) == (228, 30, 12)
-    names = [*parts.train.run_id, *parts.validation.run_id, *parts.test.run_id]
-    assert sorted(names) == sorted(paper_runs.run_id)
+    ((train, test),) = hold_out(paper_runs, by, test=12)
+    assert (len(train), len(test)) == (258, 12)
+    assert sorted([*train.run_id, *test.run_id]) == sorted(paper_runs.run_id)
     sign = -1 if by == "loss" else 1
-    values = [sign * getattr(p, by) for p in (parts.train, parts.validation, parts.test)]
-    assert values[0].max() <= values[1].min()
-    assert values[1].max() <= values[2].min()
+    assert (sign * getattr(train, by)).max() <= (sign * getattr(test, by)).min()
 
 
-def test_a_split_by_a_column_holds_out_its_largest_values():
+def test_a_column_holds_out_its_largest_values():
     n = np.array([1e8, 2e8, 3e8, 4e8])
     time = [2026.3, 2026.1, 2026.4, 2026.2]
     runs = Runs.from_columns(n, 2e9, 1, LAW.loss(n, 2e9, 1), "run", columns={"time": time})
-    assert split(runs, "time", validation=1, test=1).test.n_active == [3e8]
+    assert hold_out(runs, "time", test=1)[0].test.n_active == [3e8]
     partly = dataclasses.replace(runs, columns={"time": [2026.3, np.nan, 2026.4, np.nan]})
     with pytest.raises(ValueError, match=r"^by='time': 2 runs have no value, first 'row-1'$"):
-        split(partly, "time", validation=1)
+        hold_out(partly, "time", test=1)
 
 
-def test_separate_laws_fit_a_little_better_and_extrapolate_no_better(paper_runs):
-    """As in the paper."""
-    comparison = compare_with_separate_laws(split(paper_runs, "loss", validation=30, test=10))
-    joint, separate = comparison.rmse["joint"], comparison.rmse["separate"]
-    assert separate["train"] < joint["train"] < 0.0066
-    assert set(joint) == {"train", "validation", "test"}
-    assert joint["validation"] < 0.009
-    assert comparison.largest["joint"]["validation"] < 0.03
-    assert comparison.left_out == ()
-    assert comparison.joint.law.conditions.n_runs == 230
+def test_each_run_and_each_model_is_held_out_by_itself():
+    runs = grid(shift=0.3)
+    by_run, by_model = hold_out(runs, "run"), hold_out(runs, "model")
+    assert [*np.concatenate([part.test.run_id for part in by_run])] == [*runs.run_id]
+    assert len(by_model) == 9
+    for train, test in by_model:
+        models = [{*zip(part.n_active, part.experts, strict=True)} for part in (train, test)]
+        assert len(models[1]) == 1
+        assert not models[0] & models[1]
+    noisy = dataclasses.replace(runs, loss=runs.loss + 1e-3 * np.arange(len(runs)))
+    mean = lambda train, test: np.full(len(test), train.loss.mean())  # noqa: E731
+    unfit = lambda train, test: fit(train.take(np.arange(2)), "chinchilla")  # noqa: E731
+    joined = backtest_splits(noisy, hold_out(noisy, "model"), {"law": LAW, "mean": mean, "unfit": unfit})
+    assert sorted(joined.test.run_id) == sorted(noisy.run_id)
+    assert joined.left_out.keys() == {"unfit"}
+    means = [noisy.loss[noisy.run_id.index(name)] for name in joined.test.run_id]
+    np.testing.assert_allclose(joined.laws["mean"].errors + means, mean_of_others(noisy, joined.test), rtol=1e-12)
 
 
-def test_the_test_part_never_matters(paper_runs):
-    parts = split(paper_runs, validation=30, test=10)
-    comparison = compare_with_separate_laws(parts, select="rmse")
-    smaller = dataclasses.replace(parts, test=parts.test.subset(np.arange(10) < 3))
-    other = compare_with_separate_laws(smaller, select="rmse")
-    assert comparison.joint.law == other.joint.law
-    assert comparison.rmse["joint"]["validation"] == other.rmse["joint"]["validation"]
-
-
-def test_selection_by_validation_takes_the_best_score(paper_fit, paper_runs):
-    chosen = select_by_rmse(paper_fit, paper_runs.subset(paper_runs.loss < 2.6))
-    # Both may be the best one, which other kernels round otherwise.
-    assert chosen.objective >= paper_fit.objective * (1 - 1e-9)
-    assert chosen.law.loss(1e9, 2e10, 8) == pytest.approx(paper_fit.law.loss(1e9, 2e10, 8), abs=1e-3)
-
-
-def test_experts_that_cannot_be_fitted_are_named(paper_runs):
-    few = paper_runs.subset((paper_runs.experts < 32) | (np.arange(len(paper_runs)) < 3))
-    comparison = compare_with_separate_laws(split(few, "loss", validation=10))
-    assert comparison.left_out == (32.0,)
+def mean_of_others(runs, tests):
+    """The mean loss of the runs of other models, for each run of `tests`."""
+    means = []
+    for n, e in zip(tests.n_active, tests.experts, strict=True):
+        means.append(runs.loss[(runs.n_active != n) | (runs.experts != e)].mean())
+    return means
 
 
 # -- backtest
@@ -113,46 +101,17 @@ def sweep(law=DENSE, noise=0.001):
     return Runs.from_columns(n, ratio * n, 1.0, losses, "run")
 
 
-@pytest.fixture(scope="module")
-def ranked():
-    return fit(sweep(), kind="all")
-
-
-def test_the_kind_that_made_the_runs_forecasts_best(ranked):
-    assert ranked.law.name == ranked.kinds.kinds[0] == "interaction"
-    assert fit(sweep(), kind="interaction").law == ranked.law
-    assert [*ranked.kinds.rmse] == sorted(ranked.kinds.rmse)
-    assert ranked.kinds.rmse[0] < 0.3 * ranked.kinds.rmse[ranked.kinds.kinds.index("chinchilla")]
-
-
-def test_runs_of_several_experts_want_a_law_that_has_them():
-    several = synthetic_runs(sigma=0.002).take(np.arange(0, 270, 5))
-    assert fit(several, kind="all").law.name in ("joint", "crossing")
-
-
-def test_kinds_that_the_runs_cannot_determine_say_why(ranked):
-    assert "experts=1" in ranked.kinds.left_out["joint"]
-    assert "n_total" in ranked.kinds.left_out["sparsity"]
-    assert "five_factor" not in {*ranked.kinds.kinds, *ranked.kinds.left_out}
-    assert "left out: joint" in str(ranked.kinds.summary().notes)
-    assert ranked.to_dict()["kinds"]["rows"][0]["kind"] == "interaction"
-
-
-def test_each_cut_is_a_fit_to_the_runs_below(ranked):
+def test_each_cut_is_a_fit_to_the_runs_below():
     runs = sweep()
-    backtests = backtest_at_cuts(
-        runs, {"chinchilla": lambda below, above: above.loss + fit(below, "chinchilla").errors_on(above)}
-    )
-    assert len(backtests) == ranked.kinds.cuts
-    is_below = runs.flops <= runs.flops.max() / 10**0.25
+    forecast = lambda below, above: above.loss + fit(below, "chinchilla").errors_on(above)  # noqa: E731
+    backtests = backtest_at_cuts(runs, {"chinchilla": forecast}, cuts=[("flops", 2.0), ("flops", 12.0)])
+    assert len(backtests) == 2
+    is_below = runs.flops <= runs.flops.max() / 2
     expected = fit(runs.subset(is_below), "chinchilla").errors_on(runs.subset(~is_below))
     np.testing.assert_allclose(backtests[0].laws["chinchilla"].errors, expected, rtol=1e-6)
-    pooled = np.concatenate([each.laws["chinchilla"].errors for each in backtests])
-    place = ranked.kinds.kinds.index("chinchilla")
-    assert ranked.kinds.rmse[place] == pytest.approx(np.sqrt(np.mean(pooled**2)), rel=1e-3)
 
 
-def test_a_kind_that_most_cuts_do_not_determine_is_not_ranked():
+def test_a_law_that_most_cuts_do_not_determine_is_not_pooled():
     train = Runs.from_columns(1e8, 1e9, 1, 3.0)
     test = Runs.from_columns([2e8, 3e8], 1e9, 1, 2.0)
     a, small, large = (HeldOut(np.full(2, error)) for error in (0.1, 0.01, 0.02))
@@ -161,6 +120,6 @@ def test_a_kind_that_most_cuts_do_not_determine_is_not_ranked():
         Backtest(train, test, {"a": a}, {"b": "one size", "c": "few"}),
         Backtest(train, test, {"a": a, "b": large}, {"c": "few"}),
     ]
-    ranking = rank_kinds(backtests, ["a", "b", "c"], {"d": "no column"})
-    assert (ranking.kinds, ranking.failed, ranking.cuts, ranking.held_out) == (("b", "a"), (1, 0), 2, 4)
-    assert ranking.left_out == {"d": "no column", "c": "most cuts do not determine it: few"}
+    places, pooled = pool_errors(backtests, ["a", "b", "c"])
+    assert (places.tolist(), pooled.cuts, len(pooled.loss)) == ([0, 1], 2, 4)
+    np.testing.assert_allclose(pooled.errors, [[0.1] * 4, [0.01, 0.01, 0.02, 0.02]])

@@ -107,13 +107,12 @@ def test_rows_of_one_run_after_different_tokens_are_its_checkpoints(tmp_path):
     assert not everything.runs.thinned
 
 
-def test_weights_and_bounds_follow_their_runs_through_thinning():
+def test_weights_follow_their_runs_through_thinning():
     runs = load_runs(curves())
     weights = np.where(runs.tokens > np.median(runs.tokens), 1.0, 0.5)
-    result = fit(runs, "chinchilla", weights=weights, one_sided=np.arange(600) % 100 == 0)
+    result = fit(runs, "chinchilla", weights=weights)
     kept = thinning.rows_of_curves(runs)
     assert np.array_equal(result.problem.objective.weight, weights[kept])
-    assert result.problem.objective.one_sided.sum() == np.sum(kept % 100 == 0)
 
 
 def test_a_run_id_of_several_models_is_a_duplicate():

@@ -10,7 +10,7 @@ import pytest
 from hub.base.errors import InputError
 from hub.base.tables import as_text
 from scaling_law import ChinchillaLaw, JointLaw, Prior, Runs, errors_of, fit, prior, published
-from scaling_law.fitting.holdout import rms
+from scaling_law.fitting import rms
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of
 from scaling_law.fitting.prior import CHINCHILLA, INTERACTION_SPREAD, POPULATION, for_kind, law_of, modes
 from scaling_law.law import InteractionLaw
@@ -444,15 +444,6 @@ def test_a_bad_run_among_few_is_named_and_a_lone_one_is_not():
     assert status.suspicious == (few.run_id[3],)
     assert status.deviations[0] == pytest.approx(0.6, abs=0.1)
     assert fit(off.take([3]), prior=JOINT).status.suspicious == ()
-
-
-def test_untuned_runs_bound_a_fit_under_a_prior():
-    runs = dense_runs(JOINT.replace(c=1.0))
-    untuned = runs.tokens == 2e10
-    runs = dataclasses.replace(runs, loss=runs.loss + 0.2 * untuned)
-    bounded, all_equal = (fit(runs, prior=JOINT, one_sided=mask).law for mask in (untuned, None))
-    truth = JOINT.replace(c=1.0).loss(5e8, 2e10, 1)
-    assert abs(bounded.loss(5e8, 2e10, 1) - truth) < 0.01 < abs(all_equal.loss(5e8, 2e10, 1) - truth)
 
 
 def test_a_published_law_is_a_prior_by_its_name():

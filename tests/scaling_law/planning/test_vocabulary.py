@@ -97,7 +97,7 @@ def test_the_vocabulary_travels_and_is_shown(law, fitted, published):
     assert published.replace(conditions=None).vocab_size == 50_257
     assert "the vocabulary of these runs, 1,024 tokens" in law_card(law, "org/law")
     assert "vocabulary" not in law_card(law.replace(conditions=Conditions("unknown")), "org/law")
-    result = fit(RECORDED, release=4)
+    result = fit(RECORDED)
     assert result.to_dict()["vocab_size"] == 1024
     assert "vocabulary 1,024; objective" in as_text(result.summary(), 200)
 

@@ -175,7 +175,7 @@ def test_every_numeric_column_is_kept_flat_and_read_only():
     np.testing.assert_array_equal(part["ti"], [2000, 3000, 4000])
     assert runs.take(np.array([3, 0]))["ti"].tolist() == [4000, 1000]
     assert {*runs.to_pandas().columns} == {"run_id", "n_active", "tokens", "experts", "loss", "trunk", *runs.columns}
-    assert runs.to_pandas()["schedule_peak"].tolist() == runs["schedule_peak"].tolist()
+    assert runs.to_pandas()["schedule.peak"].tolist() == runs["schedule_peak"].tolist()
     for name in ("n_active", "tokens", "experts", "loss"):
         np.testing.assert_array_equal(runs[name], getattr(runs, name))
     np.testing.assert_array_equal(runs["smooth loss"], runs.loss)

@@ -272,4 +272,6 @@ def test_a_repository_that_the_hub_cannot_give_may_have_been_a_path(monkeypatch,
 def test_what_a_row_of_ours_has_inside_keeps_its_names():
     runs = load_runs([{**row, "schedule": {"peak": 0.1 + i}} for i, row in enumerate(rows())])
     assert runs["schedule_peak"].tolist() == [0.1 + i for i in range(len(runs))]
-    assert "schedule.peak" not in runs.columns
+    assert "schedule.peak" in runs.columns
+    records = load_runs([{**row, "schema_version": 1, "schedule": {"peak": 0.1}} for row in rows()])
+    assert "schedule_peak" in records.columns

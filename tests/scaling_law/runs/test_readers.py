@@ -167,7 +167,9 @@ def test_the_routed_models_of_clark_et_al(tmp_path):
 def test_another_table_is_named(tmp_path):
     path = write(tmp_path / "runs.csv", "params,loss", (1e8, 3.0))
     for name, one in READERS.items():
-        with pytest.raises(RunsError, match=f"runs.csv: not {re.escape(one.what)} .*there are: loss, params") as error:
+        with pytest.raises(
+            RunsError, match=f"runs.csv: not {re.escape(one.contents)} .*there are: loss, params"
+        ) as error:
             load_runs(path, format=name)
         assert "\n" not in str(error.value)
     with pytest.raises(

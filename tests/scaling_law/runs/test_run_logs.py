@@ -34,7 +34,7 @@ def test_states_of_trainer(tmp_path, options, losses):
     trained(tmp_path / "runs" / "large", 512, (9, 30))
     trained(tmp_path / "runs" / "stopped", 512, (9,))
     runs = load_runs(tmp_path / "runs", **options)
-    assert (runs.run_id, runs.skipped) == (("large", "small"), ("stopped is running",))
+    assert (runs.run_id, runs.skipped) == (("large", "small"), ("1 run: status is running (1: stopped)",))
     assert runs.loss == pytest.approx(losses)
     assert runs.tokens.tolist() == [3e7] * 2
     sizes = [read_model(CONFIG | {"hidden_size": width}).architecture.n_active for width in (512, 256)]

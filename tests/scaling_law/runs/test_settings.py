@@ -50,7 +50,7 @@ BOTH = [(c | r, f * g) for c, f in CORPORA for r, g in bowl(1e8)]
         ([({"qk_norm": False}, 1.0), ({"qk_norm": True}, 1.03)], ["qk_norm"]),
         (lambda n: [({"norm": "pre"}, 1.0), ({"norm": "post"}, 1 + 0.08 * np.log(n / 1.4e8))], ["norm"]),
         ([({"wd": wd}, 1 + abs(wd - 0.1)) for wd in (0.0, 0.05, 0.1, 0.2)], ["wd"]),
-        ([({"config": {"data": "web"}}, 1.0), ({"config": {"data": "code"}}, 0.6)], ["config_data"]),
+        ([({"config": {"data": "web"}}, 1.0), ({"config": {"data": "code"}}, 0.6)], ["config.data"]),
         ([({}, 1.0), ({"dropout_on": "yes"}, 1.05)], ["dropout_on"]),
         (
             [

@@ -7,6 +7,7 @@ import pytest
 
 from scaling_law import load_runs
 from scaling_law.runs import trackers
+from scaling_law.runs.logged import End
 from scaling_law.runs.table import RunsError
 from scaling_law.runs.trackers import tracker_rows
 
@@ -120,7 +121,7 @@ def test_runs_under_way_are_left_out_and_named(store, monkeypatch):
     monkeypatch.setattr(trackers, "_table", logged_minute_by_minute)
     runs = load_runs("trackio:my.sweep", columns=COLUMNS)
     assert runs.run_id == ("run0", "run1")
-    assert runs.skipped == ("run2 is running",)
+    assert runs.skipped == ("1 run: status is running (1: run2)",)
     assert len(load_runs("trackio:my.sweep", columns=COLUMNS, status=None)) == 3
 
 
@@ -134,8 +135,8 @@ def test_a_server_of_trackio_answers_as_its_store(store, monkeypatch):
     monkeypatch.setattr(trackers, "PAGE", 50)
     app, url, *_ = trackio.show(open_browser=False, block_thread=False)
     try:
-        served = tracker_rows(f"trackio:{url.rstrip('/')}/my.sweep", "smoothed")
-        assert served.rows == tracker_rows("trackio:my.sweep", "smoothed").rows
+        served = tracker_rows(f"trackio:{url.rstrip('/')}/my.sweep", End("smoothed"))
+        assert served.rows == tracker_rows("trackio:my.sweep", End("smoothed")).rows
         with pytest.raises(RunsError, match=r"its server answered 500 .*none"):
             load_runs(f"trackio:{url.rstrip('/')}/none")
     finally:
@@ -157,5 +158,5 @@ def test_a_dataset_that_trackio_synchronised(store, monkeypatch, tmp_path):
     place = open_store(tmp_path / "hub")
     place.update("dataset", "logs", (), lambda _: files, "runs")
     monkeypatch.setattr(trackers.hub, "open_store", lambda name: {"hf://org": place}[name])
-    synchronised = tracker_rows("trackio:datasets/org/logs/mysweep", "minimum").rows
-    assert synchronised == tracker_rows("trackio:my.sweep", "minimum").rows
+    synchronised = tracker_rows("trackio:datasets/org/logs/mysweep", End("minimum")).rows
+    assert synchronised == tracker_rows("trackio:my.sweep", End("minimum")).rows

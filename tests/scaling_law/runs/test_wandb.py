@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from scaling_law import load_runs
-from scaling_law.runs import trackers, w_and_b
+from scaling_law.runs import trackers
+from scaling_law.runs.logged import End
 from scaling_law.runs.table import RunsError
 from tests.scaling_law.runs import wandb_server
 from tests.scaling_law.runs.wandb_server import AUTHORIZATION, KEY
@@ -28,7 +29,7 @@ def wandb(monkeypatch, tmp_path):
         monkeypatch.setenv("NETRC", str(tmp_path / "logins"))
         for name in ("HOME", "WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
             monkeypatch.setenv(name, str(tmp_path))
-        monkeypatch.setattr(w_and_b, "SECONDS", 5)
+        monkeypatch.setattr(trackers, "SECONDS", 5)
         yield server
         client.teardown()  # which else keeps this server's address for all of the process
 
@@ -40,14 +41,14 @@ def test_runs_of_w_and_b(wandb, final, loss):
     assert runs.loss == pytest.approx([loss] * 3)
     assert runs.tokens.tolist() == [8e7] * 3
     assert runs.n_active.tolist() == [1e6, 2e6, 3e6]
-    assert runs.skipped == ("run3 is running", "run4 is failed")
+    assert runs.skipped == ("2 runs: status is running (1: run3), failed (1: run4)",)
     histories = {variables["name"] for _, variables in wandb.asked if "specs" in variables}
     assert histories == (set() if final is None else {f"id{i}" for i in range(5)})
     assert {key for key, _ in wandb.asked} == {AUTHORIZATION}
 
 
 def test_settings_inside_the_configuration_are_columns(wandb):
-    rows = trackers.tracker_rows("wandb:lab/sweep", "last").rows
+    rows = trackers.tracker_rows("wandb:lab/sweep", End("last")).rows
     assert [(row["run_id"], row["id"]) for row in rows] == [(f"run{i}", f"id{i}") for i in range(5)]
     assert {(row["optim.name"], row["experts"], row["step"]) for row in rows} == {("adamw", 4, 39)}
     assert not [name for row in rows for name in row if name.startswith("_")]
@@ -79,7 +80,7 @@ def test_runs_that_start_while_pages_are_read_repeat_none(wandb, monkeypatch):
 
     monkeypatch.setattr(wandb, "page", one_more)
     wandb.longest_page = 3
-    rows = trackers.tracker_rows("wandb:lab/sweep", "last").rows
+    rows = trackers.tracker_rows("wandb:lab/sweep", End("last")).rows
     assert [row["id"] for row in rows] == [f"id{i}" for i in range(len(rows))]
     assert len(rows) > 5
 
@@ -115,7 +116,7 @@ def test_the_key_goes_to_no_server_that_the_first_points_at(wandb):
 
 
 def test_a_busy_server_is_asked_again(wandb, monkeypatch):
-    monkeypatch.setattr(w_and_b, "SECONDS", 30)
+    monkeypatch.setattr(trackers, "SECONDS", 30)
     wandb.faults = [(2, 429, {"Retry-After": "1"}, "slow down"), (3, 503, {}, "busy")]
     assert len(load_runs("wandb:lab/sweep", columns=COLUMNS)) == 3
 
@@ -162,7 +163,7 @@ def test_what_cannot_be_read_is_one_line(wandb, source, message):
 )
 def test_another_address_is_one_line(wandb, monkeypatch, url, message):
     monkeypatch.setenv("WANDB_BASE_URL", url)
-    monkeypatch.setattr(w_and_b, "SECONDS", 1)
+    monkeypatch.setattr(trackers, "SECONDS", 1)
     with pytest.raises(RunsError) as error:
         load_runs("wandb:lab/sweep")
     (line,) = str(error.value).splitlines()

@@ -128,7 +128,7 @@ def test_a_shard_that_comes_later_is_compared_before_it_is_read(corpus, tokenize
 
 
 def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_path, monkeypatch, small_shards):
-    """In the last shard that the run reads, by the thread that compares: a batch reads the first ones."""
+    """The thread that compares finds it in the last shard that the run reads; a batch reads the first ones."""
     started, check = threading.Event(), TokenCache.check_shard
     monkeypatch.setattr(builder, "_CHECK_SECONDS", 0)
     monkeypatch.setattr(TokenCache, "check_shard", lambda cache, number: started.wait(10) and check(cache, number))

@@ -116,7 +116,7 @@ def test_trackers_that_fail_are_warnings(tiny, monkeypatch, caplog):
     text = " ".join(caplog.messages)
     assert "tensorboard failed and gets no more lines of this run: the service ended; log.jsonl has all" in text
     assert "tensorboard could not be started: [Errno 28] No space left on device; training goes on without" in text
-    assert "tensorboard could not finish: no network" in text
+    assert "tensorboard failed and gets no more lines of this run: no network; log.jsonl has all of them" in text
 
 
 @pytest.mark.parametrize("method", ["log", "finish"])
@@ -210,7 +210,7 @@ OUTPUTS = ("a pipe whose reader has gone", "a pipe whose reader does not read", 
 
 
 def test_a_run_whose_output_goes_nowhere_ends_with_its_model(tiny, tmp_path):
-    """With the bar, the log and the bars of libraries."""
+    """The bar, the log and the bars of libraries are shown."""
     runs = {
         output: tiny(**SHORT, run__progress=True, run__output_dir=str(tmp_path / str(number)))
         for number, output in enumerate(OUTPUTS)

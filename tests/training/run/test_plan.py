@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +15,6 @@ from tests.training.ranks import save_configuration
 from training import Run
 from training.run import dry_run, timing
 from training.run.main import main
-from training.run.sharding import Layout
 
 
 @pytest.fixture
@@ -79,24 +77,3 @@ def test_what_cannot_fit_is_refused_before_the_model_is_built(tiny, output, monk
     monkeypatch.setattr(dry_run, "device_memory", lambda _: 1000)
     assert main(["--config", str(save_configuration(arguments)), "--dry-run"]) == 3
     assert "and fits: use more devices with FSDP2, or a smaller model" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(
-    ("section", "experts", "tensor", "described"),
-    [
-        ({"capacity_factor": 1.5, "capacity_group_tokens": 32}, 4, 1, "192 in a block, whatever is routed"),
-        ({"capacity_factor": 1.5, "capacity_group_tokens": 32}, 4, 2, "96 in a block, whatever is routed"),
-        ({"capacity_factor": 0}, 4, 1, "128 in a block if experts are balanced, at most 512"),
-        ({"capacity_factor": 0}, 4, 2, "64 in a block if experts are balanced, at most 256"),
-    ],
-)
-def test_the_rows_of_divided_experts_are_bounded(tiny, section, experts, tensor, described):
-    """Micro-batches of 128 tokens, four experts."""
-    model = {"d_model": 64, "experts": 4} | section
-    arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"], model=model)
-    session = SimpleNamespace(
-        arguments=arguments,
-        layout=Layout(1, 4, experts, tensor),
-        architecture=Architecture(64, 4, 1, 1, 300),
-    )
-    assert dry_run._rows_of_experts(session) == described

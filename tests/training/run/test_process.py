@@ -113,7 +113,7 @@ def test_two_at_once_are_refused(train, monkeypatch, capsys):
 
 
 def settings() -> dict:
-    """What a run may change in its process."""
+    """List what a run may change in its process."""
     return {
         "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
         "environment": dict(os.environ),

@@ -130,7 +130,9 @@ class HeldOutPerplexity(evaluate.Measurement):
 def _token_ids(predictions: Any, tokenizer: PreTrainedTokenizerBase, add_start_token: bool) -> list[list[int]]:
     """Tokenise texts, or check token ids, and begin each with the start token if it is to be added."""
     if isinstance(predictions[0], str):
-        sequences = [_tokenise(text, tokenizer) for text in predictions]
+        # Names of special tokens are text, as in training.
+        options: Fields = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        sequences = tokenizer(list(predictions), **options)["input_ids"]
     else:
         sequences = [list(ids) for ids in predictions]
         largest = max(tokenizer.get_vocab().values())
@@ -146,16 +148,10 @@ def _token_ids(predictions: Any, tokenizer: PreTrainedTokenizerBase, add_start_t
     return [[start, *ids] for ids in sequences]
 
 
-def _tokenise(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of a text, in which names of special tokens are text, as in training."""
-    encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
-    return encoded["input_ids"]
-
-
-def _check(name: str, value: Any, most: int | None = None) -> None:
-    """Raise InputError unless a value is an integer from 1 on, to `most` if it is given."""
-    if not isinstance(value, int) or value < 1 or (most and value > most):
-        limits = f"from 1 to max_length ({most})" if most else "of at least 1"
+def _check(name: str, value: Any, most: float = math.inf) -> None:
+    """Raise InputError unless a value is an integer from 1 to `most`."""
+    if not isinstance(value, int) or not 1 <= value <= most:
+        limits = "of at least 1" if most == math.inf else f"from 1 to max_length ({most})"
         raise InputError(f"{name}: {value!r}; it must be an integer {limits}")
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, load_runs
-from training.demo.left_out import (
+from studies.common import rms
+from studies.demo_runs.left_out import (
     OTHER_E,
     OTHER_SIZE,
     OTHER_TOKENS,
@@ -15,7 +16,6 @@ from training.demo.left_out import (
     leave_out_each,
     left_out_table,
     predict_without_law,
-    rms,
 )
 
 LAW = JointLaw.published().replace(a=5.2, alpha=-0.11, b=9200.0, beta=-0.71, c=0.1, conditions=None)

@@ -15,13 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hub import RunRecord
 from hub.base.progress import progress_line
 from hub.base.tables import Table
-from hub.base.units import format_count
 from scaling_law import FitResult, Law, Runs
-
-FloatArray = NDArray[np.float64]
+from studies.common import FloatArray, rms
 
 OTHER_E = "other E, same size and D"
 OTHER_SIZE = "next size, same E and D"
@@ -155,24 +152,6 @@ def _nearest_loss(
     return float(runs.loss[np.argmin(distances)])
 
 
-def run_table(record: RunRecord, left_out: LeftOut) -> Table:
-    """Tabulate the predictions of one run's loss, and their errors."""
-    i = left_out.run_id.index(record.run_id)
-    loss = left_out.loss[i]
-    interval = f"{left_out.low[i]:.3f} to {left_out.high[i]:.3f}"
-    rows = [["law of the other runs", *_loss_and_error(left_out.law[i], loss), interval]]
-    for name, predictions in left_out.without_law.items():
-        if np.isfinite(predictions[i]):
-            rows.append([name, *_loss_and_error(predictions[i], loss), ""])
-    rows.append(["measured", f"{loss:.3f}", "", ""])
-    size = f"d_model {record.d_model}, E = {record.experts}, {format_count(record.tokens)} tokens"
-    return Table(["", "loss", "error", "95 %"], rows, title=f"Run left out of the fit: {size}")
-
-
-def _loss_and_error(prediction: float, loss: float) -> list[str]:
-    return [f"{prediction:.3f}", f"{prediction - loss:+.3f}"]
-
-
 def left_out_table(left_out: Sequence[LeftOut]) -> Table:
     """Tabulate the errors of the law and of each prediction without one, over the runs that have both."""
     rows = []
@@ -191,18 +170,3 @@ def left_out_table(left_out: Sequence[LeftOut]) -> Table:
 
 def _median_and_rms(errors: FloatArray) -> list[str]:
     return [f"{np.median(errors):.3f}", f"{rms(errors):.3f}"]
-
-
-def misses_in_words(left_out: LeftOut) -> str:
-    """Say by how much the law misses the runs left out, and by how much the predictions without one do."""
-    *nearest, plane = [rms(comparison.without_law) for comparison in left_out.comparisons()]
-    return (
-        f"the law misses by {rms(left_out.errors):.3f} nats per byte (RMS), a log-linear regression by "
-        f"{plane:.3f}, and the nearest runs by {min(nearest):.3f} to {max(nearest):.3f}; "
-        f"the law's 95 % intervals hold {left_out.n_covered} of {len(left_out.loss)} losses"
-    )
-
-
-def rms(errors: FloatArray) -> float:
-    """Return the root mean square."""
-    return float(np.sqrt(np.mean(errors**2)))

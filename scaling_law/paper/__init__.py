@@ -1,1 +1,0 @@
-"""Ludziejewski et al. 2025: published coefficients, printed tables, figures."""
