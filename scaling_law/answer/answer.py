@@ -241,7 +241,10 @@ def rows_of(columns: Mapping[str, Any]) -> list[Fields]:
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> Fields:
     """Return the columns of rows with the same names."""
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    columns = {}
+    for name in rows[0]:
+        columns[name] = [row[name] for row in rows]
+    return columns
 
 
 def _whole(value: Any) -> Any:
@@ -262,5 +265,6 @@ def plain(value: Any) -> Any:
 
 def span(values: Any, form: Callable[[float], str]) -> str:
     """Write one value, or the lowest and the highest of several."""
-    low, high = float(np.min(values)), float(np.max(values))
+    low = float(np.min(values))
+    high = float(np.max(values))
     return form(low) if low == high else f"{form(low)} to {form(high)}"

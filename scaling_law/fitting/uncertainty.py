@@ -92,7 +92,10 @@ class Bootstrap(ResultTable):
 
     def _cells(self) -> list[dict[str, str]]:
         labels = {"coefficient": "", "value": "value", "low": "2.5 %", "high": "97.5 %"}
-        return [{label: _format_limit(row[name]) for name, label in labels.items()} for row in self.to_rows()]
+        cells = []
+        for row in self.to_rows():
+            cells.append({label: _format_limit(row[name]) for name, label in labels.items()})
+        return cells
 
 
 def bootstrap(

@@ -84,7 +84,10 @@ class LawComparison(Answer):
         return f"{self.verdict}\n{format_flops(self.flops)} FLOPs{limit}: the optima of published laws"
 
     def _cells(self) -> list[Fields]:
-        return [{**{name: row[name] for name in SHOWN}, "": row.remark} for row in self.rows]
+        cells = []
+        for row in self.rows:
+            cells.append({**{name: row[name] for name in SHOWN}, "": row.remark})
+        return cells
 
     def summary(self) -> Table:
         """Tabulate the laws; remarks say what warnings do."""

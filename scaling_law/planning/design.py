@@ -304,7 +304,10 @@ class Design(Answer):
     def _cells(self) -> list[Fields]:
         shape = ("d_model",) if self.candidates.architectures else ("run_id", "row")
         names = (*shape, "experts", "n_active", "tokens", "training_flops")
-        return [{name: row[name] for name in names if name in row} for row in self.rows]
+        cells = []
+        for row in self.rows:
+            cells.append({name: row[name] for name in names if name in row})
+        return cells
 
 
 @reads

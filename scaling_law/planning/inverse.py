@@ -156,7 +156,10 @@ class Reached(Answer):
             texts = {cell(row[name], COLUMNS[name]) for row in self.rows}
             if len(texts) == 1 < len(self.rows):
                 hidden.append(name)
-        return [{name: value for name, value in row.items() if name not in hidden} for row in self.rows]
+        cells = []
+        for row in self.rows:
+            cells.append({name: value for name, value in row.items() if name not in hidden})
+        return cells
 
 
 def _describe_model(row: Row) -> str:

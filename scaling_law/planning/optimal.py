@@ -318,8 +318,8 @@ def _worth(models: _Models, tasks: Sequence[Task], draws: FloatArray | None) -> 
 
 def _learning_rates(law: LearningRateLaw | None, budget: Budget, limits: Limits, models: _Models) -> Fields:
     """Return the columns of the batches, and of the peak rates for the last batch of each run."""
-    n_active, tokens = models.variables["n_active"], models.variables["tokens"].tolist()
-    ramps = list(map(budget.rule.run, n_active.tolist(), tokens))
+    tokens = models.variables["tokens"].tolist()
+    ramps = list(map(budget.rule.run, models.variables["n_active"].tolist(), tokens))
     batches = [ramp.last_batch_tokens(count) for ramp, count in zip(ramps, tokens, strict=True)]
     peaks = []
     for sizes in zip(models.d_model.tolist(), models.experts.tolist(), tokens, batches, strict=True):

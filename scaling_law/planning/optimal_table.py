@@ -321,7 +321,8 @@ class OptimalTable(Answer):
         by_flops = sorted(by_hours, key=lambda e: losses[e])
         if by_flops == by_hours:
             return None
-        in_hours, at_equal_flops = (", ".join(f"{e:g}" for e in order[:MOST_SHOWN]) for order in (by_hours, by_flops))
+        in_hours = ", ".join(f"{e:g}" for e in by_hours[:MOST_SHOWN])
+        at_equal_flops = ", ".join(f"{e:g}" for e in by_flops[:MOST_SHOWN])
         return (
             f"Ranking by wall clock ({self.budget.hours:.3g} h): E = {in_hours}; "
             f"at equal compute ({format_flops(self.flops)} FLOPs): {at_equal_flops}"
@@ -446,7 +447,9 @@ class OptimalTable(Answer):
         return [*self.training_notes, *self._describe_serving()]
 
     def _styles(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        return ["bold green" if row is self.best else "" if row.trusted else "dim" for row in self.rows]
+        styles = super()._styles(self.rows)
+        styles[self.rows.index(self.best)] = "bold green"
+        return styles
 
     def _subtitle(self) -> str:
         """Name the budget, the limits, the law and how GPUs train the best row."""
