@@ -9,8 +9,7 @@ from .fitting.holdout import Backtest as Backtest
 from .fitting.holdout import HeldOut as HeldOut
 from .fitting.holdout import backtest as backtest
 from .fitting.holdout import hold_out as hold_out
-from .fitting.measured_speedup import MeasuredSpeedup as MeasuredSpeedup
-from .fitting.measured_speedup import measured_speedup as measured_speedup
+from .fitting.measured import speedup as speedup
 from .fitting.prior import Prior as Prior
 from .fitting.prior import prior as prior
 from .fitting.uncertainty import Bootstrap as Bootstrap
@@ -40,13 +39,10 @@ from .law.shelf import laws as laws
 from .law.shelf import published as published
 from .machine.throughput import Throughput as Throughput
 from .machine.throughput_fit import fit_throughput as fit_throughput
-from .planning.break_even import BreakEven as BreakEven
 from .planning.budget import Budget as Budget
 from .planning.design import Design as Design
 from .planning.inverse import Reached as Reached
 from .planning.limits import Limits as Limits
-from .planning.matched import MatchedMemory as MatchedMemory
-from .planning.matched import matched_memory as matched_memory
 from .planning.optimal_table import OptimalRow as OptimalRow
 from .planning.optimal_table import OptimalTable as OptimalTable
 from .planning.optimum import ComputeOptimum as ComputeOptimum
@@ -54,7 +50,7 @@ from .planning.plan import Plan as Plan
 from .planning.question_schema import question_schema as question_schema
 from .planning.scale_out import ScaleOut as ScaleOut
 from .planning.scale_out import scale_out as scale_out
-from .planning.speedup import EffectiveSpeedup as EffectiveSpeedup
+from .planning.speedup import Speedup as Speedup
 from .rates.law import LearningRateLaw as LearningRateLaw
 from .rates.surface import LearningRateFit as LearningRateFit
 from .rates.surface import fit_learning_rate as fit_learning_rate

@@ -95,8 +95,8 @@ def test_in_a_browser(pages, address, browser, scheme, widths):
     palette = "slate" if scheme == "dark" else "default"
     assert page.get_attribute("body", "data-md-color-scheme") == palette
     page.keyboard.press("Control+k")
-    page.keyboard.type("matched_memory")
-    page.get_by_role("link", name=re.compile("matched_memory")).locator("visible=true").first.wait_for()
+    page.keyboard.type("memory_optimal")
+    page.get_by_role("link", name=re.compile("memory_optimal")).locator("visible=true").first.wait_for()
     page.close()
     assert (hosts - {None}, problems, wide) == ({"127.0.0.1"}, [], [])
     assert cut_tables <= WIDE_TABLES

@@ -19,12 +19,8 @@ from scaling_law.formulas.law import positive
 from scaling_law.rates.batch import GIVEN, cite, usual_batch
 from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw
 from scaling_law.rates.surface import LearningRateFit, fit_learning_rate
-from scaling_law.size.architecture import (
-    Architecture,
-    active_parameters,
-    name_size,
-    total_parameters,
-)
+from scaling_law.size.architecture import Architecture, name_size
+from scaling_law.size.widths import Sized, Widths
 
 WITH = "To fit: what the law has besides N and E: tokens, batch, or tokens,batch. [default: neither]"
 EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8."
@@ -118,18 +114,20 @@ def learning_rate(
 def _ask(law: LearningRateLaw, d_model: float, experts: int, question: Fields) -> Fields:
     """Ask the law for the rate of one architecture, with its sizes and the range check."""
     vocabulary = law.vocab_size if question["vocab_size"] is None else question["vocab_size"]
-    n_blocks = question["n_blocks"]
+    positive("d_model", d_model)
     # `optimal` prints widths that are no whole numbers, too.
     width: Any = int(d_model) if d_model.is_integer() else d_model
-    if n_blocks is not None or question["n_heads"] is not None:
-        # An architecture that cannot be is refused.
-        Architecture(width, experts, n_blocks, question["n_heads"], vocabulary)
-    positive("d_model", width)
+    model: Sized = Widths.of(width, experts, vocab_size=vocabulary)
+    if question["n_blocks"] is not None or question["n_heads"] is not None:
+        model = Architecture(width, experts, question["n_blocks"], question["n_heads"], vocabulary)
     tokens = question["tokens"]
-    n_active = float(active_parameters(width, n_blocks, vocabulary))
-    batch, batch_source = _batch_of(law, n_active, tokens, question["batch_tokens"])
-    counted = float(law.counted_parameters(width, n_blocks, vocabulary))
-    peak = law.peak(counted, experts, tokens, batch)
+    batch = question["batch_tokens"]
+    source: str | None = GIVEN
+    if law.slope_batch and batch is None and tokens is not None:
+        batch, source = usual_batch(float(model.n_active), float(positive("tokens", tokens)))
+    if not law.slope_batch or batch is None:
+        batch = source = None
+    peak = law.peak(float(law.counted(model)), experts, tokens, batch)
     return {
         "learning_rate": peak.learning_rate,
         "reading": law.reading,
@@ -137,32 +135,16 @@ def _ask(law: LearningRateLaw, d_model: float, experts: int, question: Fields) -
         "formula": law.formula,
         "tokens": tokens,
         "batch_tokens": batch,
-        "batch_source": batch_source,
+        "batch_source": source,
         "regret": law.regret,
         "learning_rate_interval": peak.interval,
         "d_model": width,
         "experts": experts,
-        "n_active": round(n_active),
-        "n_total": round(float(total_parameters(width, experts, n_blocks, vocabulary))),
-        "trusted": bool(law.check_at(counted, experts, tokens, batch).trusted) and peak.learning_rate is not None,
+        "n_active": round(float(model.n_active)),
+        "n_total": round(float(model.n_total)),
+        "trusted": bool(peak.check.trusted) and peak.learning_rate is not None,
         "warnings": peak.warnings,
     }
-
-
-def _batch_of(
-    law: LearningRateLaw,
-    n_active: float,
-    tokens: float | None,
-    batch: float | None,
-) -> tuple[float | None, str | None]:
-    """Return the batch that a rate is for, and where it comes from; None of a law without the batch."""
-    if not law.slope_batch:
-        return None, None
-    if batch is not None:
-        return batch, GIVEN
-    if tokens is None:
-        return None, None
-    return usual_batch(n_active, float(positive("tokens", tokens)))
 
 
 def _describe(answer: Fields) -> Table:

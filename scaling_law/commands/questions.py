@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,7 +18,7 @@ from hub.base.commands import (
     Revision,
     several,
 )
-from hub.base.errors import InputError, given
+from hub.base.errors import InputError
 from hub.base.tables import Table, join_words, show
 from hub.base.types import Fields
 from hub.base.units import bracket_interval, parse_count
@@ -35,7 +35,10 @@ VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable).
 WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8, or doublings: 2-8."
 OF_TIME = ("gpus", "gpu", "throughput", "mfu", "engine", "precision", "sequence_length", "batch")
 OF_DESIGN = ("granularity", "shared_ratio", "vocab_size")
-COMPUTE_ONLY = ("baseline", *OF_TIME, *OF_DESIGN)
+MATCH = (
+    "What the baseline is chosen by: flops, hours, memory (equal N_total), or served (equal N_act). [default: flops]"
+)
+COMPUTE_ONLY = ("baseline", "match", *OF_TIME, *OF_DESIGN)
 LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
 
 
@@ -184,13 +187,12 @@ def reach(
 
 
 @command(
-    "flops n_active experts baseline gpus gpu throughput mfu engine precision sequence_length batch granularity "
+    "flops n_active experts baseline match gpus gpu throughput mfu engine precision sequence_length batch granularity "
     "shared_ratio vocab_size force law",
     modes={"n_active": Mode(never=("flops", *COMPUTE_ONLY))},
 )
 def speedup(
     law: Law,
-    force: bool,
     flops: Annotated[Any, quantity(FLOPS, "Training FLOPs of the model: 1e22. Answers in FLOPs and tokens.")] = None,
     n_active: Annotated[
         Any,
@@ -200,6 +202,7 @@ def speedup(
     ] = None,
     experts: Annotated[Any, quantity(SOME_EXPERTS, WHICH_EXPERTS, default="8; with --n-active the law's own")] = None,
     baseline: Annotated[float, option("E of the baseline, which must reach its loss.", min=1)] = 1.0,
+    match: Annotated[Literal["flops", "hours", "memory", "served"] | None, option(MATCH)] = None,
     **question: Any,
 ) -> Answer | tuple[Answer, Fields]:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off.
@@ -216,19 +219,15 @@ def speedup(
 
         scaling-law speedup --flops 1e22 --experts 32 --baseline 4 --gpu h100 --gpus 8
 
+        scaling-law speedup --flops 1e22 --experts 8 --match memory
+
         scaling-law speedup --n-active 1e8,1e9 --experts 2,8 --json
     """
     if n_active is not None:
-        return law.break_even(n_active, experts, force=force), {"law": repr(law)}
+        return law.speedup(experts, n_active=n_active, force=question["force"]), {"law": repr(law)}
     if flops is None:
         raise InputError("--flops or --n-active is needed")
-    experts = experts or [8.0]
-    if len(experts) > 1:
-        counts = ",".join(f"{e:g}" for e in experts)
-        raise InputError(f"--experts {counts}: one E goes with --flops, several with --n-active")
-    if experts[0] < 1:
-        raise InputError(given("experts", experts[0]), " must be at least 1")
-    return law.speedup(experts[0], baseline, flops=flops, force=force, **question)
+    return law.speedup(experts, baseline, match=match, flops=flops, **question)
 
 
 @command("flops memory laws vocab_size force", modes={"flops": Mode(only=("memory", "vocab_size", "force"))})

@@ -63,6 +63,10 @@ ARGUMENTS = {
             parse_count,
             default_meaning="1",
         ),
+        "match": Field(
+            "What the baseline is chosen by: flops, hours, memory (equal N_total), or served (equal N_act).",
+            default_meaning="flops",
+        ),
         "n_active": Field(
             "Instead of flops, for the crossover tokens: active parameters, 1.1B or 1e8,1e9.",
             _parse_sizes,
@@ -126,14 +130,7 @@ def reach(law: Law, **question: Any) -> Fields:
 
 def speedup(law: Law, **question: Any) -> Fields:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off."""
-    experts = question.pop("experts", None)
-    if "n_active" in question:
-        return law.break_even(question["n_active"], experts).to_dict()
-    model, *others = experts or [8.0]
-    if others:
-        raise InputError(given("experts", experts), ": one E goes with flops, several with n_active")
-    baseline = question.pop("baseline", 1.0)
-    return law.speedup(model, baseline, **question).to_dict()
+    return law.speedup(question.pop("experts", None), question.pop("baseline", 1.0), **question).to_dict()
 
 
 def describe(law: Law, **question: Any) -> Fields:
@@ -160,7 +157,7 @@ TOOLS: Mapping[Callable[..., Fields], str] = {
     plan: f"{BUDGET} branches",
     loss: "n_active tokens experts",
     reach: f"loss {BUDGET.replace(' max_parameters', '')}",
-    speedup: f"flops experts baseline n_active {CLUSTER} {DESIGN}",
+    speedup: f"flops experts baseline match n_active {CLUSTER} {DESIGN}",
     describe: "model tokens context kv_tokens bytes_per_parameter bytes_per_kv",
     fit: "runs kind prior where",
 }

@@ -16,7 +16,6 @@ from hub.base.paths import local_path
 from scaling_law.formulas import Conditions, Formula
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.law_files import FILE_NAME, FORMAT, VERSION, law_to_dict, push_law
-from scaling_law.planning.break_even import break_even
 from scaling_law.planning.design import next_runs
 from scaling_law.planning.inverse import reach
 from scaling_law.planning.optimal import optimal
@@ -41,7 +40,6 @@ class Law(Formula):
     plan = plan
     reach = reach
     speedup = speedup
-    break_even = break_even
     next_runs = next_runs
 
     # ------------------------------------------------------------------ files

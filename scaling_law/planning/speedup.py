@@ -7,61 +7,70 @@ L∞ + A C^−α with a pinned L∞ and α (marin-community/marin, experiments/g
 interval). The best models of a law m N^μ + n D^ν + c lie on just that curve, with L∞ = c and α = μν / −(μ + ν). The
 factor depends on L∞, which no run measures, and grows without bound as L_model comes down to it: both are
 shown.
+
+In the joint law (Ludziejewski et al. 2025, Eq. 5) experts lower the term in N and raise that in D, ω > 0, which wanes
+as D grows (ζ < 0): at equal N_act, which costs the same to serve, few tokens favour the dense model.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError, given
-from hub.base.inputs import reads
+from hub.base.errors import InputError, given, unknown
+from hub.base.inputs import as_it_is, numbers_of, reads
 from hub.base.notices import about
+from hub.base.tables import cell, join_words
 from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_ends, format_flops
-from scaling_law.answer.answer import Answer, Row, columns_of
+from scaling_law.answer.answer import Answer, Row, columns_of, span
+from scaling_law.answer.columns import COLUMNS
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import one_positive, positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
 from scaling_law.planning.minimiser import least
-from scaling_law.planning.optimum import coefficients_of, optimal_widths
+from scaling_law.planning.optimum import coefficients_of, optimal_widths, parse_experts, parse_positive
 from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, lists_keywords
 from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
-from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
+from scaling_law.size.architecture import (
+    Architecture,
+    affordable_tokens,
+    is_size,
+    training_flops,
+    width_of_active,
+    width_of_total,
+)
 from scaling_law.size.arrays import FloatArray, Interval, Variables
-from scaling_law.size.widths import Sized, Widths
+from scaling_law.size.widths import Sized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Model = float | Architecture
+Match = Literal["flops", "hours", "memory", "served"]
+MATCHES = ("flops", "hours", "memory", "served")
 # Widths are searched from the start divided by this to the start times this, at so many points.
 AROUND = 50.0
 POINTS = 33
-# Columns of a printed row.
-SHOWN = (
-    "n_active",
-    "tokens",
-    "flops",
-    "compute",
-    "compute_interval",
-    "data",
-    "data_interval",
-    "time",
-    "time_interval",
-    "floor",
-    "trusted",
-)
 # Limits that go with a speed-up, whose models nothing limits or serves.
 ALLOWED_LIMITS = ("granularity", "shared_ratio", "vocab_size")
+# Tokens between which a crossover is searched, at so many points; a line between two is off by less than 0.1 %.
+TOKENS_RANGE = (1e3, 1e15)
+CROSSOVER_POINTS = 400
+# The factors of a row, and what they multiply.
+FACTORS = {"compute": "FLOPs", "data": "tokens", "time": "hours"}
+# Columns of rows that no table shows.
+HIDDEN = ("hours", "unreached", "warnings")
 
 
 class SpeedupRow(Row):
-    """One way for the baseline to reach the model's loss: at its "best size", or at one size with more tokens.
+    """One way for the baseline to reach the model's loss: at its "best size", or at a given one with more tokens.
 
     `compute`, `data` and `time` are the baseline's FLOPs, tokens and hours over the model's, each with 95 % of its
     values under the draws; infinite where its loss ends at `floor` nats per token, however many tokens it gets, as in
@@ -69,178 +78,217 @@ class SpeedupRow(Row):
     `hours` and `time` are None. `trusted`: no further outside the fitted ranges than backtests support.
     """
 
-    def _headline(self) -> str:
-        flops = f"{_format_factor(self.compute)} times the FLOPs"
-        return f"{self.size}: {flops} and {_format_factor(self.data)} times the tokens"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class EffectiveSpeedup(Answer):
-    """What the baseline needs for the model's loss: a row for each way, the first the headline.
+class Speedup(Answer):
+    """The worth of a model or of measured runs, by what a baseline needs for their loss.
 
-    `model` and `baseline` name the two. Parameters, tokens, FLOPs, nats: `n_active` … `loss` are the model's.
-    `asymptote` is the baseline's loss at endless size and tokens with 95 % of its values under the draws, `exponent`
-    the α of L∞ + A C^−α along its best models, `baseline_loss` that of the best one at the model's FLOPs; both are
-    None where the baseline is one architecture.
+    Of a law: a `SpeedupRow` for each way, the first the headline. `n_active` … `loss` are the model's (parameters,
+    tokens, FLOPs, nats); `asymptote` is the baseline's loss at endless size and tokens with 95 % of its values under
+    the draws, `exponent` the α of L∞ + A C^−α along its best models, `baseline_loss` that of the best one at the
+    model's FLOPs; both are None where the baseline is one architecture.
+
+    Of crossovers: a dict for each size and E, with the `tokens` from which the model is ahead, 0 where it leads
+    throughout the tokens searched, infinite where it does not at the last; `tokens_low` and `tokens_high` are the
+    95 % interval over the law's draws, NaN without draws. Of measured runs: a dict for each evaluation set and run,
+    with its `factor` and the interval from `low` to `high`.
     """
 
+    _question: ClassVar[Strings] = ("size", "set", "run", "n_active", "experts")
     _row: ClassVar[type[Row]] = SpeedupRow
 
-    model: str
-    baseline: str
-    n_active: float
-    tokens: float
-    flops: float
-    loss: float
-    law: str
-    asymptote: float
-    asymptote_interval: Interval | None
+    claim: str = field(repr=False)
+    match: str
+    model: str | None = None
+    baseline: str | None = None
+    n_active: float | None = None
+    tokens: float | None = None
+    flops: float | None = None
+    loss: float | None = None
+    law: str | None = None
+    factor: float | None = None
+    asymptote: float | None = None
+    asymptote_interval: Interval | None = None
     exponent: float | None = None
     baseline_loss: float | None = None
 
     @property
-    def best(self) -> SpeedupRow:
-        return cast(SpeedupRow, self.rows[0])
+    def verdict(self) -> str:
+        return self.claim
+
+    @property
+    def best(self) -> SpeedupRow | None:
+        """The first way of the baseline; None where rows are not compared."""
+        return self.rows[0] if self.model else None
+
+    @property
+    def warnings(self) -> Strings:
+        # Those on the model name it, where there are others.
+        return self.notes if self.model else super().warnings
 
     @property
     def trusted(self) -> bool:
-        return super().trusted and self.best.trusted
-
-    @property
-    def verdict(self) -> str:
-        flops = f"{_format_factor(self.best.compute)} times the FLOPs"
-        tokens = f"{_format_factor(self.best.data)} times the tokens"
-        return f"{self.baseline} needs {flops} and {tokens} of {self.model} for its loss of {self.loss:.3f}"
-
-    @property
-    def factor(self) -> float:
-        """Times the model's FLOPs that the baseline needs, of the first row."""
-        return self.best.compute
+        return super().trusted and (self.best is None or self.best.trusted)
 
     def at_asymptote(self, asymptote: float) -> float:
         """Return the factor if L∞ were `asymptote`, with α and `baseline_loss` as they are (Marin's rule).
 
         Infinite where the model's loss is not above it. ValueError where the baseline is one architecture.
         """
-        if self.exponent is None or self.baseline_loss is None:
+        if self.exponent is None or self.baseline_loss is None or self.loss is None:
             raise InputError(f"baseline={self.baseline} is one size: only the best models of an E follow L∞ + A C^−α")
         if self.loss <= asymptote:
             return float("inf")
         ratio = (self.baseline_loss - asymptote) / (self.loss - asymptote)
         return float(ratio ** (1.0 / self.exponent))
 
-    @property
-    def warnings(self) -> Strings:
-        warnings = list(self.notes)
-        for row in self.rows:
-            if np.isinf(row.compute):
-                warnings.append(
-                    f"{row.size}: {self.baseline} ends at {row.floor:.4f} nats, above the {self.loss:.4f} of "
-                    f"{self.model}: no number of tokens reaches it"
-                )
-            elif row.unreached:
-                warnings.append(f"{row.size}: out of reach in {row.unreached:.0%} of the draws")
-            warnings += [about(row.size, warning) for warning in row.warnings]
-        return tuple(warnings)
-
     def facts(self) -> Fields:
-        return {**super().facts(), "factor": self.factor}
-
-    def _lines(self) -> str:
-        model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
-        cost = f"{model}, {format_flops(self.flops)} FLOPs"
-        return f"{self.verdict}\n{self.model}: {cost}, loss {self.loss:.4f}  ({self.law})"
+        return {name: value for name, value in super().facts().items() if value is not None}
 
     def _cells(self) -> list[Fields]:
-        return [{self.baseline: row.size, **row.cells(*SHOWN)} for row in self.rows]
+        names = [name for name in self.columns if name not in HIDDEN]
+        shown = [name for name in names if any(row[name] is not None for row in self.rows)]
+        return [{name: row[name] for name in shown} for row in self.rows]
+
+    def _lines(self) -> str:
+        if self.n_active is None:
+            return self.claim
+        size = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
+        model = f"{self.model}: {size}, {format_flops(self.flops)} FLOPs, loss {self.loss:.4f}  ({self.law})"
+        return f"{self.claim}\n{model}"
 
     def _footnotes(self) -> list[str]:
-        return [self._describe_asymptote()]
+        return [] if self.asymptote is None else [self._describe_asymptote(self.asymptote)]
 
-    def _describe_asymptote(self) -> str:
+    def _describe_asymptote(self, asymptote: float) -> str:
         """Name the baseline's asymptote, and the factors that its other values would give."""
-        interval = " ({}…{})".format(*format_ends(*self.asymptote_interval)) if self.asymptote_interval else ""
-        text = f"Asymptote of {self.baseline}: {self.asymptote:.3f}{interval} nats"
-        if self.exponent is None or not np.isfinite(self.factor):
-            return text
-        ends = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
-        factors = " or ".join(_format_factor(self.at_asymptote(end)) for end in ends)
-        limits = "its 95 % limits" if self.asymptote_interval else "0.05 nats below or above"
-        places = ", ".join(format_ends(*ends))
-        other = f"With the asymptote at {limits} ({places}) the compute multiplier would be {factors}."
-        return f"{text}, α = {self.exponent:.4f}. {other}"
+        text = f"Asymptote of {self.baseline}: {asymptote:.3f} nats"
+        bounds = self.asymptote_interval or (asymptote - 0.05, asymptote + 0.05)
+        places = "{} to {}".format(*format_ends(*bounds))
+        if self.exponent is None or self.factor == np.inf:
+            return f"{text}, 95 % of its draws {places}" if self.asymptote_interval else text
+        factors = " to ".join(cell(self.at_asymptote(bound), COLUMNS["compute"]) for bound in bounds)
+        return (
+            f"{text}, α = {self.exponent:.4f}. With the asymptote at {places} it would take {factors} times the FLOPs."
+        )
 
 
 @lists_keywords
-@reads
+@reads(model=as_it_is)
 def speedup(
     law: Formula,
-    model: Model,
+    model: Any = None,
     baseline: Model = 1.0,
     *,
+    match: Match | None = None,
     flops: Quantity | None = None,
     tokens: Quantity | None = None,
+    n_active: ArrayLike | None = None,
+    between: Interval = TOKENS_RANGE,
     force: bool = False,
     **question: Unpack[QuestionFields],
-) -> EffectiveSpeedup:
+) -> Speedup:
     """Say how many times the model's compute and tokens a baseline needs for its loss, with 95 % of the law's draws.
 
     Args:
-        model, baseline: an E, which stands for its compute-optimal model, or an `Architecture`.
+        model, baseline: an E, which stands for its compute-optimal model, or an `Architecture`. A model of None has
+            E = 8; with `n_active`, each E of the law above 1.
+        match: what the baseline is chosen by: "flops", the size of least FLOPs (the default), "hours", the size of
+            fewest hours on the GPUs, "memory", the model's N_total, or "served", the model's N_act, with which each
+            served token costs the same.
         flops: that the model spends (6 N_act D), a number or text such as "1e22"; or, for an architecture, its
             `tokens`.
-        question: `gpu` or `throughput` with `gpus`, for hours, too (the best size is still that of least FLOPs);
-            `granularity`, `shared_ratio` and `vocab_size` of the models that an E stands for: as in `law.optimal`.
+        n_active: instead of both, sizes of models that are matched as "served": the answer is the token count at
+            which an MoE of each E overtakes the dense model of the same N_act.
+        between: tokens in which this crossover is searched: ask the law of a small sweep no further than its runs.
+        question: `gpu` or `throughput` with `gpus`, for hours, too; `granularity`, `shared_ratio` and `vocab_size` of
+            the models that an E stands for: as in `law.optimal`.
 
-    An E as baseline answers at its best size and at the model's N_act, an architecture at its own. ValueError for a
-    law without tokens and unless exactly one of flops and tokens is given; ExtrapolationError where the model is
-    beyond the range guard, unless `force`.
+    ValueError for a law without tokens and unless one of flops, tokens and n_active is given; ExtrapolationError
+    where the model is beyond the range guard, unless `force`.
     """
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
-    for name in LimitFields.__annotations__:
-        value = question.get(name)
-        if value is not None and name not in ALLOWED_LIMITS:
-            raise InputError(f"{name}={value!r} does not go with a speed-up, of models that nothing limits or serves")
+    if match is not None and match not in MATCHES:
+        raise InputError(unknown("match=", match, MATCHES))
+    _refuse_other_fields({"flops": flops, "tokens": tokens, "match": match, **question}, n_active is not None)
+    if n_active is not None:
+        return _find_crossovers(law, n_active, model, between, force)
+    match = match or "flops"
     cluster, limits = read_costs(law, **question)
-    variables, width = _read_spending(law, model, flops, tokens, limits, force)
+    if match == "hours" and cluster is None:
+        raise InputError(
+            given("match", match),
+            " takes step times: give ",
+            given("gpus"),
+            " and ",
+            given("gpu"),
+        )
+    model = _read_model("experts", 8.0 if model is None else model)
+    baseline = _read_model("baseline", baseline)
+    if isinstance(baseline, Architecture) and match in ("memory", "served"):
+        raise InputError(
+            given("match", match),
+            " sets the size of the baseline: give its E, no Architecture",
+        )
+    variables, sized = _read_spending(law, model, flops, tokens, limits, force)
     check = law.check(**variables)
     check.refuse(force)
     name = _describe(model)
-    sized = model if isinstance(model, Architecture) else limits.widths(width, variables["experts"])
     notes = [] if cluster is None else [*cluster.warnings(sized, float(variables["tokens"]))]
     if cluster is not None and not np.any(cluster.fits_run(sized, variables["tokens"])):
         notes.append(f"{name}: training takes more memory than {cluster.hardware} have")
+        if match == "hours":
+            raise InputError(notes[-1])
         cluster = None
     notes += [about(name, warning) for warning in check.warnings]
     notes += explain_ignored_design(law, limits)
+
     target = _Target.of(law, variables, sized, cluster)
-    if isinstance(baseline, Architecture):
-        curve = target.asymptote(baseline.variables())
-        rows = [target.row("as given", baseline.variables(), baseline)]
-    else:
-        experts = _read_experts("baseline", baseline)
-        same_width = width_of_active(variables["n_active"], limits.vocab_size)
-        of_same_size = target.of_baseline(limits.variables(same_width, experts, 1.0))
-        best_width = of_same_size.cheapest(same_width, experts, limits)
-        curve = target.frontier(experts, limits)
-        rows = [
-            target.row("best size", *target.models(best_width, experts, limits), least_loss=curve["asymptote"]),
-            target.row("same N_act", *target.models(same_width, experts, limits)),
-        ]
-    return EffectiveSpeedup(
+    loss = float(target.loss[0, 0])
+    rows, curve = target.rows(baseline, limits, match, sized)
+    headline = "time" if match == "hours" else "compute"
+    for row in rows:
+        notes += [about(row.size, warning) for warning in row.warnings]
+    costs = join_words(_describe_costs(rows[0], headline))
+    return Speedup(
         columns=columns_of(rows),
+        claim=f"{_describe(baseline)} needs {costs} of {name} for its loss of {loss:.3f}",
+        match=match,
         model=name,
         baseline=_describe(baseline),
         n_active=float(variables["n_active"]),
-        tokens=float(variables["tokens"]),
-        flops=target.flops,
-        loss=float(target.loss[0, 0]),
+        tokens=float(target.costs["data"][0]),
+        flops=float(target.costs["compute"][0]),
+        loss=loss,
         law=law.conditions.provenance if law.conditions else "fitted law",
+        factor=getattr(rows[0], headline),
         check=check,
         notes=tuple(notes),
         **curve,
     )
+
+
+def _describe_costs(row: SpeedupRow, headline: str) -> list[str]:
+    """Say how many times the FLOPs, tokens and hours the baseline needs, the headline first."""
+    costs = []
+    for name in sorted(FACTORS, key=lambda name: name != headline):
+        factor = getattr(row, name)
+        if factor is not None:
+            costs.append(f"{cell(factor, COLUMNS['compute'])} times the {FACTORS[name]}")
+    return costs
+
+
+def _refuse_other_fields(question: Mapping[str, Any], at_sizes: bool) -> None:
+    """Raise InputError for a field that a speed-up would ignore, or, `at_sizes`, a crossover."""
+    for name, value in question.items():
+        if value is None or (name == "match" and value == "served"):
+            continue
+        if at_sizes:
+            reason = ", which asks from how many tokens on models that are served alike are ahead"
+            raise InputError(given(name, value), " does not go with ", given("n_active"), reason)
+        if name in LimitFields.__annotations__ and name not in ALLOWED_LIMITS:
+            raise InputError(f"{name}={value!r} does not go with a speed-up, of models that nothing limits or serves")
 
 
 @dataclass(frozen=True)
@@ -248,120 +296,190 @@ class _Target:
     """The loss of the model, for others to reach: under the law itself, and under each of its draws.
 
     `coefficients` [n_coefficients, 1 + n_draws, 1] are the law's own, then those of the draws, in whose order are
-    `loss` [1 + n_draws, 1] and `seconds` [1 + n_draws]. Losses of draws have the error of extrapolation.
+    `loss` [1 + n_draws, 1] and the `costs` [1 + n_draws] of `FACTORS`. Losses of draws have the error of
+    extrapolation.
     """
 
     law: Formula
+    cluster: Cluster | None
     coefficients: FloatArray
     loss: FloatArray
-    tokens: float
-    flops: float
-    seconds: FloatArray | None
-    cluster: Cluster | None
+    costs: dict[str, FloatArray]
 
     @classmethod
-    def of(cls, law: Formula, variables: Variables, model: Sized, cluster: Cluster | None) -> _Target:
+    def of(
+        cls,
+        law: Formula,
+        variables: Variables,
+        model: Sized,
+        cluster: Cluster | None,
+    ) -> _Target:
         coefficients = coefficients_of(law)
-        tokens = float(variables["tokens"])
-        flops = float(training_flops(variables["n_active"], tokens))
         loss = np.asarray(law.evaluate(coefficients, variables), float)
         loss[1:] = law.add_extrapolation(loss[1:], variables, 1)
-        seconds = None if cluster is None else _seconds(cluster, model, np.full(len(loss), tokens))
-        return cls(law, coefficients, loss, tokens, flops, seconds, cluster)
+        tokens = np.full(len(loss), float(variables["tokens"]))
+        return cls(law, cluster, coefficients, loss, _costs(cluster, variables, model, tokens))
+
+    def rows(
+        self,
+        baseline: Model,
+        limits: Limits,
+        match: str,
+        model: Sized,
+    ) -> tuple[list[SpeedupRow], Fields]:
+        """List the ways of a baseline, the one that is matched first, and describe the curve of its best models."""
+        if isinstance(baseline, Architecture):
+            variables = baseline.variables()
+            return [self.row("as given", variables, baseline)], self.asymptote(variables)
+        equal_size = "same N_act"
+        width = float(width_of_active(model.n_active, limits.vocab_size))
+        if match == "memory":
+            equal_size = "same N_total"
+            width = float(width_of_total(model.n_total, baseline, limits.vocab_size))
+        curve = self.asymptote(limits.variables(width, baseline, 1.0))
+        rows = [self.row(equal_size, *_models(width, baseline, limits))]
+        if match in ("flops", "hours"):
+            curve.update(self.frontier(baseline, limits, curve["asymptote"]))
+            best = self.cheapest(width, baseline, limits, self.cluster if match == "hours" else None)
+            rows.insert(0, self.row("best size", *_models(best, baseline, limits), curve["asymptote"]))
+        return rows, curve
 
     def asymptote(self, variables: Variables) -> Fields:
         """Return L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
         endless = {name: value * ENDLESS if is_size(name) else value for name, value in variables.items()}
         floors = floor(self.law, self.coefficients, endless)[:, 0]
-        return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
+        return {
+            "asymptote": float(floors[0]),
+            "asymptote_interval": _interval(floors[1:]),
+        }
 
-    def frontier(self, experts: float, limits: Limits) -> Fields:
-        """Return L∞, α and the loss at the model's FLOPs, along the best models with E experts."""
-        curve = self.asymptote(limits.variables(64.0, experts, 1.0))
-        budgets = Budget.each(self.flops * np.array([1.0, 2.0]))
+    def frontier(
+        self,
+        experts: float,
+        limits: Limits,
+        asymptote: float,
+    ) -> Fields:
+        """Return α and the loss at the model's FLOPs, along the best models with E experts."""
+        budgets = Budget.each(self.costs["compute"][0] * np.array([1.0, 2.0]))
         widths = optimal_widths(self.law, budgets, experts, limits).free
         loss, loss_of_twice = self.law.loss(**budgets.models(self.law, widths, experts, limits))
-        ratio = (loss - curve["asymptote"]) / (loss_of_twice - curve["asymptote"])
-        return {**curve, "exponent": float(np.log2(ratio)), "baseline_loss": float(loss)}
+        exponent = np.log2((loss - asymptote) / (loss_of_twice - asymptote))
+        return {"exponent": float(exponent), "baseline_loss": float(loss)}
 
-    def of_baseline(self, variables: Variables) -> _Target:
-        """Return the target less the error of extrapolation of a baseline, so that what both share cancels.
+    def loss_for(self, variables: Variables) -> FloatArray:
+        """Return the loss less the error of extrapolation of a baseline, so that what both share cancels.
 
         It is that of the model by the law itself, of the first of these `variables`.
         """
         model = {name: np.ravel(values)[:1] for name, values in variables.items()}
         tokens = tokens_needed(self.law, self.coefficients[:, :1], self.loss[:1], model, Limits())
-        own = of_law(self.law, {**model, "tokens": np.ravel(tokens)})
         loss = self.loss.copy()
         # No number of tokens may be enough.
-        if np.isfinite(own["tokens"]).all():
-            loss[1:] /= self.law.add_extrapolation(np.ones_like(loss[1:]), own, 1)
-        return replace(self, loss=loss)
+        if np.isfinite(tokens).all():
+            models = of_law(self.law, {**model, "tokens": np.ravel(tokens)})
+            loss[1:] /= self.law.add_extrapolation(np.ones_like(loss[1:]), models, 1)
+        return loss
 
-    def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
-        """Find the d_model of least FLOPs that reaches the loss under each draw, [1 + n_draws, 1]; NaN for none."""
-        of_training = replace(limits, inference_tokens=0.0, unique_tokens=None)
-        models = reaching(self.law, self.coefficients, self.loss, experts, of_training)
-        low = np.full(self.loss.shape, np.log(start / AROUND))
-        high = np.full(self.loss.shape, np.log(start * AROUND))
-        return np.exp(least(lambda log_width: models(np.exp(log_width))[2], low, high, POINTS))
+    def cheapest(
+        self,
+        start: float,
+        experts: float,
+        limits: Limits,
+        cluster: Cluster | None,
+    ) -> FloatArray:
+        """Find the d_model of least FLOPs that reaches the loss under each draw, [1 + n_draws, 1]; NaN for none.
 
-    def models(self, d_model: Any, experts: float, limits: Limits) -> tuple[Fields, Widths]:
-        """Return the variables of models of one width, or of one for each draw, and the models themselves."""
-        widths = np.broadcast_to(d_model, self.loss.shape)
-        return limits.variables(widths, experts, 1.0), limits.widths(widths[:, 0], experts)
+        With a cluster it is that of fewest seconds, under the law itself.
+        """
+        loss = self.loss_for(limits.variables(start, experts, 1.0))
+        n = 1 if cluster else len(loss)
+        models = reaching(self.law, self.coefficients[:, :n], loss[:n], experts, limits, cluster)
+        low = np.full((n, 1), np.log(start / AROUND))
+        high = np.full((n, 1), np.log(start * AROUND))
+        width = np.exp(least(lambda log_width: models(np.exp(log_width))[2], low, high, POINTS))
+        return np.broadcast_to(width, loss.shape)
 
-    def row(self, size: str, variables: Variables, model: Sized, least_loss: float | None = None) -> SpeedupRow:
+    def row(
+        self,
+        size: str,
+        variables: Variables,
+        model: Sized,
+        least_loss: float | None = None,
+    ) -> SpeedupRow:
         """Say what these models need, under the law itself and as intervals; `least_loss` where the size is free."""
         if least_loss is None:
             least_loss = float(floor(self.law, self.coefficients, variables)[0, 0])
-        target_loss = self.of_baseline(variables).loss
-        needed = tokens_needed(self.law, self.coefficients, target_loss, variables, Limits())
-        tokens = np.broadcast_to(needed, self.loss.shape)[:, 0]
-        flops = training_flops(np.broadcast_to(variables["n_active"], self.loss.shape)[:, 0], tokens)
-        every = of_law(self.law, {**variables, "tokens": tokens})
-        own = {name: float(values.flat[0]) for name, values in every.items()}
-        check = self.law.check(**own)
-
+        loss = self.loss_for(variables)
+        tokens = tokens_needed(self.law, self.coefficients, loss, variables, Limits())
+        tokens = np.broadcast_to(tokens, loss.shape)[:, 0]
+        costs = _costs(self.cluster, variables, model, tokens)
+        sizes = {name: np.ravel(values)[0] for name, values in variables.items()}
+        first = of_law(self.law, {**sizes, "tokens": tokens[0]})
+        check = self.law.check(**first)
         warnings = check.warnings
-        costs: Fields = dict.fromkeys(("hours", "time", "time_interval"))
-        factors = {"compute": flops / self.flops, "data": tokens / self.tokens}
-        if self.cluster is not None and self.seconds is not None:
-            seconds = _seconds(self.cluster, model, tokens)
-            factors["time"] = seconds / self.seconds
-            costs["hours"] = float(seconds[0] / 3600.0)
-            if np.isinf(seconds[0]) and np.isfinite(tokens[0]):
+        unreached = float(np.isinf(tokens[1:]).sum() / max(1, len(tokens) - 1))
+        if np.isinf(tokens[0]):
+            end = f"ends at {least_loss:.4f} nats, above the {float(self.loss[0, 0]):.4f} of the model"
+            warnings = (f"{end}: no number of tokens reaches it", *warnings)
+        elif unreached:
+            warnings = (f"out of reach in {unreached:.0%} of the draws", *warnings)
+        hours = None
+        if self.cluster is not None:
+            hours = float(costs["time"][0] / 3600.0)
+            if np.isinf(hours) and np.isfinite(tokens[0]):
                 warnings = (*warnings, f"training takes more memory than {self.cluster.hardware} have")
-        for name, values in factors.items():
-            costs[name] = float(values[0])
-            costs[f"{name}_interval"] = _interval(values[1:])
+        factors: Fields = dict.fromkeys(
+            ("compute", "compute_interval", "data", "data_interval", "time", "time_interval")
+        )
+        for name, values in costs.items():
+            ratios = values / self.costs[name]
+            factors[name] = float(ratios[0])
+            factors[f"{name}_interval"] = _interval(ratios[1:])
         return SpeedupRow(
             size=size,
-            n_active=own["n_active"],
-            tokens=own["tokens"],
-            flops=float(flops[0]),
+            n_active=float(first["n_active"]),
+            tokens=float(tokens[0]),
+            flops=float(costs["compute"][0]),
+            **factors,
+            hours=hours,
             floor=least_loss,
-            unreached=float(np.mean(np.isinf(tokens[1:]))) if len(tokens) > 1 else 0.0,
+            unreached=unreached,
             trusted=bool(check.trusted),
             warnings=warnings,
-            **costs,
         )
 
 
-def _seconds(cluster: Cluster, model: Sized, tokens: FloatArray) -> FloatArray:
-    """Return the training seconds of each of the tokens, [1 + n_draws]: by the step times, then by their draws."""
-    seconds = cluster.seconds(model, tokens)
-    if cluster.throughput.draws is None:
-        return seconds
-    drawn = cluster.seconds(model, tokens, drawn=True)
-    i = np.arange(len(tokens))
-    return np.where(i == 0, seconds, drawn[(i - 1) % len(drawn), i])
+def _models(d_model: Any, experts: float, limits: Limits) -> tuple[Fields, Sized]:
+    """Return the variables of models of one width, or of one for each draw [n, 1], and the models themselves."""
+    return limits.variables(d_model, experts, 1.0), limits.widths(np.ravel(d_model), experts)
+
+
+def _costs(
+    cluster: Cluster | None,
+    variables: Variables,
+    model: Sized,
+    tokens: FloatArray,
+) -> dict[str, FloatArray]:
+    """Return what models take to train on the tokens [1 + n_draws]: FLOPs, tokens and, of a cluster, seconds.
+
+    The seconds are those of the step times, then those of their draws, which are repeated where they are fewer.
+    """
+    n_active = np.broadcast_to(variables["n_active"], (len(tokens), 1))[:, 0]
+    costs = {"compute": np.asarray(training_flops(n_active, tokens)), "data": tokens}
+    if cluster is not None:
+        seconds = cluster.seconds(model, tokens)
+        if cluster.throughput.draws is not None:
+            draws = cluster.seconds(model, tokens, drawn=True)
+            draw = np.arange(1, len(tokens))
+            seconds[1:] = draws[(draw - 1) % len(draws), draw]
+        costs["time"] = seconds
+    return costs
 
 
 def _read_spending(
     law: Formula, model: Model, flops: Any, tokens: Any, limits: Limits, force: bool
-) -> tuple[Fields, float]:
-    """Read the variables of the model and its training tokens (N_act, D, E, and those of the law), and its d_model.
+) -> tuple[Fields, Sized]:
+    """Read the variables of the model and its training tokens (N_act, D, E, and those of the law), and its sizes.
 
     An E stands for its best trusted model, as in `optimal`, unless forced.
     """
@@ -369,26 +487,23 @@ def _read_spending(
         advice = ": give one of them, what the model spends"
         raise InputError(given("flops", flops), ", ", given("tokens", tokens), advice)
     if isinstance(model, Architecture):
-        width = float(model.d_model)
-        variables: Fields = dict(model.variables())
         if tokens is None:
-            tokens = affordable_tokens(one_positive("flops", flops), variables["n_active"])
-        variables["tokens"] = tokens
-    elif flops is None:
+            tokens = affordable_tokens(one_positive("flops", flops), model.n_active)
+        return of_law(law, {**model.variables(), "tokens": positive("tokens", tokens)}), model
+    if flops is None:
         raise InputError(f"tokens={tokens!r} goes with an Architecture: E = {model:g} alone has no size; give flops")
-    else:
-        experts = _read_experts("model", model)
-        budget = np.array(one_positive("flops", flops))
-        # The model is as free as the baseline, also below d_model 64.
-        width = float(optimal_widths(law, Budget.each(budget), experts, limits).free)
-        variables = limits.variables(width, experts, budget)
-        check = law.check(**variables)
-        if not (force or check.unknown or check.trusted):
-            trusted = find_trusted(law, Budget.each(budget), np.array(experts), limits, integral=False)
-            if training_flops(trusted.n_active, trusted.tokens) >= LEAST_SHARE * budget:
-                width = float(trusted.d_model)
-                variables = {**limits.variables(width, experts, 1.0), "tokens": trusted.tokens}
-    return of_law(law, {**variables, "tokens": positive("tokens", variables["tokens"])}), width
+    most = one_positive("flops", flops)
+    budget = Budget.each(np.array(most))
+    # The model is as free as the baseline, also below d_model 64.
+    width = float(optimal_widths(law, budget, model, limits).free)
+    variables = limits.variables(width, model, most)
+    check = law.check(**variables)
+    if not (force or check.unknown or check.trusted):
+        trusted = find_trusted(law, budget, np.array(model), limits, integral=False)
+        if training_flops(trusted.n_active, trusted.tokens) >= LEAST_SHARE * most:
+            width = float(trusted.d_model)
+            variables = {**limits.variables(width, model, 1.0), "tokens": trusted.tokens}
+    return of_law(law, variables), limits.widths(width, model)
 
 
 def _interval(draws: FloatArray) -> Interval | None:
@@ -401,11 +516,24 @@ def _interval(draws: FloatArray) -> Interval | None:
     return float(low), float(high)
 
 
-def _read_experts(name: str, value: Any) -> float:
-    """Read a single E; ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+def _read_model(name: str, value: Any) -> Model:
+    """Read an architecture or a single E; ValueError for anything else."""
+    if isinstance(value, Architecture):
+        return value
+    counts = list(value) if isinstance(value, (list, tuple)) else [value]
+    if len(counts) > 1:
+        several = given("experts", value, f"--experts {','.join(map(str, counts))}")
+        raise InputError(
+            several,
+            ": one E goes with ",
+            given("flops"),
+            ", several with ",
+            given("n_active"),
+        )
+    is_number = counts != [] and isinstance(counts[0], (int, float, np.number)) and not isinstance(counts[0], bool)
+    if not is_number:
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
-    return one_positive(name, value, 1.0)
+    return one_positive(name, counts[0], 1.0)
 
 
 def _describe(model: Model) -> str:
@@ -414,5 +542,78 @@ def _describe(model: Model) -> str:
     return f"d_model {model.d_model}, E = {model.experts_equivalent:.4g}"
 
 
-def _format_factor(factor: float) -> str:
-    return "∞" if np.isinf(factor) else f"{factor:.3g}"
+def _find_crossovers(
+    law: Formula,
+    n_active: Any,
+    experts: Any,
+    between: Interval,
+    force: bool,
+) -> Speedup:
+    """Find the token count at which an MoE overtakes the dense model of equal N_act, for each size and E.
+
+    ValueError for a law that does not depend on N_act, D and E, and for E of 1 or less.
+    """
+    missing = {"n_active", "tokens", "experts"} - {*law.variables}
+    if missing:
+        variables = ", ".join(sorted(missing))
+        raise InputError(f"a crossover needs a law that depends on {variables}; the {law.name} law does not")
+    limits = numbers_of("between", between)
+    if limits.shape != (2,) or not 0 < limits[0] < limits[1] < np.inf:
+        raise InputError(f"between={between!r} must be two increasing positive numbers of tokens")
+    size = parse_positive("n_active", n_active)
+    e = parse_experts(law, experts)
+    if experts is None:
+        e = e[e > 1]
+    if not (e.size and np.all(e > 1)):
+        raise InputError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")
+    n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
+    searched = np.geomspace(*between, CROSSOVER_POINTS)
+
+    def cross(loss: Callable[..., FloatArray]) -> FloatArray:
+        gaps = loss(n[..., None], searched, e[..., None]) - loss(n[..., None], searched, 1.0)
+        return find_crossing(np.log(searched), gaps)
+
+    tokens = cross(law.loss)
+    low = high = np.full(n.shape, np.nan)
+    if law.draws is not None:
+        # Some may be infinite, between which and a number no quantile can fall.
+        low, high = np.quantile(cross(law.loss_draws), [0.025, 0.975], axis=0, method="nearest")
+    check = law.check(n, np.where(np.isfinite(tokens) & (tokens > 0), tokens, np.nan), e)
+    check.refuse(force)
+    if np.isinf(tokens).all():
+        claim = "dense models stay ahead within the searched tokens"
+    elif not tokens.any():
+        claim = "ahead of dense models throughout the searched tokens"
+    else:
+        claim = f"dense models are overtaken at {span(tokens[np.isfinite(tokens)], format_count)} tokens"
+    columns = {
+        "n_active": n,
+        "experts": e,
+        "tokens": tokens,
+        "tokens_low": low,
+        "tokens_high": high,
+    }
+    return Speedup(
+        columns=columns,
+        claim=f"{span(n, format_count)} active parameters, E = {span(e, '{:g}'.format)}: {claim}",
+        match="served",
+        check=check,
+    )
+
+
+def find_crossing(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:
+    """Find the D beyond which `gaps` [..., k], MoE minus dense losses at ascending ln D [k], stay below 0.
+
+    Linear in ln D between two points; 0 where all gaps are below 0, infinite where the last is not.
+    """
+    is_behind = gaps >= 0
+    end = gaps.shape[-1] - 1
+    last_behind = np.where(is_behind.any(axis=-1), end - np.argmax(is_behind[..., ::-1], axis=-1), -1)
+    place = np.clip(last_behind, 0, end - 1)
+    before = np.take_along_axis(gaps, place[..., None], axis=-1)[..., 0]
+    after = np.take_along_axis(gaps, place[..., None] + 1, axis=-1)[..., 0]
+    # Some rows have no two gaps that bracket zero.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        share = before / (before - after)
+        crossing = np.exp(log_tokens[place] + share * (log_tokens[place + 1] - log_tokens[place]))
+    return np.where(last_behind < 0, 0.0, np.where(last_behind == end, np.inf, crossing))

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -29,18 +28,15 @@ from hub.base import strict_json
 from hub.base.errors import InputError, given, unknown
 from hub.base.notices import Notice, about
 from hub.base.paths import local_path
+from hub.base.types import Strings
 from scaling_law.answer.answer import Listed, span
 from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of
 from scaling_law.formulas.law import Values, check_level, positive
 from scaling_law.rates.batch import usual_batch
-from scaling_law.size.architecture import (
-    VOCAB_SIZE,
-    Architecture,
-    active_parameters,
-    non_embedding_parameters,
-)
+from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.arrays import Interval
 from scaling_law.size.recipe import PAPER, ROWS
+from scaling_law.size.widths import Sized, Widths
 
 Reading = Literal["code", "paper"]
 READINGS = ("code", "paper")
@@ -114,7 +110,7 @@ class LearningRateLaw(Listed):
         # The constructor refuses an unknown reading.
         unchecked_reading: Any = reading
         law = cls(*coefficients, unchecked_reading, f"Ludziejewski et al. 2025, {source}")
-        sizes = [law.counted(row.architecture) for row in ROWS]
+        sizes = [float(law.counted(row.architecture)) for row in ROWS]
         experts = [float(row.experts) for row in ROWS]
         return replace(
             law,
@@ -139,29 +135,21 @@ class LearningRateLaw(Listed):
     def load(cls, path: str | Path) -> LearningRateLaw:
         """Read what `save` wrote; older files lack some fields. ValueError names the file and the field."""
         data = strict_json.read(path, FORMAT, VERSION)
-        fields = {name: value for name, value in data.items() if name not in ("format", "version")}
-        allowed_names = [*cls.__dataclass_fields__]
-        required_names = {name for name, field in cls.__dataclass_fields__.items() if field.default is MISSING}
-        if not required_names <= {*fields} <= {*allowed_names}:
-            requirement = f"{', '.join(sorted(required_names))} must be there, of {', '.join(allowed_names)}"
-            raise InputError(f"{path}: the fields {requirement}; got {', '.join(fields)}")
+        values = {name: value for name, value in data.items() if name not in ("format", "version")}
         try:
-            return cls(**fields)
+            return cls(**values)
+        except TypeError:
+            names = [field.name for field in fields(cls)]
+            requirement = f"{', '.join(names[:3])} must be there, of {', '.join(names)}"
+            raise InputError(f"{path}: the fields {requirement}; got {', '.join(values)}") from None
         except ValueError as error:
             raise InputError(f"{path}: {error}") from None
 
-    def counted_parameters(
-        self,
-        d_model: ArrayLike,
-        n_blocks: ArrayLike | None = None,
-        vocab_size: float | None = None,
-    ) -> Any:
-        """Count N of models of usual shape as this reading does (broadcasts); vocab_size None: the law's own."""
+    def counted(self, model: Sized) -> Any:
+        """Count N as this reading does, of an architecture or of models of usual shape (`Widths`)."""
         if self.reading == "paper":
-            return non_embedding_parameters(d_model, n_blocks)
-        vocabulary = self.vocab_size if vocab_size is None else vocab_size
-        positions = PHANTOM_POSITIONS * np.asarray(d_model, float)
-        return active_parameters(d_model, n_blocks, vocabulary) + positions
+            return model.n_active_non_embedding
+        return model.n_active + PHANTOM_POSITIONS * model.d_model
 
     def _headline(self) -> str:
         return f"{self.formula}, {self.source}" if self.source else self.formula
@@ -196,7 +184,12 @@ class LearningRateLaw(Listed):
             exponent = exponent + self.slope_batch * self._log_of("batch_tokens", batch_tokens, "a batch")
         return np.exp(exponent)
 
-    def _log_of(self, name: str, tokens: Values, owner: str) -> Any:
+    def _log_of(
+        self,
+        name: str,
+        tokens: Values,
+        owner: str,
+    ) -> Any:
         if tokens is None:
             requirement = f" must be given, the tokens of {owner}, on which the rates of this law depend"
             raise InputError(given(name, None), requirement)
@@ -221,126 +214,112 @@ class LearningRateLaw(Listed):
         factor = math.exp(NormalDist().inv_cdf(0.5 + level / 2) * spread)
         return rate / factor, rate * factor
 
-    def refusal_at(
+    def peak(
         self,
         counted_parameters: float,
         experts: float,
         tokens: Count = None,
         batch_tokens: Count = None,
-    ) -> str:
-        """Say why there is no rate here: too far outside the runs of the law, or not known well enough; "" if one is.
+    ) -> PeakRate:
+        """Return the rate here, or why there is none: too far outside the runs of the law, or not known well enough.
 
         Errors as `at`.
         """
         inputs = (counted_parameters, experts, tokens, batch_tokens)
-        check = self.check_at(*inputs)
+        rate = float(self.at(*inputs))
+        interval = self.interval_at(*inputs)
+        check = self._check(*inputs)
+        low, high = interval or (rate, rate)
+        refusal = ""
         if check.beyond:
-            return f"too far outside the runs of its law ({check.distrust or '; '.join(check.warnings)}); {INSTEAD}"
-        low, high = self.interval_at(*inputs) or (1.0, 1.0)
-        if high <= WIDEST * low:
-            return ""
-        return (
-            f"the law knows the best rate only between {low:.2g} and {high:.2g}, a factor of {high / low:,.0f}; "
-            f"two or more small models of yours, each at five rates a factor of two apart, settle it: "
-            f"`scaling-law learning-rate RUNS` fits them, or {INSTEAD}"
-        )
-
-    def peak(self, counted_parameters: float, experts: float, tokens: Count, batch_tokens: Count) -> PeakRate:
-        """Return the rate here, or why there is none. Errors as `at`."""
-        inputs = (counted_parameters, experts, tokens, batch_tokens)
-        refusal = self.refusal_at(*inputs)
+            reason = check.distrust or "; ".join(check.warnings)
+            refusal = f"too far outside the runs of its law ({reason}); {INSTEAD}"
+        elif high > WIDEST * low:
+            refusal = (
+                f"the law knows the best rate only between {low:.2g} and {high:.2g}, a factor of {high / low:,.0f}; "
+                f"two or more small models of yours, each at five rates a factor of two apart, settle it: "
+                f"`scaling-law learning-rate RUNS` fits them, or {INSTEAD}"
+            )
         return PeakRate(
-            learning_rate=None if refusal else float(self.at(*inputs)),
-            interval=None if refusal else self.interval_at(*inputs),
+            learning_rate=None if refusal else rate,
+            interval=None if refusal else interval,
             law=self,
             batch_tokens=round(batch_tokens) if self.slope_batch and batch_tokens is not None else None,
-            warnings=tuple(describe_check(self.check_at(*inputs), refusal)),
+            check=check,
+            refusal=refusal,
         )
 
-    def refusal(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> str:
-        """Run `refusal_at` for an architecture."""
-        return self.refusal_at(*self._inputs(architecture, tokens, batch_tokens))
+    def of(
+        self,
+        architecture: Architecture,
+        tokens: Count = None,
+        batch_tokens: Count = None,
+    ) -> PeakRate:
+        """Return the rate of an architecture, or why there is none; a law that has the batch knows the usual one."""
+        return self.peak(*self._inputs(architecture, tokens, batch_tokens))
 
-    def counted(self, architecture: Architecture) -> float:
-        """Count N of an architecture as this reading does."""
-        if self.reading == "paper":
-            return float(architecture.n_active_non_embedding)
-        return float(architecture.n_active + PHANTOM_POSITIONS * architecture.d_model)
-
-    def learning_rate(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> float:
-        """Compute the peak LR. Never refused: `warnings` and `check` say how far it extrapolates; errors as `at`.
+    def learning_rate(
+        self,
+        architecture: Architecture,
+        tokens: Count = None,
+        batch_tokens: Count = None,
+    ) -> float:
+        """Compute the peak LR. Never refused: `of` says how far it extrapolates; errors as `at`.
 
         Without `batch_tokens` a law that has the batch takes that of `law.optimal` (`rates.batch.usual_batch`).
         """
         return float(self.at(*self._inputs(architecture, tokens, batch_tokens)))
 
-    def _inputs(self, architecture: Architecture, tokens: Count, batch: Count) -> tuple[float, float, Count, Count]:
+    def _inputs(
+        self,
+        architecture: Architecture,
+        tokens: Count,
+        batch: Count,
+    ) -> tuple[float, float, Count, Count]:
         """Return N as counted, E, D and the batch: that which is given, or of a law that has it the usual one."""
         if batch is None and tokens is not None and self.slope_batch:
             batch, _ = usual_batch(architecture.n_active, float(positive("tokens", tokens)))
-        return self.counted(architecture), architecture.experts_equivalent, tokens, batch
+        return float(self.counted(architecture)), architecture.experts_equivalent, tokens, batch
 
-    def warnings(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> list[str]:
-        """Say how far a run lies outside the runs of this law; [] inside. Variables left out are not checked."""
-        check = self.check(architecture, tokens, batch_tokens)
-        return describe_check(check, self.refusal(architecture, tokens, batch_tokens))
-
-    def check(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> RangeCheck:
+    def _check(
+        self,
+        counted_parameters: float,
+        experts: float,
+        tokens: Count,
+        batch_tokens: Count,
+    ) -> RangeCheck:
         """Check how far N, E, and the D and B that the rate of a run depends on lie outside the runs of this law.
 
         `beyond`, and not trusted, where it is too far to train at this rate (`conditions.RATE_GUARD`).
         """
-        return self.check_at(*self._inputs(architecture, tokens, batch_tokens))
-
-    def check_at(
-        self,
-        counted_parameters: float,
-        experts: float,
-        tokens: Count = None,
-        batch_tokens: Count = None,
-    ) -> RangeCheck:
-        """Run `check` for N as this reading counts it."""
-        ranges = {
-            "N": self.n_range,
-            "E": self.experts_range,
-            "D": self.tokens_range,
-            "batch": self.batch_range,
-        }
-        known_ranges = {name: bounds for name, bounds in ranges.items() if bounds}
-        needs = ["N", "experts"]
-        if self.slope_d != 0:
-            needs.append("tokens")
-        if self.slope_batch != 0:
-            needs.append("batch")
-        inputs = {
-            "N": counted_parameters,
-            "experts": experts,
-            "tokens": tokens,
-            "batch": batch_tokens,
-        }
-        conditions = Conditions(self.source, variables=known_ranges)
-        return RangeCheck(conditions, tuple(needs), inputs, rate_guard_of, trusts_guard=True)
-
-
-def describe_check(check: RangeCheck, refusal: str) -> list[str]:
-    """Return the warnings about a rate, or why there is none."""
-    if refusal:
-        return [Notice(f"no learning rate: {refusal}", "no learning rate")]
-    return [about("learning rate", text, "learning rate extrapolates") for text in check.warnings]
+        ranges = {"N": self.n_range, "E": self.experts_range, "D": self.tokens_range, "batch": self.batch_range}
+        inputs = {"N": counted_parameters, "experts": experts, "tokens": tokens, "batch": batch_tokens}
+        slopes = {"tokens": self.slope_d, "batch": self.slope_batch}
+        needs = ("N", "experts", *(name for name, slope in slopes.items() if slope))
+        conditions = Conditions(self.source, variables={name: bounds for name, bounds in ranges.items() if bounds})
+        return RangeCheck(conditions, needs, inputs, rate_guard_of, trusts_guard=True)
 
 
 class PeakRate(NamedTuple):
-    """The peak LR of a run by a law, the bounds of the best rate with 95 % probability, and warnings.
+    """The peak LR of a run by a law and the bounds of the best rate with 95 % probability, None where it has none.
 
-    `learning_rate` is None where the law has none (`LearningRateLaw.refusal_at`). `batch_tokens` is the batch that the
-    rate is for, None for a law without the batch.
+    `refusal` then says why. `batch_tokens` is the batch that the rate is for, None for a law without the batch;
+    `check` says how far the run lies outside the runs of the law.
     """
 
     learning_rate: float | None
     interval: Interval | None
     law: LearningRateLaw
     batch_tokens: int | None
-    warnings: tuple[str, ...]
+    check: RangeCheck
+    refusal: str
+
+    @property
+    def warnings(self) -> Strings:
+        """Why there is no rate, or how far it extrapolates; of variables that were left out nothing."""
+        if self.refusal:
+            return (Notice(f"no learning rate: {self.refusal}", "no learning rate"),)
+        return tuple(about("learning rate", text, "learning rate extrapolates") for text in self.check.warnings)
 
 
 def peak_rate(
@@ -353,8 +332,8 @@ def peak_rate(
 ) -> PeakRate:
     """Return the rate of a model of usual shape by this law; None stands for `DEFAULT_LAW`."""
     law = law or LearningRateLaw.published(DEFAULT_LAW)
-    size = float(law.counted_parameters(d_model, vocab_size=vocab_size))
-    return law.peak(size, experts, tokens, batch_tokens)
+    size = law.counted(Widths.of(d_model, experts, vocab_size=vocab_size))
+    return law.peak(float(size), experts, tokens, batch_tokens)
 
 
 def source_of_rate(law: str, batches: Iterable[float | None]) -> str:
@@ -372,28 +351,20 @@ def _frozen(value: Any) -> Any:
     return float(value)
 
 
-def _is_covariance(rows: Any) -> bool:
-    if rows is None:
-        return True
-    if len(rows) != 5:
-        return False
-    for row in rows:
-        if not isinstance(row, (tuple, list)) or len(row) != 5:
-            return False
-    return all(map(_is_finite, chain.from_iterable(rows)))
-
-
 def _is_finite(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and math.isfinite(value)
 
 
-def _is_range(bounds: Any) -> bool:
-    if bounds is None:
-        return True
-    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+def _are_finite(values: Any, count: int, *counts: int) -> bool:
+    """Return whether these are so many finite numbers, or lists of them."""
+    if not isinstance(values, (tuple, list)) or len(values) != count:
         return False
-    return all(map(_is_finite, bounds)) and 0 < bounds[0] <= bounds[1]
+    return all(_are_finite(value, *counts) if counts else _is_finite(value) for value in values)
+
+
+def _is_range(bounds: Any) -> bool:
+    return bounds is None or (_are_finite(bounds, 2) and 0 < bounds[0] <= bounds[1])
 
 
 # Names of fields, a check of their values, and the words for what these must be.
@@ -403,5 +374,5 @@ _FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("vocab_size", lambda size: type(size) is int and size >= 1, "an integer of at least 1"),
     ("regret", lambda nats: nats is None or _is_finite(nats), "a finite number of nats, or None"),
     ("n_range experts_range tokens_range batch_range", _is_range, "two positive numbers, the lower first"),
-    ("covariance", _is_covariance, "five rows of five finite numbers, or None"),
+    ("covariance", lambda rows: rows is None or _are_finite(rows, 5, 5), "five rows of five finite numbers, or None"),
 )

@@ -17,7 +17,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import combinations_with_replacement
 from typing import Any, Literal
 
 import numpy as np
@@ -27,12 +26,14 @@ from hub.base.inputs import reads, shorten, whole
 from hub.base.tables import Summarised, Table, Tables
 from hub.base.types import Fields
 from hub.base.units import format_count
-from scaling_law.formulas.law import percentile_interval
+from scaling_law.answer.answer import rows_of
+from scaling_law.formulas.law import one_positive, percentile_interval
 from scaling_law.rates.law import COEFFICIENTS, PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import RunsError
+from scaling_law.runs.settings import SAME
 from scaling_law.runs.table import Runs
-from scaling_law.runs.tuning import SAME, loss_between, models_of
+from scaling_law.runs.tuning import models_of
 from scaling_law.size.architecture import non_embedding_parameters
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
@@ -96,19 +97,22 @@ class SettingsGrid:
         return len(self.size)
 
     @cached_property
+    def _rank(self) -> Rows:
+        """The place of each run [n] among those of its model, from 0 for that of least loss."""
+        order = np.lexsort((self.loss, self.model))
+        place = np.argsort(order)
+        return place - np.searchsorted(self.model[order], self.model)
+
+    @cached_property
     def best(self) -> Rows:
         """The run of least loss of each model [models]."""
-        order = np.lexsort((self.loss, self.model))
-        return order[np.searchsorted(self.model[order], np.arange(len(self)))]
+        rows = np.flatnonzero(self._rank == 0)
+        return rows[np.argsort(self.model[rows])]
 
     def near_best(self, within: float) -> Mask:
         """Mark the runs [n] whose loss is `within` nats of the best of their model, and the best three of each."""
         is_near = self.loss <= self.loss[self.best][self.model] + within
-        order = np.lexsort((self.loss, self.model))
-        starts = np.searchsorted(self.model[order], np.arange(len(self)))
-        rank = np.empty(len(self.loss), np.intp)
-        rank[order] = np.arange(len(order)) - starts[self.model[order]]
-        return is_near | (rank < 3)
+        return is_near | (self._rank < 3)
 
     def regret(self, law: LearningRateLaw, model: int) -> float:
         """Compute the loss at the law's rate above that of the model's best run, at the batch of that run; nats.
@@ -123,7 +127,8 @@ class SettingsGrid:
             is_comparable &= np.isclose(self.batch, batch, rtol=SAME)
         ln_rate = np.log(law.at(self.size[model], self.experts[model], self.tokens[model], batch))
         order = np.flatnonzero(is_comparable)[np.argsort(self.ln_rate[is_comparable])]
-        return loss_between(ln_rate, self.ln_rate[order], self.loss[order]) - float(self.loss[best_run])
+        loss = np.interp(ln_rate, self.ln_rate[order], self.loss[order], left=np.nan, right=np.nan)
+        return float(loss - self.loss[best_run])
 
 
 def _group_rows(tables: Sequence[Runs]) -> list[Rows]:
@@ -169,7 +174,7 @@ class LearningRateFit(Summarised):
     draws: Columns
     rmse: float
     runs: int
-    models: Sequence[Mapping[str, float]] = ()
+    models: Sequence[Fields] = ()
 
     def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
         """Return 95 % intervals of the `coefficients`, by the bootstrap over models."""
@@ -192,11 +197,12 @@ class LearningRateFit(Summarised):
         return f"{self.law.formula}, {self.runs} runs of {len(self.models)} models"
 
     def summary(self) -> Tables:
-        """Show the rates of the models beside the law's, and the coefficients."""
-        return Tables((self.models_table(), self.table()))
-
-    def table(self) -> Table:
-        """Lay out the coefficients with their 95 % intervals, and what the law costs."""
+        """Show the rates of the models beside the law's, and the coefficients with what the law costs."""
+        models = []
+        for model, regret in zip(self.models, self.regrets.tolist(), strict=True):
+            cost = "outside its runs" if math.isnan(regret) else f"{regret:+.4f}"
+            size, *others, by_law = model.values()
+            models.append((format_count(size), *others, by_law, cost))
         intervals = self.intervals()
         rows = []
         for name, value in self.coefficients.items():
@@ -206,22 +212,9 @@ class LearningRateFit(Summarised):
         if regrets.size:
             largest = f"at most {regrets.max():.4f} ({regrets.size} of {len(self.regrets)} models)"
             rows.append(("expected to cost", f"{self.law.regret:.4f} nats", largest))
-        return Table(("coefficient", "value", "95 % interval"), rows, title=self.law.source)
-
-    def models_table(self) -> Table:
-        """Lay out each model's best rate beside the law's, and what the law costs when it has not seen the model."""
-        rows = []
-        for model, regret in zip(self.models, self.regrets, strict=True):
-            row = (
-                format_count(model["counted_parameters"]),
-                f"{model['experts']:g}",
-                format_count(model["tokens"]),
-                f"{model['best_learning_rate']:.3g}",
-                f"{model['law_learning_rate']:.3g}",
-                "outside its runs" if np.isnan(regret) else f"{regret:+.4f}",
-            )
-            rows.append(row)
-        return Table(("N", "E", "D", "best of the grid", "law", "loss it costs"), rows)
+        header = ("N", "E", "tokens", "best of the grid", "law", "loss it costs")
+        coefficients = Table(("coefficient", "value", "95 % interval"), rows, title=self.law.source)
+        return Tables((Table(header, models), coefficients))
 
 
 def _read_tables(name: str, value: Any) -> list[Runs]:
@@ -264,8 +257,14 @@ def fit_learning_rate(
 
     RunsError where the runs determine no law: too few models, batches that never vary, no minimum, or several recipes.
     """
-    _check_options(extras, reading, within, huber_delta)
-    tables = _read_tables("runs", runs)
+    for extra in extras:
+        if extra not in EXTRAS:
+            raise InputError(f"extras={extra!r} must be among {', '.join(EXTRAS)}")
+    if reading not in READINGS:
+        raise InputError(f"reading={reading!r} must be 'code' or 'paper'")
+    within = one_positive("within", within)
+    huber_delta = one_positive("huber_delta", huber_delta)
+    tables: Any = runs
     for table in tables:
         check_mix(table.recipe, (), mix, table.source)
     grid = SettingsGrid.of(tables, reading)
@@ -348,7 +347,7 @@ def _covariance(draws: Columns) -> list[list[float]] | None:
     return np.cov([draws.get(name, zeros) for name in COEFFICIENTS]).tolist()
 
 
-def _list_models(grid: SettingsGrid, law: LearningRateLaw) -> list[dict[str, float]]:
+def _list_models(grid: SettingsGrid, law: LearningRateLaw) -> list[Fields]:
     """List the models with the rate of their best run and the law's, at the batch of that run."""
     batch = None if grid.batch is None else grid.batch[grid.best]
     columns = {
@@ -358,12 +357,11 @@ def _list_models(grid: SettingsGrid, law: LearningRateLaw) -> list[dict[str, flo
         "best_learning_rate": np.exp(grid.ln_rate[grid.best]),
         "law_learning_rate": law.at(grid.size, grid.experts, grid.tokens, batch),
     }
-    rows = np.stack([*columns.values()], axis=1).tolist()
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    return rows_of(columns)
 
 
 class _Surface:
-    """The paraboloids of all models as one linear least-squares problem, reduced to sums [models] over their runs."""
+    """The paraboloids of all models as one linear least-squares problem, without the constants of the models."""
 
     def __init__(
         self,
@@ -391,43 +389,33 @@ class _Surface:
         model = grid.model[near]
 
         # The columns of H, then those of H u*, each scaled to length 1.
-        self.pairs = list(combinations_with_replacement(range(u.shape[1]), 2))
-        columns = [u[:, i] * u[:, j] / (2 if i == j else 1) for i, j in self.pairs]
-        columns += [-u[:, [i]] * design[model] for i in range(u.shape[1])]
-        matrix = np.column_stack(columns)
+        self.pairs = np.triu_indices(u.shape[1])
+        first, second = self.pairs
+        squares = u[:, first] * u[:, second] / np.where(first == second, 2.0, 1.0)
+        pulls = -u[:, :, None] * design[model][:, None, :]
+        matrix = np.column_stack([squares, pulls.reshape(len(u), -1)])
         lengths = np.sqrt((matrix**2).sum(axis=0))
         self.scale = np.where(lengths > 0, lengths, 1.0)
         loss_above_best = grid.loss[near] - grid.loss[grid.best][model]
-        self._fit(matrix / self.scale, loss_above_best, model, len(grid), delta)
+        self.model = model
+        self._fit(np.column_stack([matrix / self.scale, loss_above_best]), delta)
 
-    def _fit(
-        self,
-        columns: FloatArray,
-        loss: FloatArray,
-        model: Rows,
-        models: int,
-        delta: float,
-    ) -> None:
-        """Find Huber's weights by iteration, then the sums of each model under these weights."""
-        values = np.column_stack([columns, loss])
-        weights = np.ones(len(loss))
+    def _fit(self, values: FloatArray, delta: float) -> None:
+        """Find Huber's weights by iteration; the last of the values' columns is the loss."""
+        self.weights = np.ones(len(values))
         for _ in range(_STEPS):
-            centred = _subtract_means(values, weights, model)
-            root = np.sqrt(weights)
+            centred = _subtract_means(values, self.weights, self.model)
+            root = np.sqrt(self.weights)
             solution = np.linalg.lstsq(centred[:, :-1] * root[:, None], centred[:, -1] * root, rcond=None)[0]
             residuals = centred[:, -1] - centred[:, :-1] @ solution
-            weights = delta / np.maximum(np.abs(residuals), delta)
+            self.weights = delta / np.maximum(np.abs(residuals), delta)
         self.rmse = float(np.sqrt(np.mean(residuals**2)))
-        centred = _subtract_means(values, weights, model)
-        sums = []
-        for index in range(models):
-            rows = np.flatnonzero(model == index)
-            sums.append((centred[rows].T * weights[rows]) @ centred[rows])
-        self.sums = np.stack(sums)
+        self.values = _subtract_means(values, self.weights, self.model)
 
     def solve(self, weights: FloatArray) -> FloatArray | None:
         """Return the coefficients with these weights of the models; None unless they determine a minimum."""
-        total = np.tensordot(weights, self.sums, axes=1)
+        of_runs = self.weights * weights[self.model]
+        total = (self.values.T * of_runs) @ self.values
         squares = total[:-1, :-1]
         eigenvalues = np.linalg.eigvalsh(squares)
         if eigenvalues[0] <= _SINGULAR * eigenvalues[-1]:
@@ -437,16 +425,17 @@ class _Surface:
 
     def curvature(self, solution: FloatArray) -> FloatArray:
         """Return H, nats."""
+        first, second = self.pairs
         h = np.empty((len(self.centre), len(self.centre)))
-        for (i, j), value in zip(self.pairs, solution, strict=False):
-            h[i, j] = h[j, i] = value
+        h[first, second] = solution[: len(first)]
+        h[second, first] = h[first, second]
         return h
 
     def coefficients(self, solution: FloatArray) -> dict[str, float]:
         """Return the coefficients of the law, and as best_batch.* those of the logarithm of the best batch."""
         h = self.curvature(solution)
         # This is H u*.
-        pull = solution[len(self.pairs) :].reshape(len(self.centre), -1)
+        pull = solution[len(self.pairs[0]) :].reshape(len(self.centre), -1)
         optimum = np.linalg.solve(h, pull)
         if self.at_batch:
             slope = -h[0, 1] / h[0, 0]
@@ -496,14 +485,11 @@ def _bootstrap(
     """Return coefficients [draws] on resampled models; none where too few resamples determine a law."""
     if not draws:
         return {}
-    n_models = len(surface.sums)
+    n_models = int(surface.model.max()) + 1
     rng = np.random.default_rng(seed)
     resamples = rng.multinomial(n_models, np.full(n_models, 1 / n_models), size=draws)
-    refits = []
-    for counts in resamples:
-        resampled = surface.solve(counts.astype(float))
-        if resampled is not None:
-            refits.append(surface.coefficients(resampled))
+    solutions = [surface.solve(counts.astype(float)) for counts in resamples]
+    refits = [surface.coefficients(resampled) for resampled in solutions if resampled is not None]
     if len(refits) < 0.9 * draws:
         return {}
     # The usual correction for few clusters: resamples of m models scatter too little about a fit of k coefficients.
@@ -518,22 +504,6 @@ def _bootstrap(
 def rate_column(runs: Runs) -> str:
     """Return the name of the column of learning rates."""
     return next((name for name in RATE_COLUMNS if name in runs), RATE_COLUMNS[0])
-
-
-def _check_options(
-    extras: Collection[str],
-    reading: str,
-    within: float,
-    huber_delta: float,
-) -> None:
-    for extra in extras:
-        if extra not in EXTRAS:
-            raise InputError(f"extras={extra!r} must be among {', '.join(EXTRAS)}")
-    if reading not in READINGS:
-        raise InputError(f"reading={reading!r} must be 'code' or 'paper'")
-    for name, value in (("within", within), ("huber_delta", huber_delta)):
-        if not 0 < value < float("inf"):
-            raise InputError(f"{name}={value!r} must be positive and finite")
 
 
 def _find_ranges(

@@ -33,7 +33,7 @@ from scaling_law import (
     load_runs,
 )
 from scaling_law.fitting import finite
-from scaling_law.planning import drawn_break_even
+from scaling_law.planning import find_crossing
 from studies.common import LEVEL, FloatArray, Value, check_texts, rms, write_once
 from studies.crossing.cells import BEYOND, Cells, Gap, gaps_of, ratio_of, with_precision
 from studies.crossing.records import (
@@ -67,6 +67,8 @@ PRIOR = "fit with the published law as a prior"
 BENT = "fit with κ"
 # The E of which most seeds were trained.
 MAIN = 8
+# Tokens at which draws are searched for a crossing.
+CROSSOVER_POINTS = 400
 # The least number of crossings that says how far a law is off.
 LEAST = 3
 # The D, in bytes, at which losses are forecast.
@@ -194,7 +196,8 @@ class Results:
 
     def break_even(self, law: Law, n_active: Any, experts: Any) -> FloatArray:
         """Return the D from which on experts pay; 0 or infinite where that lies beyond what is searched."""
-        return law.break_even(n_active, experts, between=self.search_range, force=True).tokens
+        answer = law.speedup(experts, n_active=n_active, between=self.search_range, force=True)
+        return np.reshape([row["tokens"] for row in answer.rows], np.shape(n_active))
 
     def lateness(self, law: Law, experts: int) -> Value:
         """Return the law's crossings over those measured, their geometric mean over the sizes of one E."""
@@ -351,7 +354,9 @@ def prediction(results: Results, d_model: int, experts: int) -> dict[str, Any]:
     crossings = {}
     for name, law in results.laws.items():
         crossings[name] = finite(float(results.break_even(law, n_active, experts)))
-    draws = drawn_break_even(results.bootstrap.law, n_active, experts, results.search_range)
+    tokens = np.geomspace(*results.search_range, CROSSOVER_POINTS)
+    loss = results.bootstrap.law.loss_draws
+    draws = find_crossing(np.log(tokens), loss(n_active, tokens, experts) - loss(n_active, tokens, 1.0))
     ratios = _ratios_to_measured(results, experts)
     if len(ratios) >= LEAST:
         draws = np.outer(draws, 1.0 / ratios).ravel()

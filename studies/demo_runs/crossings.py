@@ -80,9 +80,9 @@ def crossings_of(records: Sequence[RunRecord], law: Law) -> list[tuple[str, str,
     )
     rows = []
     for gaps in all_gaps:
-        by_law = law.break_even(gaps.n_active, gaps.experts, between=span, force=True)
+        (by_law,) = law.speedup(gaps.experts, n_active=gaps.n_active, between=span, force=True).rows
         name = f"d_model {gaps.d_model}, E = {gaps.experts}"
-        tokens = format_crossing(float(by_law.tokens), span)
-        interval = format_interval(float(by_law.tokens_low), float(by_law.tokens_high), span)
+        tokens = format_crossing(by_law["tokens"], span)
+        interval = format_interval(by_law["tokens_low"], by_law["tokens_high"], span)
         rows.append((name, gaps.crossing, tokens, interval))
     return rows

@@ -336,7 +336,7 @@ def learning_rates(law: LearningRateLaw) -> Axes:
     widths = np.geomspace(256, 4096, 60)
     n_active = active_parameters(widths, vocab_size=law.vocab_size)
     for e in (1, 4, 8, 32):
-        rates = law.at(law.counted_parameters(widths), e)
+        rates = law.at(law.counted(Limits(vocab_size=law.vocab_size).widths(widths, e)), e)
         ax.plot(n_active, rates, color=colour_of(e), label=drawing.label_of(e))
     drawing.log_axis(ax, drawing.ACTIVE)
     drawing.log_axis(ax, "peak learning rate", "y")

@@ -17,9 +17,9 @@ from scaling_law import (
     fit,
     forecast,
     laws,
-    matched_memory,
     promote,
     scale_out,
+    speedup,
 )
 from scaling_law.answer.answer import Answer
 from scaling_law.answer.columns import COLUMNS
@@ -41,11 +41,11 @@ ANSWERS = {
     "reach within a budget": lambda: LAW.reach(2.3, [1, 8], flops=1e21, force=True),
     "reach out of reach": lambda: LAW.reach(1.2, [1, 8]),
     "speedup": lambda: LAW.speedup(8, flops=1e21),
-    "break_even": lambda: LAW.break_even([1e8, 1e9], [2, 8]),
+    "crossovers": lambda: LAW.speedup([2, 8], n_active=[1e8, 1e9]),
     "next_runs": lambda: LAW.next_runs(
         log_optimal_parameters(1e21), 1e20, candidate_grid(1e19, (1, 8), (256, 512)), noise=1e-3, max_runs=2
     ),
-    "matched_memory": lambda: matched_memory(LAW, [1e20, 1e21]),
+    "speedup of runs": lambda: speedup(tiny_runs(), tiny_runs()),
     "describe": lambda: describe(SWITCH, law=LAW),
     "describe with tokens": lambda: describe(SWITCH, 1e10, law=LAW),
     "forecast": lambda: forecast(tiny_runs(), {"n_active": "10M", "tokens": "50M", "experts": 8}, kinds=("prior",)),

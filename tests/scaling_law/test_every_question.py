@@ -84,9 +84,14 @@ def while_it_trains(law: Law, flops: float) -> Any:
     return beside(scaling_law.LiveForecast(law=law).of(run), law.check(**at))
 
 
-def rated(flops: float) -> dict[str, Architecture]:
+def rated(flops: float) -> Architecture:
     """The architecture of which a learning-rate law is asked."""
-    return {"architecture": Architecture(1024, 8 if flops == NEAR else 1000)}
+    return Architecture(1024, 8 if flops == NEAR else 1000)
+
+
+def rates(ask: Callable[..., Any]) -> Callable[..., RangeCheck]:
+    """Ask a learning-rate law, and for the check of the same architecture."""
+    return lambda law, c: beside(ask(law, rated(c)), law.of(rated(c)).check)
 
 
 def drawn_optimum(law: Law, n_active: float, tokens: float, experts: float) -> Any:
@@ -109,22 +114,20 @@ QUESTIONS: dict[str, Question] = {
     "JointLaw.optimum_draws": (JOINT, arrays(drawn_optimum, SPARSE)),
     "JointLaw.to_chinchilla": (JOINT, lambda law, c: law.to_chinchilla(c / NEAR).check(1e9, 2e10)),
     "Bootstrap.prediction_interval": (JOINT, arrays(bootstrapped, SPARSE)),
-    "LearningRateLaw.at": (RATES, arrays(lambda law, architecture: law.at(law.counted(architecture), 8), rated)),
+    "LearningRateLaw.at": (RATES, rates(lambda law, architecture: law.at(law.counted(architecture), 8))),
     "LearningRateLaw.interval_at": (
         SURE,
-        arrays(lambda law, architecture: law.interval_at(law.counted(architecture), 8), rated),
+        rates(lambda law, architecture: law.interval_at(law.counted(architecture), 8)),
     ),
-    "LearningRateLaw.learning_rate": (RATES, arrays("learning_rate", rated)),
-    "LearningRateLaw.peak": (
-        RATES,
-        arrays(lambda law, architecture: law.peak(law.counted(architecture), 8, None, None).learning_rate, rated),
-    ),
-    "Law.break_even": (JOINT, lambda law, c: law.break_even(model(c)["n_active"], 8)),
+    "LearningRateLaw.learning_rate": (RATES, rates(LearningRateLaw.learning_rate)),
+    "LearningRateLaw.peak": (RATES, lambda law, c: law.peak(law.counted(rated(c)), rated(c).experts).check),
+    "LearningRateLaw.of": (RATES, lambda law, c: law.of(rated(c)).check),
     "Law.reach": (JOINT, lambda law, c: law.reach(reachable(law, c), 8)),
     "Law.reach within a budget": (JOINT, lambda law, c: law.reach(reachable(law, c, 8.0) * 1.002, 8, flops=c)),
     "planning.flop_savings": (JOINT, lambda law, c: beside(flop_savings(law, c, 8), law.check(**model(c)))),
-    "matched_memory": (JOINT, lambda law, c: scaling_law.matched_memory(law, c)),
     "Law.speedup": (JOINT, lambda law, c: law.speedup(8, 1, flops=c)),
+    "Law.speedup at equal memory": (JOINT, lambda law, c: law.speedup(8, 1, match="memory", flops=c)),
+    "Law.speedup of sizes": (JOINT, lambda law, c: law.speedup(8, n_active=model(c)["n_active"])),
     "Law.plan": (JOINT, lambda law, c: law.plan(c)),
     "describe": (JOINT, lambda law, c: scaling_law.describe(SWITCH, c / 1e11, law=law)),
     "Law.next_runs": (JOINT, narrowed),
@@ -134,9 +137,7 @@ QUESTIONS: dict[str, Question] = {
 }
 NOT_QUESTIONS = {  # why → what
     "is the check itself": """Formula.warnings Formula.beyond_guard Formula.check ChinchillaLaw.warnings
-        ChinchillaLaw.check LearningRateLaw.warnings LearningRateLaw.check LearningRateLaw.check_at
-        LearningRateLaw.refusal LearningRateLaw.refusal_at
-        LiveForecast.warnings""",
+        ChinchillaLaw.check LiveForecast.warnings""",
     "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
         ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
         ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
@@ -148,19 +149,19 @@ NOT_QUESTIONS = {  # why → what
     "is the bare formula, of coefficients that are given": """Formula.evaluate StackLaw.evaluate Formula.effective
         Formula.size_called_for ChinchillaForm.size_called_for Formula.columns_of_draws Formula.add_extrapolation""",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
-        LearningRateLaw.counted_parameters scale_out""",
+        scale_out""",
     "reads, shows or fits measured runs": """load_runs fit prior forecast backtest hold_out errors_of
-        measured_speedup promote fit_throughput fit_learning_rate published_design""",
+        speedup promote fit_throughput fit_learning_rate published_design""",
     "describes a question": "question_schema",
     "serves; what its page and tools answer is asked below": "explore",
 }
 # Classes that are no laws: what they hold is computed, or measured; the hours of Throughput, by its own warnings.
-NO_LAWS = """Architecture Backtest BreakEven Budget ComputeOptimum Conditions Description Design EffectiveSpeedup
-    ExtrapolationError FitResult Forecast HeldOut LawComparison LearningRateFit Limits LiveEstimate MatchedMemory
-    MeasuredSpeedup OptimalRow OptimalTable Plan Prior Promotion PublishedLaw RangeCheck Reached Runs ScaleOut
+NO_LAWS = """Architecture Backtest Budget ComputeOptimum Conditions Description Design ExtrapolationError
+    FitResult Forecast HeldOut LawComparison LearningRateFit Limits LiveEstimate OptimalRow
+    OptimalTable Plan Prior Promotion PublishedLaw RangeCheck Reached Runs ScaleOut Speedup
     Throughput TrainingCurve"""
 NOT_ASKED = {*NO_LAWS.split()}
-UNRANGED = {  # as the laws of some papers are
+UNRANGED = {  # laws of some papers are so
     JointLaw: lambda law: law.replace(conditions=None),
     LearningRateLaw: lambda law: replace(law, n_range=None, experts_range=None),
     list: lambda names: ["abnar", "hunyuan"],
@@ -199,7 +200,7 @@ def worth(ask: Callable[[], Any]) -> str:
         answer = ask()
     except ExtrapolationError:
         return "refused"
-    if isinstance(answer, bool):  # of a figure
+    if isinstance(answer, bool):  # a figure
         return "trusted" if answer else "flagged"
     if isinstance(answer, dict):
         found, warnings = answer["trusted"], answer["warnings"]
@@ -230,7 +231,7 @@ SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each co
     "reach": lambda c: ("--loss", reachable(JOINT, c), "--experts", 8),
     "speedup": lambda c: ("--flops", c),
     "speedup --n-active": lambda c: (model(c)["n_active"], "--experts", 8),
-    "learning-rate": lambda c: ("--d-model", 1024, "--tokens", 2e10, "--experts", rated(c)["architecture"].experts),
+    "learning-rate": lambda c: ("--d-model", 1024, "--tokens", 2e10, "--experts", rated(c).experts),
     "next-runs": lambda c: ("--flops", 1e20, "--ask", f"optimum:{c:g},8", "--max-runs", 2, "--widths", "256,512"),
     "describe": lambda c: ("config.json", "--tokens", c / 1e11),
     "compare": lambda c: ("--flops", c),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaling_law import Architecture, JointLaw, Throughput, describe, matched_memory, published, scale_out
+from scaling_law import Architecture, JointLaw, Throughput, describe, published, scale_out
 from scaling_law.figures import drawing, isoflop
 from scaling_law.machine import decode_seconds, training_memory
 from scaling_law.planning import candidate_grid, predicted_loss
@@ -32,7 +32,7 @@ def of(function: Callable[..., Any], *arguments: Any) -> Callable[..., Callable[
 
 
 optimal, hours, plan = of(LAW.optimal, 1e20), of(LAW.optimal), of(LAW.plan)
-speedup, model, memory = of(LAW.speedup, 8), of(Architecture, 1024), of(training_memory, MODEL)
+speedup_of, model, memory = of(LAW.speedup, 8), of(Architecture, 1024), of(training_memory, MODEL)
 split, assumed, step = of(Architecture.split, 256, 8), of(Throughput.assumed), of(MEASURED.step_seconds, MODEL)
 REFUSED = [
     (optimal(experts=[0]), "experts=0 must be at least 1 and finite"),
@@ -65,20 +65,24 @@ REFUSED = [
     (of(LAW.reach, 2.6)(gpus=8, gpu="h100", inference_tokens=1e9), "inference_tokens=1e+09 cost FLOPs"),
     (of(LAW.reach, 2.5)(flops=1e20, memory=1e9), "memory is what this question solves for: leave it out"),
     (of(LAW.reach, 2.5)(max_memory=1e9), "keyword of a question 'max_memory' is unknown: did you mean 'memory'"),
-    (speedup(), "flops=None, tokens=None: give one of them"),
-    (speedup(flops=1e21, tokens=1e9), "flops=1e+21, tokens=1000000000.0: give one of them"),
-    (speedup(tokens=1e9), "goes with an Architecture: E = 8 alone has no size; give flops"),
-    (speedup(baseline="x", flops=1e21), "baseline='x' must be a number of experts or an Architecture"),
-    (speedup(flops=1e29), "beyond the limit of ×1,000"),
-    (speedup(flops=1e21, memory="1GB"), "memory='1GB' does not go with a speed-up"),
+    (speedup_of(), "flops=None, tokens=None: give one of them"),
+    (speedup_of(flops=1e21, tokens=1e9), "flops=1e+21, tokens=1000000000.0: give one of them"),
+    (speedup_of(tokens=1e9), "goes with an Architecture: E = 8 alone has no size; give flops"),
+    (speedup_of(baseline="x", flops=1e21), "baseline='x' must be a number of experts or an Architecture"),
+    (speedup_of(flops=1e29), "beyond the limit of ×1,000"),
+    (speedup_of(flops=1e21, memory="1GB"), "memory='1GB' does not go with a speed-up"),
     (of(LAW.speedup, MODEL)(tokens=0), "tokens=0 must be positive"),
-    (of(LAW.speedup, 0.5)(flops=1e21), "model=0.5 must be at least 1"),
+    (of(LAW.speedup, 0.5)(flops=1e21), "experts=0.5 must be at least 1"),
     (of(published("chinchilla").speedup, 1, 8)(flops=1e21), "experts=8: this Chinchilla law holds for E = 1 only"),
-    (of(LAW.break_even, 1e9, [1, 8])(), "experts=[1.0, 8.0] must be above 1"),
-    (of(LAW.break_even, 1e9, 8)(between=(1e9, 1e8)), "between=(1000000000.0, 100000000.0) must be two increasing"),
-    (of(matched_memory, LAW, 1e21)(vocab_size=-1), "vocab_size=-1.0 must be positive"),
-    (of(matched_memory, published("abnar"), 1e21)(), "the sparsity law is another"),
-    (of(published("chinchilla").break_even, 1e9, 8)(), "depends on experts; the chinchilla law does not"),
+    (of(LAW.speedup, [1, 8])(n_active=1e9), "experts=[1.0, 8.0] must be above 1"),
+    (speedup_of(n_active=1e9, between=(1e9, 1e8)), "between=(1000000000.0, 100000000.0) must be two increasing"),
+    (speedup_of(flops=1e21, match="memory", vocab_size=-1), "vocab_size=-1.0 must be positive"),
+    (speedup_of(flops=1e21, match="price"), "match='price' is unknown; there are flops, hours, memory, served"),
+    (speedup_of(flops=1e21, match="hours"), "match='hours' takes step times: give gpus"),
+    (speedup_of(flops=1e21, n_active=1e9), "flops=1e+21 does not go with n_active"),
+    (speedup_of(match="memory", n_active=1e9), "match='memory' does not go with n_active"),
+    (of(LAW.speedup, 8, MODEL)(flops=1e21, match="memory"), "match='memory' sets the size of the baseline"),
+    (of(published("chinchilla").speedup, 8)(n_active=1e9), "depends on experts; the chinchilla law does not"),
     (of(LAW.next_runs, lambda law: 1.0, 1e20)(noise=0.002), "too few draws: 1000 have an answer"),
     (of(LAW.next_runs, LOSS, 1e19)(noise=0), "noise=0 must be positive and finite"),
     (of(LAW.next_runs, LOSS, 1e19)(max_runs=1.5), "max_runs=1.5 must be a whole number"),

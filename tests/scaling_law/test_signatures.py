@@ -17,7 +17,7 @@ reveal_type(law.optimal(hours=72, gpus=8, gpu="h100", experts="1-32", integral=T
 reveal_type(law.plan(1e20, gpu="h100", gpus=8))
 reveal_type(law.reach(2.3, [1, 8], hours=72, gpus=8, gpu="h100"))
 reveal_type(law.speedup(8, flops=1e21, granularity=2.0))
-reveal_type(law.break_even(1e9, 8))
+reveal_type(law.speedup(8, n_active=1e9).best)
 reveal_type(fit(load_runs("runs.csv"), kind="joint").law.optimal(1e20))
 reveal_type(JointLaw.from_pretrained("folder"))
 reveal_type(compare(1e22, memory="80GB"))
@@ -34,8 +34,8 @@ TYPES = [
     "planning.optimal_table.OptimalRow",
     "planning.plan.Plan",
     "planning.inverse.Reached",
-    "planning.speedup.EffectiveSpeedup",
-    "planning.break_even.BreakEven",
+    "planning.speedup.Speedup",
+    "planning.speedup.SpeedupRow | None",
     "planning.optimal_table.OptimalTable",
     "law.kinds.JointLaw",
     "law.compare.LawComparison",

@@ -201,11 +201,11 @@ def test_scatter_and_standard_errors_are_those_that_were_put_in(sweep):
 def test_crossings_and_their_intervals_are_those_of_the_law(sweep):
     """Without scatter but for the straight lines between two D; draws of the dense models are shared by all E."""
     for gap in gaps_of(read_sweep([*swept((32, 128), scatter=1e-9)]).runs):
-        expected = float(LAW.break_even(gap.n_active, gap.experts).tokens)
+        expected = LAW.speedup(gap.experts, n_active=gap.n_active).rows[0]["tokens"]
         assert gap.bracketed
         assert (gap.crossing, *gap.interval) == pytest.approx([expected] * 3, rel=0.12)
     gaps = {(gap.d_model, gap.experts): gap for gap in gaps_of(sweep.runs)}
-    true = [float(LAW.break_even(gap.n_active, gap.experts).tokens) for gap in gaps.values()]
+    true = [LAW.speedup(gap.experts, n_active=gap.n_active).rows[0]["tokens"] for gap in gaps.values()]
     inside = [gap.interval[0] <= t <= gap.interval[1] for gap, t in zip(gaps.values(), true, strict=True)]
     assert (len(inside), sum(inside) >= 13) == (15, True)
     shared = np.corrcoef(gaps[64, 2].draws[:, 0], gaps[64, 8].draws[:, 0])[0, 1]
@@ -259,7 +259,8 @@ def test_errors_are_those_of_the_seeds_that_each_kind_has_at_each_d():
 def test_a_law_fitted_to_runs_of_a_law_has_its_crossings(results):
     """And the published law is too late, as it is by construction. A prior chooses as well as we did."""
     fitted, own = results.laws[FITTED], [g.n_active for g in results.of(8)]
-    np.testing.assert_allclose(results.break_even(fitted, own, 8), LAW.break_even(own, 8).tokens, rtol=0.3)
+    expected = [row["tokens"] for row in LAW.speedup(8, n_active=own).rows]
+    np.testing.assert_allclose(results.break_even(fitted, own, 8), expected, rtol=0.3)
     (late, low, _), (right, least, most), (moved, *_) = (
         results.lateness(law, 8) for law in (results.laws[PUBLISHED], fitted, results.prior_fit.law)
     )

@@ -94,7 +94,7 @@ def test_crossings_are_where_the_losses_cross():
         record.replaced(eval_loss=float(law.loss(record.n_active, record.tokens, record.experts))) for record in first
     ]
     for gaps in Gaps.of(by_law):
-        true = float(law.break_even(gaps.n_active, gaps.experts).tokens)
+        true = law.speedup(gaps.experts, n_active=gaps.n_active).rows[0]["tokens"]
         assert parse_count(gaps.crossing) == pytest.approx(true, rel=0.1)  # the loss is no straight line in ln D
 
 

@@ -132,7 +132,7 @@ def check_rate(arguments: TrainingArguments, arch: Architecture, tokens: int, ba
         return []
     law = LearningRateLaw.named(arguments.optimizer.learning_rate_law)
     folder = arguments.run.output_dir
-    refusal = law.refusal(arch, tokens, batch_tokens)
-    if refusal and not (folder and RunData.of(Path(folder)).peak_learning_rate):
-        raise ConfigurationError(f"optimizer.learning_rate: {refusal}")
-    return [f"optimizer.learning_rate: {text}" for text in law.check(arch, tokens, batch_tokens).warnings]
+    peak = law.of(arch, tokens, batch_tokens)
+    if peak.refusal and not (folder and RunData.of(Path(folder)).peak_learning_rate):
+        raise ConfigurationError(f"optimizer.learning_rate: {peak.refusal}")
+    return [f"optimizer.learning_rate: {text}" for text in peak.check.warnings]

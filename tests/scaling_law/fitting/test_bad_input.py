@@ -16,15 +16,15 @@ from scaling_law import (
     fit_learning_rate,
     hold_out,
     load_runs,
-    measured_speedup,
     prior,
     published,
+    speedup,
 )
 from scaling_law.rates.surface import SettingsGrid
 from scaling_law.runs.rows import RunsError
 from studies.forecasts.members import estimate
 from studies.learning_rates.best_rates import best_rates
-from tests.scaling_law.fitting.test_measured_speedup import runs_of
+from tests.scaling_law.fitting.test_measured import runs_of
 from tests.scaling_law.fitting.test_prior import USUAL, lab_laws
 from tests.scaling_law.rates.test_learning_rate import FULL, rows
 from tests.scaling_law.rates.test_surface import BATCHES, MODELS, grid
@@ -107,15 +107,15 @@ OTHERS = [
     (lambda: fit(replace(RUNS, trunk=0 * RUNS.trunk), starts=[JOINT]).bootstrap(5), "two independent trunks"),
     (lambda: JointLaw.published(rounded=True).loss_draws(1e8, 1e9, 1), "no draws"),
     (lambda: JointLaw.published(rounded=True).optimum_draws(1e20), "no draws"),
-    (lambda: measured_speedup(runs_of(), runs_of(), "paloma"), "numeric column 'paloma' is unknown"),
+    (lambda: speedup(runs_of(), runs_of(), "paloma"), "numeric column 'paloma' is unknown"),
     (
-        lambda: measured_speedup(runs_of(), runs_of(), None, {"lost": 1.6}),
+        lambda: speedup(runs_of(), runs_of(), None, {"lost": 1.6}),
         "'lost' is unknown: did you mean 'loss'",
     ),
-    (lambda: measured_speedup(runs_of(), runs_of(), None, {"loss": 9.0}), "c=9 must be below the losses of the runs"),
-    (lambda: measured_speedup(runs_of(), runs_of(), level=1.0), "level=1.0 must be above 0"),
+    (lambda: speedup(runs_of(), runs_of(), None, {"loss": 9.0}), "c=9 must be below the losses of the runs"),
+    (lambda: speedup(runs_of(), runs_of(), level=1.0), "level=1.0 must be above 0"),
     (
-        lambda: measured_speedup(runs_of().take(np.arange(3)), runs_of()),
+        lambda: speedup(runs_of(), runs_of().take(np.arange(3))),
         "3 runs of the baseline .* 4 are needed",
     ),
     (lambda: LearningRateLaw(1.0, 1.0, 1.0, slope_batch=np.nan), "slope_batch=nan must be a finite number"),

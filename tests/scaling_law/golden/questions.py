@@ -132,10 +132,10 @@ def ask_python(name: str, folder: Path) -> dict[str, Any] | None:
 
 
 def _speedup(law: Any, question: dict[str, Any], folder: Path) -> Any:
-    if "n_active" in question:
-        return law.break_even(question["n_active"], question["experts"])
     others = {field: value for field, value in question.items() if field not in ("experts", "baseline")}
-    return law.speedup(question["experts"][0], question.get("baseline", 1.0), **others)
+    if "n_active" not in question:
+        others["baseline"] = question.get("baseline", 1.0)
+    return law.speedup(question["experts"], **others)
 
 
 def _read(question: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -5,15 +5,15 @@ import pytest
 
 from scaling_law import (
     Architecture,
-    EffectiveSpeedup,
     JointLaw,
     Limits,
+    Speedup,
     Throughput,
     published,
 )
 from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
-from scaling_law.size.architecture import width_of_active
+from scaling_law.size.architecture import total_parameters, width_of_active
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +29,16 @@ def tokens_for(law, loss, n_active, experts):
 
 @pytest.mark.parametrize(("a", "b", "flops"), [(8, 1, 1e21), (32, 1, 1e22), (1, 8, 1e20), (4, 4, 3e20)])
 def test_factors_are_those_of_the_other_searches(law, a, b, flops):
-    found = law.speedup(a, b, flops=flops)
-    assert found.loss == pytest.approx(law.optimal(flops, [a]).best.loss)
-    best, same = found.rows
-    assert best.compute == pytest.approx(law.reach(found.loss, b).flops / flops, rel=1e-6)
-    needed = tokens_for(law, found.loss, found.n_active, b)
+    answer = law.speedup(a, b, flops=flops)
+    assert answer.loss == pytest.approx(law.optimal(flops, [a]).best.loss)
+    best, same = answer.rows
+    assert best.compute == pytest.approx(law.reach(answer.loss, b).flops / flops, rel=1e-6)
+    needed = tokens_for(law, answer.loss, answer.n_active, b)
     assert same.tokens == pytest.approx(needed, rel=1e-9)
     assert same.compute == pytest.approx(same.data)
-    assert same.data == pytest.approx(needed / found.tokens)
+    assert same.data == pytest.approx(needed / answer.tokens)
     assert best.compute <= same.compute * (1 + 1e-9)
-    assert found.factor == best.compute
+    assert answer.factor == best.compute
 
 
 def marin(baseline_loss, baseline_tps, variant_loss, variant_tps, budget, floor=1.6, alpha=0.0941):
@@ -49,15 +49,15 @@ def marin(baseline_loss, baseline_tps, variant_loss, variant_tps, budget, floor=
 
 
 def test_marins_rule_is_the_same_at_the_asymptote_of_the_law(law):
-    found = law.speedup(8, 1, flops=1e21)
+    answer = law.speedup(8, 1, flops=1e21)
     _, mu, _, nu = law.chinchilla_coefficients(1.0)
-    assert found.exponent == pytest.approx(-mu * nu / (mu + nu))
-    assert found.baseline_loss == pytest.approx(law.compute_optimal(1e21, 1).loss)
-    assert found.at_asymptote(law.c) == pytest.approx(found.factor, rel=1e-5)
+    assert answer.exponent == pytest.approx(-mu * nu / (mu + nu))
+    assert answer.baseline_loss == pytest.approx(law.compute_optimal(1e21, 1).loss)
+    assert answer.at_asymptote(law.c) == pytest.approx(answer.factor, rel=1e-5)
     for asymptote in (1.2, 1.6):
-        asked = (found.baseline_loss, 1.0, found.loss, 1.0, 1e21, asymptote, found.exponent)
-        assert found.at_asymptote(asymptote) == pytest.approx(marin(*asked))
-    assert found.at_asymptote(found.loss) == np.inf
+        asked = (answer.baseline_loss, 1.0, answer.loss, 1.0, 1e21, asymptote, answer.exponent)
+        assert answer.at_asymptote(asymptote) == pytest.approx(marin(*asked))
+    assert answer.at_asymptote(answer.loss) == np.inf
 
 
 def test_marins_own_example():
@@ -66,40 +66,40 @@ def test_marins_own_example():
     assert (3.5422 - floor) * budget**alpha == pytest.approx(87.7, abs=0.1)
     named = {"model": "variant", "baseline": "usual", "n_active": 1e8, "tokens": 1e9, "law": ""}
     asymptote = {"asymptote": floor, "asymptote_interval": None, "exponent": alpha, "baseline_loss": 3.5422}
-    found = EffectiveSpeedup(**named, flops=budget, loss=3.52, check=None, **asymptote)
-    hours = found.at_asymptote(floor) * 410_000 / 433_986
+    answer = Speedup(**named, claim="", match="flops", flops=budget, loss=3.52, check=None, **asymptote)
+    hours = answer.at_asymptote(floor) * 410_000 / 433_986
     assert hours == pytest.approx(marin(3.5422, 433_986, 3.52, 410_000, budget))
 
 
 def test_intervals_ask_every_draw_for_itself(law):
     few = law.replace(draws=law.draws[:40], conditions=None)
-    found = few.speedup(8, 1, flops=1e21)
-    at = (found.n_active, found.tokens)
+    answer = few.speedup(8, 1, flops=1e21)
+    at = (answer.n_active, answer.tokens)
     factors = []
     for values in few.draws:
         drawn = JointLaw(*values)
         loss = drawn.loss(*at, 8)
-        factors.append((drawn.reach(loss, 1, force=True).flops / found.flops).item())
-    low, high = found.rows[0].compute_interval
+        factors.append((drawn.reach(loss, 1, force=True).flops / answer.flops).item())
+    low, high = answer.rows[0].compute_interval
     expected = np.quantile(factors, (0.025, 0.975), method="inverted_cdf")
     np.testing.assert_allclose((low, high), expected, rtol=1e-5)
-    assert low < found.factor < high
-    assert found.asymptote_interval == pytest.approx(
+    assert low < answer.factor < high
+    assert answer.asymptote_interval == pytest.approx(
         np.quantile(few.draws[:, 10], (0.025, 0.975), method="inverted_cdf")
     )
 
 
 def test_a_loss_below_the_floor_of_a_size_is_out_of_reach(law):
     small, large = Architecture(512), Architecture(2048, 16)
-    found = law.speedup(large, small, tokens="50B")
-    assert found.factor == found.rows[0].data == np.inf
+    answer = law.speedup(large, small, tokens="50B")
+    assert answer.factor == answer.rows[0].data == np.inf
     m, mu, _, _ = law.chinchilla_coefficients(1.0)
-    assert found.rows[0].floor == pytest.approx(m * small.n_active**mu + law.c)
-    assert found.rows[0].floor > found.loss
-    assert any("no number of tokens reaches it" in warning for warning in found.warnings)
-    assert "∞" in str(found)
+    assert answer.rows[0].floor == pytest.approx(m * small.n_active**mu + law.c)
+    assert answer.rows[0].floor > answer.loss
+    assert any("no number of tokens reaches it" in warning for warning in answer.warnings)
+    assert "∞" in str(answer)
     with pytest.raises(ValueError, match="is one size"):
-        found.at_asymptote(1.3)
+        answer.at_asymptote(1.3)
 
 
 def test_near_the_floor_part_of_the_draws_cannot_reach_it(law):
@@ -107,21 +107,21 @@ def test_near_the_floor_part_of_the_draws_cannot_reach_it(law):
     m, mu, _, _ = law.chinchilla_coefficients(1.0)
     floor = m * b.n_active**mu + law.c
     tokens = tokens_for(law, floor + 0.01, Architecture(1024, 8).n_active, 8)
-    found = law.speedup(Architecture(1024, 8), b, tokens=tokens, force=True)
-    assert 0 < found.rows[0].unreached < 1
-    assert found.rows[0].compute_interval[1] == np.inf
-    assert any("of the draws" in warning for warning in found.warnings)
-    assert not found.rows[0].trusted
+    answer = law.speedup(Architecture(1024, 8), b, tokens=tokens, force=True)
+    assert 0 < answer.rows[0].unreached < 1
+    assert answer.rows[0].compute_interval[1] == np.inf
+    assert any("of the draws" in warning for warning in answer.warnings)
+    assert not answer.rows[0].trusted
 
 
 @pytest.mark.parametrize(("name", "design"), [("abnar", {}), ("krajewski", {"granularity": 8.0}), ("kaplan", {})])
 def test_any_law_of_a_size_and_tokens(name, design):
     law, e = published(name), (64 if name == "krajewski" else 1)
-    found = law.speedup(e, e, flops=1e20, **design, force=True)
-    best, same = found.rows
+    answer = law.speedup(e, e, flops=1e20, **design, force=True)
+    best, same = answer.rows
     assert best.compute == pytest.approx(1.0, rel=1e-6)  # its own loss costs what it costs
-    assert best.n_active == pytest.approx(found.n_active, rel=1e-3)
-    assert same.tokens == pytest.approx(found.tokens, rel=1e-9)
+    assert best.n_active == pytest.approx(answer.n_active, rel=1e-3)
+    assert same.tokens == pytest.approx(answer.tokens, rel=1e-9)
     assert best.compute_interval is None
 
 
@@ -135,25 +135,25 @@ def test_both_models_may_lie_below_the_smallest_that_is_counted(law):
 def test_how_far_both_models_extrapolate_is_said(law):
     assert not any("outside the fitted" in warning for warning in law.speedup(2, 1, flops=1e20).warnings)
     assert not law.speedup(8, 1, flops=1e23).trusted
-    found = law.speedup(8, 1, flops=1e21)
-    assert found.trusted
+    answer = law.speedup(8, 1, flops=1e21)
+    assert answer.trusted
     for model in ("E = 8", "best size", "same N_act"):
-        assert any(warning.startswith(f"{model}: N_act") for warning in found.warnings)
+        assert any(warning.startswith(f"{model}: N_act") for warning in answer.warnings)
 
 
 def test_hours_of_both_models(law):
     """The hours of a cluster; each draw of the step times with one of the law."""
     few, h100 = law.replace(draws=law.draws[:20]), Throughput.assumed("h100")
-    found = few.speedup(8, 1, flops=1e21, gpus=8, throughput=h100, batch=PAPER_RAMP)
-    best, same = found.rows
+    answer = few.speedup(8, 1, flops=1e21, gpus=8, throughput=h100, batch=PAPER_RAMP)
+    best, same = answer.rows
     cluster, limits = Cluster(8, h100, ramp=PAPER_RAMP), Limits()
-    own = cluster.seconds(limits.widths(width_of_active(found.n_active), 8.0), found.tokens)
+    own = cluster.seconds(limits.widths(width_of_active(answer.n_active), 8.0), answer.tokens)
     for row in (best, same):
         seconds = cluster.seconds(limits.widths(width_of_active(row.n_active), 1.0), row.tokens)
         assert row.hours == pytest.approx(seconds / 3600)
         assert row.time == pytest.approx(seconds / own)
         assert row.time_interval[0] < row.time < row.time_interval[1]
-    assert any("assumed, not measured" in warning for warning in found.warnings)
+    assert any("assumed, not measured" in warning for warning in answer.warnings)
     sure = few.speedup(8, 1, flops=1e21, gpus=8, throughput=Throughput.assumed("h100", mfu=0.4))
     low, high = np.divide(sure.rows[1].time_interval, sure.rows[1].compute_interval)
     assert low == pytest.approx(high, rel=1e-2)  # the model of a computes its activations again
@@ -172,8 +172,42 @@ def test_models_that_the_gpus_cannot_train_have_no_hours(law):
     assert f"best size: {lacks}" in wide.warnings
 
 
+def test_at_equal_hours_the_baseline_has_the_size_of_fewest_hours(law):
+    few = law.replace(draws=law.draws[:20])
+    answer = few.speedup(8, 1, match="hours", flops=1e21, gpus=8, gpu="h100")
+    assert answer.factor == answer.best.time
+    assert answer.best.hours == pytest.approx(few.reach(answer.loss, 1, gpus=8, gpu="h100").hours, rel=1e-6)
+    assert answer.best.hours <= few.speedup(8, 1, flops=1e21, gpus=8, gpu="h100").best.hours
+    assert answer.best.time_interval[0] < answer.factor < answer.best.time_interval[1]
+    assert "times the hours" in answer.verdict
+
+
+def test_at_equal_memory_the_baseline_has_as_many_parameters(law):
+    answer = law.speedup(1, 8, match="memory", flops=1e21)
+    (row,) = answer.rows
+    memory = [total_parameters(width_of_active(n), e) for n, e in ((answer.n_active, 1), (row.n_active, 8))]
+    assert memory[0] == pytest.approx(memory[1])
+    assert law.loss(row.n_active, row.tokens, 8) == pytest.approx(answer.loss)
+    assert row.data == pytest.approx(row.tokens / answer.tokens)
+
+
+def test_served_alike_are_models_of_the_same_active_parameters(law):
+    answer = law.speedup(8, 1, match="served", flops=1e21)
+    assert [row.size for row in answer.rows] == ["same N_act"]
+    assert answer.best == law.speedup(8, 1, flops=1e21).rows[1]
+
+
+@pytest.mark.parametrize(("experts", "least_budget"), [(2, None), (4, None), (8, None), (16, 3e25), (32, 1e23)])
+def test_rule_of_thumb(law, experts, least_budget):
+    """An MoE of the same memory beats the dense optimum on E times its tokens: for E = 16 up to 3e25 FLOPs."""
+    law = law.replace(draws=None)
+    for flops in np.geomspace(1e16, 1e27, 12):
+        row = law.speedup(1, experts, match="memory", flops=flops, force=True).best
+        assert (row.data <= experts) == (least_budget is None or flops < least_budget)
+
+
 def test_numbers_of_the_published_law_stay(law):
     assert law.speedup(8, 1, flops=1e21).factor == pytest.approx(1.8348, abs=1e-4)
-    tokens = [row["tokens"] for row in law.break_even([1e8, 1e9], 8).rows]
+    tokens = [row["tokens"] for row in law.speedup(8, n_active=[1e8, 1e9]).rows]
     assert tokens == pytest.approx([3.70e8, 9.47e8], rel=0.01)
     assert law.reach(2.15, flops=1e22, experts=8).rows[0]["n_active"] == pytest.approx(2.69e9, rel=0.01)

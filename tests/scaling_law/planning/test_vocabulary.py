@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hub.base.tables import as_text
-from scaling_law import Budget, Conditions, JointLaw, fit, load_runs, matched_memory
+from scaling_law import Budget, Conditions, JointLaw, fit, load_runs
 from scaling_law.figures.curves import memory_curves
 from scaling_law.law.base import law_from_dict
 from scaling_law.law_files import law_card, law_to_dict
@@ -61,8 +61,7 @@ def test_every_question_counts_the_vocabulary_of_the_law(law):
         lambda **v: law.reach(5.0, [1, 4], **v).memory_bytes,
         lambda **v: law.reach(5.0, [1, 4], max_parameters=400_000, **v).flops,
         lambda **v: law.reach(5.0, [1, 2], flops=FLOPS, **v).memory_bytes,
-        lambda **v: matched_memory(law, FLOPS, [2, 4], **v).n_active,
-        lambda **v: matched_memory(law, FLOPS, [2, 4], **v).loss,
+        lambda **v: law.speedup(1, 2, match="memory", flops=FLOPS, **v).best.n_active,
         lambda **v: law.optimum_draws(FLOPS, [1, 2], max_parameters=300_000, **v).loss,
         lambda **v: advantage(FLOPS, 2, 1, **v)(law),
         lambda **v: law.plan(FLOPS, [1, 2], **v).architecture.n_active,

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from scaling_law import Architecture, JointLaw, LearningRateLaw, fit_learning_rate, load_runs
 from scaling_law.commands.cli import app
-from scaling_law.rates.law import DEFAULT_LAW, describe_check
+from scaling_law.rates.law import DEFAULT_LAW
 
 LAW = LearningRateLaw(6.0, -0.8, -0.2)
 FULL = LearningRateLaw(
@@ -57,7 +57,7 @@ def test_a_saved_law_is_the_same_law(law, tmp_path):
         ({"intercept": float("nan")}, "NaN is not a JSON number"),
         ({"reading": "text"}, "reading='text'"),
         ({"vocab_size": 0}, "vocab_size=0 must be an integer of at least 1"),
-        ({"slope": 1}, "the fields intercept, slope_e, slope_n must be there, of intercept, .*; got .*, slope$"),
+        ({"slope": 1}, "the fields intercept, slope_n, slope_e must be there, of intercept, .*; got .*, slope$"),
         ({"covariance": [[1.0] * 5] * 4}, "must be five rows of five finite numbers"),
     ],
 )
@@ -84,10 +84,11 @@ def test_older_files_without_ranges_and_vocabulary_are_read(tmp_path):
     assert (load(3, *since_4).slope_d, load(3, *since_4).tokens_range, load(3, *since_4).regret) == (0, None, None)
     unranged = load(1, "n_range", "experts_range", "vocab_size", *since_4)
     assert (unranged.n_range, unranged.intercept) == (None, law.intercept)
-    assert unranged.warnings(Architecture(512)) == [
-        "learning rate: this law carries no fitted ranges: nothing checks how far an answer extrapolates"
-    ]
-    assert not unranged.check(Architecture(512)).beyond
+    peak = unranged.of(Architecture(512))
+    assert peak.warnings == (
+        "learning rate: this law carries no fitted ranges: nothing checks how far an answer extrapolates",
+    )
+    assert not peak.check.beyond
 
 
 WIDTHS = {128: 9.77e-4, 256: 4.885e-4, 512: 2.44e-4, 1024: 1.22e-4, 2048: 6.1e-5}  # and their best rates
@@ -146,10 +147,10 @@ def test_a_rate_is_told_up_to_ten_times_outside_the_runs_of_its_law():
     ends = {"N": law.n_range, "D": law.tokens_range, "batch": law.batch_range}
     for name, (low, high) in ends.items():
         for value, told in ((low / 9.5, True), (low / 10.1, False), (high * 9.5, True), (high * 10.1, False)):
-            check = law.check_at(*(inside | {name: value}).values())
-            assert (bool(check.beyond), bool(check.trusted)) == (not told, told)
-            refusal = law.refusal_at(*(inside | {name: value}).values())
-            assert describe_check(check, refusal)[0].startswith("learning rate: " if told else "no learning rate: ")
+            peak = law.peak(*(inside | {name: value}).values())
+            assert (bool(peak.check.beyond), bool(peak.check.trusted)) == (not told, told)
+            assert (peak.learning_rate is not None) == told
+            assert peak.warnings[0].startswith("learning rate: " if told else "no learning rate: ")
     shell = CliRunner()
     far = shell.invoke(app, ["learning-rate", "--d-model", "64", "--tokens", "1M"])
     assert (far.exit_code, far.output.partition(" for ")[0]) == (1, "no peak learning rate")
@@ -175,11 +176,11 @@ def test_all_questions_ask_one_law_of_rates(d_model, experts, flops):
 def test_rates_outside_the_range_are_warned_of():
     law = LearningRateLaw.published()
     assert law.experts_range == (1, 32)
-    assert law.warnings(Architecture(512, 32)) == []
-    assert law.warnings(Architecture(512, 64)) == ["learning rate: E = 64 is outside the fitted 1…32 (×2)"]
-    assert not law.check(Architecture(512, 128)).beyond
-    assert law.check(Architecture(512, 129)).beyond
-    assert law.check(Architecture(32, 1, 1, 1, 16)).beyond
+    assert law.of(Architecture(512, 32)).warnings == ()
+    assert law.of(Architecture(512, 64)).warnings == ("learning rate: E = 64 is outside the fitted 1…32 (×2)",)
+    assert not law.of(Architecture(512, 128)).check.beyond
+    assert law.of(Architecture(512, 129)).check.beyond
+    assert law.of(Architecture(32, 1, 1, 1, 16)).check.beyond
 
 
 def rows(models=((64, 1), (128, 1), (64, 8), (128, 8), (128, 4)), factors=(0.35, 0.7, 1.4, 2.8)):
@@ -228,15 +229,14 @@ def test_a_law_takes_tokens_and_batch_where_it_has_them():
 
 def test_tokens_and_batches_outside_the_range_are_warned_of():
     a = Architecture(1024, 8)
-    assert FULL.warnings(a, 2e9, 131_072) == []
-    assert FULL.warnings(a, 2e11, 32_768) == [
+    assert FULL.of(a, 2e9, 131_072).warnings == ()
+    assert FULL.of(a, 2e11, 32_768).warnings == (
         "learning rate: D 200B is outside the fitted 1B…100B (×2)",
         "learning rate: batch 32.8K is outside the fitted 65.5K…1.05M (÷2)",
-    ]
-    assert not FULL.check(a, 2e11, 32_768).beyond
-    assert not FULL.check(a, 2e9, 8_192).beyond
-    assert FULL.check(a, 2e9, 6_000).beyond
-    assert FULL.check(a, 2e14, 131_072).beyond
+    )
+    run_is_beyond = {(2e11, 32_768): False, (2e9, 8_192): False, (2e9, 6_000): True, (2e14, 131_072): True}
+    for run, is_beyond in run_is_beyond.items():
+        assert FULL.of(a, *run).check.beyond == is_beyond
 
 
 def test_the_interval_of_a_rate_is_that_of_its_coefficients_and_scatter():

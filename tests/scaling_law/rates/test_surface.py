@@ -15,8 +15,8 @@ from scaling_law.rates.surface import SettingsGrid, fit_learning_rate
 from scaling_law.runs.rows import RunsError
 from studies.learning_rates.best_rates import best_rates
 
-TUNED = {"intercept": 4.6, "slope_n": -0.7, "slope_e": -0.45, "slope_d": 0.14}  # of ln LR at the best batch
-BATCH = {"intercept": 5.0, "slope_n": -0.25, "slope_e": 0.0, "slope_d": 0.53}  # of ln of the best batch
+TUNED = {"intercept": 4.6, "slope_n": -0.7, "slope_e": -0.45, "slope_d": 0.14}  # ln LR at the best batch
+BATCH = {"intercept": 5.0, "slope_n": -0.25, "slope_e": 0.0, "slope_d": 0.53}  # ln of the best batch
 CURVATURE = np.array([[0.024, -0.01], [-0.01, 0.024]])
 MODELS = tuple(product((2e8, 5e8, 1.2e9), (1, 4, 16), (2e9, 2e10)))
 RATES, BATCHES = 2.0 ** np.arange(-14, -5), 2.0 ** np.arange(15, 23)
@@ -104,7 +104,7 @@ def test_intervals_of_the_bootstrap_hold_the_truth():
         low, high = np.log(law.interval_at(*at_one))
         widths_of_rate.append(high - low)
     assert min(held.values()) >= 32, held
-    assert 0.1 < np.median(widths_of_rate) < 0.5  # at a corner of models scattered by 0.1
+    assert 0.1 < np.median(widths_of_rate) < 0.5  # models scatter by 0.1, and this is a corner
     assert np.median(widths) < 0.2
 
 
@@ -156,7 +156,7 @@ def test_without_batches_that_vary_the_rate_alone_is_fitted():
     fitted = fit_learning_rate(one, ["tokens"], reading="paper", draws=0)
     assert fitted.curvature.shape == (1, 1)
     assert not any("best_batch" in name for name in fitted.coefficients)
-    slope = -CURVATURE[0, 1] / CURVATURE[0, 0]  # at this batch, by the ridge
+    slope = -CURVATURE[0, 1] / CURVATURE[0, 0]  # the ridge, followed to this batch
     assert fitted.law.slope_d == pytest.approx(TUNED["slope_d"] - slope * BATCH["slope_d"], abs=1e-6)
     dense = fit_learning_rate(one.subset(one.experts == 1), [], reading="paper", draws=0).law
     assert (dense.slope_e, dense.slope_d) == (0.0, 0.0)
