@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 
 # Its rooms are imported when a law is pushed to the Hub.
 import hub
@@ -15,20 +14,20 @@ from hub.base import strict_json
 from hub.base.errors import InputError
 from hub.base.markdown import escape_markdown
 from hub.base.tables import Table
-from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.figures import drawing, law_figures
-from scaling_law.formulas import ChinchillaForm, Conditions, Formula
+from scaling_law.formulas import Conditions, Formula
+from scaling_law.formulas.files import FORMAT, VERSION
 from scaling_law.formulas.law import has_optimum
 
 FILE_NAME = "scaling_law.json"
-FORMAT = "scaling_law"
-VERSION = 1
 # The paper's figures, with budgets in FLOPs.
 ISOFLOP_EXPERTS = (1.0, 4.0, 16.0)
 ISOFLOP_BUDGETS = (1e19, 1e20, 1e21, 1e22)
 MEMORY_BUDGET = 1e22
 LARGEST_PAPER_RUN = 5.3e20
+# Laws whose classes the package itself has.
+LOADABLE = ("joint", "chinchilla", "routed", "stack")
 # A card names so many outliers.
 MOST_OUTLIERS = 20
 # Columns of the table of ranges, and the fields of `FittedRange` that they show.
@@ -39,37 +38,9 @@ RANGE_COLUMNS = {
 }
 
 
-def law_to_dict(law: Formula) -> Fields:
-    """Return JSON values from which `law.base.law_from_dict` makes an equal law (floats keep every bit)."""
-    data: Fields = {
-        "format": FORMAT,
-        "version": VERSION,
-        "law": law.name,
-        "formula": law.formula,
-    }
-    # A stack consists of laws.
-    laws = getattr(law, "laws", ())
-    if laws:
-        data["laws"] = [law_to_dict(stacked_law) for stacked_law in laws]
-        data["coefficients"] = {"weights": [*law.weights]}  # type: ignore[attr-defined]
-    else:
-        data["coefficients"] = law.coefficients
-    # A law that holds for one E has it as a field.
-    experts = getattr(law, "experts", None)
-    if experts is not None:
-        data["experts"] = experts
-    if law.repetition is not None:
-        data["repetition"] = asdict(law.repetition)
-    if law.conditions is not None:
-        data["conditions"] = law.conditions.to_dict()
-    if law.draws is not None:
-        data["draws"] = law.draws.tolist()
-    return data
-
-
 def law_to_json(law: Formula) -> bytes:
     """Return the content of `scaling_law.json`; NaN and infinities are refused."""
-    return strict_json.versioned(FORMAT, VERSION, law_to_dict(law))
+    return strict_json.versioned(FORMAT, VERSION, law.to_dict())
 
 
 def push_law(
@@ -128,18 +99,19 @@ def _metadata(license: str | None) -> str:
 
 def _variables(law: Formula) -> str:
     """Explain the variables of a law."""
-    if {*law.variables} <= {"n_active", "tokens", "experts"}:
+    if {*law.variables} <= {"n_active", "tokens", "experts"} and law.is_packaged:
         source = "[Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)"
         return f"N is active parameters, D training tokens, Ê the transformed number of experts ({source})"
     return f"Its variables are {', '.join(f'`{name}`' for name in law.variables)}"
 
 
 def loading_code(law: Formula, place: str) -> str:
-    """Write a block of Python that loads this law from `place`; a law of another package is imported from there."""
+    """Write a block of Python that loads this law from `place`; a class whose form is no data is imported first."""
     kind = type(law).__name__
     module = type(law).__module__
-    if module.startswith("scaling_law."):
+    if module.startswith("scaling_law.") or law.form.is_data:
         module = "scaling_law"
+        kind = kind if law.name in LOADABLE else "Law"
     return f'```python\nfrom {module} import {kind}\n\nlaw = {kind}.from_pretrained("{place}")\nprint(law)\n```'
 
 
@@ -207,7 +179,7 @@ def law_pictures(law: Formula) -> dict[str, bytes]:
 
     Budgets are as far from the law's largest run as the paper's figures are from the paper's.
     """
-    if not isinstance(law, ChinchillaForm) or "experts" not in law.variables:
+    if not law.form.is_chinchilla or "experts" not in law.variables:
         return {}
     if not has_optimum(law.chinchilla_coefficients(ISOFLOP_EXPERTS)).any():
         return {}

@@ -191,7 +191,7 @@ def test_command_lines_are_those_of_the_programs(page):
             source = Path(importlib.util.find_spec(line.split()[2]).origin).read_text(encoding="utf-8")
             assert all(f'"{option}"' in source for option in words_with_dashes(line) - {"-m"}), line
         else:
-            others = ("make ", "sbatch ", "pip ", "lm_eval ", "python -m vllm.")  # the last: test_vllm.py
+            others = ("make ", "sbatch ", "pip ", "hf ", "lm_eval ", "python -m vllm.")  # the last: test_vllm.py
             assert f"{line} ".startswith(others), f"{page.name}: no test knows {line!r}"
 
 

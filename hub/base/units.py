@@ -184,9 +184,13 @@ def format_flops(value: float | None) -> str:
 def format_ends(low: float, high: float) -> tuple[str, str]:
     """Write the ends of an interval of losses without the digits that other draws would change.
 
-    The standard error of an end is 2 % of the width with 1,000 draws: three decimals of less than 0.01 nats, else two.
+    The standard error of an end is 2 % of the width with 1,000 draws: three decimals of less than 0.01 nats, two of
+    less than 1, else one.
     """
-    decimals = 3 if high - low < 0.01 else 2
+    width = high - low
+    decimals = 1
+    if width < 1:
+        decimals = 3 if width < 0.01 else 2
     return f"{low:.{decimals}f}", f"{high:.{decimals}f}"
 
 

@@ -10,7 +10,7 @@ from scaling_law.explorer import app
 from scaling_law.explorer.question import FITTED
 from scaling_law.fitting.fitting import fit
 from scaling_law.law import Law
-from scaling_law.law.shelf import choose_law
+from scaling_law.law.modules import read_law
 from scaling_law.runs.loading import load_runs
 
 # Resamples of the bootstrap, for which the page waits to open.
@@ -34,7 +34,7 @@ def explore(
 
         scaling-law explore --law my-law --port 7860 --no-browser
     """
-    laws: dict[str, Law] = {name: choose_law(name) for name in law}
+    laws: dict[str, Law] = {name: read_law(name) for name in law}
     if runs is not None:
         laws = {FITTED: _fit_with_draws(runs), **laws}
     app.explore(laws, host=host, port=port, browser=browser)

@@ -21,17 +21,19 @@ from scaling_law.commands.options import (
 )
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.fitting import fitting
+from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.holdout import Split, backtest_splits, hold_out
-from scaling_law.fitting.repetition import UNIQUE, with_unique_tokens
-from scaling_law.law import JointLaw, Law
-from scaling_law.law.shelf import choose_law
+from scaling_law.fitting.repetition import with_unique_tokens
+from scaling_law.law import JointLaw, Law, choose_kind
+from scaling_law.law.modules import read_kind, read_law
 from scaling_law.law_files import FILE_NAME
 from scaling_law.runs.table import Runs
 
 HELD_OUT = "Hold out and predict: each run, each model, the --test runs of lowest loss, or of most n_active, flops, "
 HELD_OUT += "tokens or a column."
 PRIOR = "What runs leave open is as in other labs' laws (public), or as in a law: published, a folder, …"
-KIND = "Kind of law: joint, chinchilla, routed, …. [default: joint, or that of --prior]"
+KIND = "Form of law: joint, chinchilla, routed, …, or a file of your own, my_law.json. "
+KIND += "[default: joint, or that of --prior]"
 MODES = {
     "split": Mode(only=("test",), never=("bootstrap", "output")),
 }
@@ -91,8 +93,10 @@ def fit(
     if bootstrap < 0 or bootstrap == 1:
         raise InputError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
     table = load(**read)
-    law = choose_law(prior, flag="--prior") if prior not in (None, "public") else prior
-    kind = kind or (law.name if isinstance(law, Law) else "joint")
+    law = read_law(prior, flag="--prior") if prior not in (None, "public") else prior
+    form: Any = law if isinstance(law, Law) else "joint"
+    if kind is not None:
+        form = read_kind(kind)
     options: Fields = {
         "huber_delta": huber_delta,
         "weights": None if weights == "equal" else weights,
@@ -108,9 +112,9 @@ def fit(
         table = with_unique_tokens(table, unique_tokens)
         options["unique_tokens"] = UNIQUE
     if split is not None:
-        trusted = _show_split(table, kind, hold_out(table, split, test), options, as_json)
+        trusted = _show_split(table, choose_kind(form).name, hold_out(table, split, test), options, as_json)
     else:
-        result = fitting.fit(table, kind, **options, progress=not as_json)
+        result = fitting.fit(table, form, **options, progress=not as_json)
         _show(result, bootstrap, output, {"skipped": list(table.skipped)}, as_json, verbose)
         trusted = result.trusted
     for reason in table.skipped:

@@ -15,9 +15,11 @@ from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
 from scaling_law.forecasting.laws import stack_laws
-from scaling_law.law_files import FILE_NAME, law_to_dict
+from scaling_law.law.modules import SUFFIX, read_kind
+from scaling_law.law_files import FILE_NAME
 
 SAVE = "Write the forecast with its date to a new .json file, to compare with the loss once it is measured."
+KINDS = "Laws that compete: chinchilla,prior, or files of forms of your own: my_law.json. [default: all]"
 OUTPUT = "Folder for scaling_law.json: the laws that compete as one, which --law of other commands takes."
 
 
@@ -37,7 +39,7 @@ def forecast(
     tokens: Annotated[Any, quantity(several(TOKENS), "Training tokens: 8T.")] = None,
     experts: Annotated[Any, quantity(EXPERTS, "E of the model: 256. [default: that of the runs]")] = None,
     prior: Annotated[Literal["public", "none"], option("none: laws of these runs alone.")] = "public",
-    kinds: Annotated[Any, quantity(names, "Laws that compete: chinchilla,prior. [default: all]")] = None,
+    kinds: Annotated[Any, quantity(names, KINDS)] = None,
     at_unique_tokens: Annotated[
         Any, quantity(several(TOKENS), "With --unique-tokens: those of the model: 5B. [default: all]", rare=True)
     ] = None,
@@ -68,6 +70,8 @@ def forecast(
         raise InputError("--at-unique-tokens goes with --unique-tokens, the column of the runs")
     at = {"n_active": n_active, "tokens": tokens, "experts": experts, "unique_tokens": at_unique_tokens}
     models = {name: values for name, values in at.items() if values is not None}
+    if kinds is not None:
+        kinds = [read_kind(name, "--kinds").name if name.endswith(SUFFIX) else name for name in kinds]
     competing: dict[str, Any] = {"prior": None if prior == "none" else "public", "kinds": kinds, "mix": mix}
     competing["unique_tokens"] = unique_tokens
     if output is not None:
@@ -75,7 +79,7 @@ def forecast(
             raise InputError("-o writes a law for any model: leave out --n-active, --tokens, --experts and --accuracy")
         law = stack_laws(table, **competing)
         law.save_pretrained(output)
-        show(law_to_dict(law) if as_json else None, as_json, law)
+        show(law.to_dict() if as_json else None, as_json, law)
         if not as_json:
             print_table(f"wrote {output / FILE_NAME}")
         return

@@ -15,7 +15,7 @@ from hub.base.errors import InputError
 from hub.base.tables import join_words, show
 from hub.base.types import Fields, Strings
 from scaling_law.formulas.law import one_positive
-from scaling_law.law.shelf import choose_law
+from scaling_law.law.modules import read_law
 from scaling_law.law_files import FILE_NAME
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.question import FIELD_TYPES, FIELDS, parse_field, parse_names
@@ -69,7 +69,7 @@ def by_name(pairs: list[tuple[str, Any]], flag: str) -> Fields:
 
 
 LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
-LAWS += "a name that `scaling-law compare` lists, a folder, or a Hub repo."
+LAWS += "a name that `scaling-law compare` lists, a folder or file of a law, or a Hub repo."
 RATES = "public:ludziejewski (grids of labs, at the paper's level; public: any lab's), code (as the paper's runs), "
 RATES += "paper (as its text says), or a fitted law's file."
 
@@ -153,7 +153,7 @@ def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None
                 for file in filter(Path.is_file, (output, output / FILE_NAME)):
                     raise InputError(f"-o {file}: the file exists; --overwrite replaces it")
             if described.get("law") is not declared.get("law"):
-                values["law"] = choose_law(values["law"], declared["law"].annotation)
+                values["law"] = read_law(values["law"], declared["law"].annotation)
             if (result := function(**values)) is not None:
                 answer, more = result if isinstance(result, tuple) else (result, {})
                 table = answer.summary().for_shell(verbose)

@@ -91,7 +91,9 @@ ARGUMENTS = {
     },
     "fit": {
         "runs": Field("Table of runs: runs.csv, a .jsonl or .parquet file, a folder, or org/name on the Hub."),
-        "kind": Field("joint, chinchilla, routed, …; all: ranked by forecasts.", default_meaning="joint"),
+        "kind": Field(
+            "joint, chinchilla, routed, …, or a law's file; all: ranked by forecasts.", default_meaning="joint"
+        ),
         "prior": Field("What runs leave open is as in other labs' laws (public), or as in a law: published."),
         "where": Field("A filter on the columns: E in {1, 8}."),
     },

@@ -31,8 +31,9 @@ CROSSOVER = "crossover, 95 %"
 # Opacity of a cell of the map, and of the part of a curve that is not trusted.
 OPACITIES = {UNTRUSTED: 0.2, EXTRAPOLATED: 0.5, FITTED: 0.9}
 FAINT = 0.45
-# The most ticks on an axis, which have room on a phone.
-TICKS = 5
+# The most ticks along and up a figure, which have room on a phone.
+TICKS = 4
+TICKS_UP = 6
 # Digits of a loss at the ticks, which all ticks of an axis share, by the distance between ticks.
 LOSS_TICKS = [
     {"dtickrange": [None, 0.0099], "value": ".3f"},
@@ -141,7 +142,13 @@ def loss_by_memory(
     if answer is not None and low <= answer[0] <= high:
         traces.append(_star("answer", *answer))
     x_axis = _log_axis("memory limit", (low, high), format_bytes, page)
-    return _figure(traces, page, x_axis, _loss_axis(page, (lowest, highest)), shapes)
+    return _figure(
+        traces,
+        page,
+        x_axis,
+        _loss_axis(page, (lowest, highest)),
+        shapes,
+    )
 
 
 def loss_by_tokens(
@@ -161,10 +168,19 @@ def loss_by_tokens(
             low, high = curve.interval
             x = np.concatenate([curve.x, curve.x[::-1]])
             y = np.concatenate([low, high[::-1]])
-            look = {"fill": "toself", "fillcolor": page.colour(best, 0.18), "line": {"width": 0}}
+            look = {
+                "fill": "toself",
+                "fillcolor": page.colour(best, 0.18),
+                "line": {"width": 0},
+            }
             traces.append(_scatter(BAND, x, y, "lines", showlegend=True, **look))
     traces += _curves(curves, page, dots)
-    x_axis = _log_axis(drawing.TOKENS, shown_tokens(curves, losses), format_count, page)
+    x_axis = _log_axis(
+        drawing.TOKENS,
+        shown_tokens(curves, losses),
+        format_count,
+        page,
+    )
     return _figure(traces, page, x_axis, _loss_axis(page, losses))
 
 
@@ -182,7 +198,12 @@ def best_by_budget(
     traces = _cells(grid, page)
     if grid.tied.any():
         columns, rows = np.meshgrid(grid.flops, grid.memory)
-        hatch = {"symbol": "line-ne-open", "size": 9, "color": page.ink, "opacity": 0.45}
+        hatch = {
+            "symbol": "line-ne-open",
+            "size": 9,
+            "color": page.ink,
+            "opacity": 0.45,
+        }
         traces.append(_markers("tie", columns[grid.tied], rows[grid.tied], hatch))
     if models:
         marker = {
@@ -196,8 +217,19 @@ def best_by_budget(
         traces.append(_markers("models", flops, memory, marker, hoverinfo="text", hovertext=texts))
     if question is not None and question[1] is not None:
         traces.append(_star("question", question[0], question[1]))
-    x_axis = _log_axis(drawing.FLOPS, (grid.flops[0], grid.flops[-1]), format_flops, page)
-    y_axis = _log_axis("memory limit", (grid.memory[0], grid.memory[-1]), format_bytes, page)
+    x_axis = _log_axis(
+        drawing.FLOPS,
+        (grid.flops[0], grid.flops[-1]),
+        format_flops,
+        page,
+    )
+    y_axis = _log_axis(
+        "memory limit",
+        (grid.memory[0], grid.memory[-1]),
+        format_bytes,
+        page,
+        TICKS_UP,
+    )
     return _figure(traces, page, x_axis, y_axis)
 
 
@@ -273,7 +305,11 @@ def _curves(
                 styles.add(style)
         if curve.experts in dots:
             x, loss = dots[curve.experts]
-            marker = {"color": colour, "size": 9, "line": {"color": page.paper, "width": 1.5}}
+            marker = {
+                "color": colour,
+                "size": 9,
+                "line": {"color": page.paper, "width": 1.5},
+            }
             marks.append(_markers(name, [x], [loss], marker, legendgroup=name, showlegend=False))
     if EXTRAPOLATED in styles:
         keys.append(_line_key(EXTRAPOLATED, page.ink, dash="dash", width=1.6))
@@ -284,7 +320,14 @@ def _curves(
 
 def _describe_models(curve: Curve, remark: Callable[[float], str]) -> list[str]:
     """Describe the architecture of each point."""
-    columns = (curve.x, curve.loss, curve.d_model, curve.n_active, curve.n_total, curve.tokens)
+    columns = (
+        curve.x,
+        curve.loss,
+        curve.d_model,
+        curve.n_active,
+        curve.n_total,
+        curve.tokens,
+    )
     texts = []
     for x, loss, width, active, total, tokens in zip(*(column.tolist() for column in columns), strict=True):
         headline = f"{label_of(curve.experts)} {remark(x)}{loss:.4f} nats"
@@ -303,11 +346,22 @@ def _scatter(name: str, x: Any, y: Any, mode: str, **look: Any) -> Fields:
 
 
 def _markers(name: str, x: Any, y: Any, marker: Fields, **look: Any) -> Fields:
-    return _scatter(name, x, y, "markers", **{"marker": marker, "showlegend": True, **look})
+    return _scatter(
+        name,
+        x,
+        y,
+        "markers",
+        **{"marker": marker, "showlegend": True, **look},
+    )
 
 
 def _star(name: str, x: float, y: float) -> Fields:
-    marker = {"symbol": "star", "size": 14, "color": "#ffffff", "line": {"color": "#000000", "width": 1.5}}
+    marker = {
+        "symbol": "star",
+        "size": 14,
+        "color": "#ffffff",
+        "line": {"color": "#000000", "width": 1.5},
+    }
     # At an edge of the figure the star is whole.
     return _markers(name, [x], [y], marker, cliponaxis=False)
 
@@ -321,7 +375,15 @@ def _square(colour: str, opacity: float = 1.0) -> Fields:
 def _line_key(name: str, colour: str, opacity: float = 1.0, **line: Any) -> Fields:
     """Make a line for the legend alone."""
     look = {"line": {"color": colour, "width": 2.4, **line}, "opacity": opacity}
-    return _scatter(name, [None], [None], "lines", showlegend=True, legendgroup=name, **look)
+    return _scatter(
+        name,
+        [None],
+        [None],
+        "lines",
+        showlegend=True,
+        legendgroup=name,
+        **look,
+    )
 
 
 # ------------------------------------------------------------------ axes and layout
@@ -343,10 +405,17 @@ def _loss_axis(page: Page, losses: Interval) -> Fields:
     return _axis(drawing.LOSS, page, range=losses, tickformatstops=LOSS_TICKS)
 
 
-def _log_axis(title: str, span: Interval, form: Callable[[float], str], page: Page) -> Fields:
-    ticks = log_ticks(*span, TICKS)
+def _log_axis(title: str, span: Interval, form: Callable[[float], str], page: Page, most: int = TICKS) -> Fields:
+    ticks = log_ticks(*span, most)
     texts = [form(tick) for tick in ticks]
-    return _axis(title, page, type="log", tickvals=ticks, ticktext=texts, range=np.log10(span).tolist())
+    return _axis(
+        title,
+        page,
+        type="log",
+        tickvals=ticks,
+        ticktext=texts,
+        range=np.log10(span).tolist(),
+    )
 
 
 def _figure(traces: Sequence[Fields], page: Page, x: Fields, y: Fields, shapes: Sequence[Fields] = ()) -> Figure:

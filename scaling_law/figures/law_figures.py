@@ -31,7 +31,13 @@ def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
     Return the two axes, which share x. `result` is a FitResult, or anything else with `runs`, `residuals` and `rmse`.
     """
     if axes is None:
-        _, axes = drawing.new_figure(5.6, 6.4, rows=2, sharex=True, height_ratios=[3, 1])
+        _, axes = drawing.new_figure(
+            5.6,
+            6.4,
+            rows=2,
+            sharex=True,
+            height_ratios=[3, 1],
+        )
     top, bottom = axes
     observed = result.runs.loss
     residuals = result.residuals
@@ -44,7 +50,12 @@ def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
             "edgecolors": "white",
             "linewidths": 0.3,
         }
-        top.scatter(observed[mask], predicted[mask], label=drawing.label_of(experts), **style)
+        top.scatter(
+            observed[mask],
+            predicted[mask],
+            label=drawing.label_of(experts),
+            **style,
+        )
         bottom.scatter(observed[mask], residuals[mask], **style)
     losses = np.concatenate([observed, predicted])
     margin = 0.03 * max(np.ptp(losses), 1e-3)
@@ -83,7 +94,11 @@ def isoflop(
         for curve in curves:
             drawing.draw(ax, curve)
         losses = shown_losses(curves)
-        ax.set(title=f"{format_flops(budget)} FLOPs", xlim=shown_tokens(curves, losses), ylim=losses)
+        ax.set(
+            title=f"{format_flops(budget)} FLOPs",
+            xlim=shown_tokens(curves, losses),
+            ylim=losses,
+        )
         drawing.log_axis(ax, drawing.TOKENS)
     axes[0].set_ylabel(LOSS)
     drawing.shared_legend(axes[0])
@@ -106,14 +121,31 @@ def memory_optimal(
     by_memory = memory_curves(law, budget, experts, **serving)
     for region in by_memory.regions:
         first, *_, last = by_memory.memory[region.points]
-        ax.axvspan(first, last, color=colour_of(region.experts), alpha=0.12, linewidth=0)
+        ax.axvspan(
+            first,
+            last,
+            color=colour_of(region.experts),
+            alpha=0.12,
+            linewidth=0,
+        )
     for curve in by_memory.curves:
         drawing.draw(ax, curve)
-    bars: Fields = {"color": drawing.DARK, "markersize": 5, "linewidth": 1.2, "label": "_" + drawing.BOUNDARY}
+    bars: Fields = {
+        "color": drawing.DARK,
+        "markersize": 5,
+        "linewidth": 1.2,
+        "label": "_" + drawing.BOUNDARY,
+    }
     for number, boundary in enumerate(by_memory.boundaries):
         # Bars alternate between two heights, so that neighbours do not touch.
         height = 0.03 + 0.03 * (number % 2)
-        ax.plot(boundary.interval, [height, height], "|-", transform=ax.get_xaxis_transform(), **bars)
+        ax.plot(
+            boundary.interval,
+            [height, height],
+            "|-",
+            transform=ax.get_xaxis_transform(),
+            **bars,
+        )
     ax.set(
         xlim=by_memory.memory[[0, -1]],
         ylim=(by_memory.loss.min() - 0.03, by_memory.loss[0] + 0.02),

@@ -38,6 +38,10 @@ TAIL = 1e-6
 SMALLEST = 0.01
 # Probability that errors depend so much on a variable that makes no difference.
 CHANCE = 1e-3
+# Columns that say how often tokens repeat, and epochs beyond one that are none.
+UNIQUE = "unique_tokens"
+EPOCHS = "epochs"
+ROUNDED = 0.01
 # Share of a variable's variance that the law's own must leave, to be told apart.
 CONFOUNDED = 0.05
 
@@ -227,7 +231,8 @@ def omitted_variables(
     """Say which variables vary in the runs, not in the law, and on which of these its `errors` [n], nats, depend.
 
     That is an F test at `CHANCE` for its logarithm and the square of it, beside the Jacobian at θ [p]. A variable
-    whose effect the runs cannot tell from that of the law's own is named, too; one that follows from others is not.
+    whose effect the runs cannot tell from that of the law's own is named, too, but for epochs; one that follows from
+    others is not.
     """
     is_point = problem.used
     residual, jacobian = (values[is_point] for values in problem.objective.linearise_at(theta))
@@ -236,10 +241,8 @@ def omitted_variables(
     tested = [np.ones(len(columns))]
     tested += [runs[name][is_point] for name in variables if not is_size(name)]
     sentences = []
-    for name in DESIGN_VARIABLES:
-        if name not in runs or name in variables:
-            continue
-        values = runs[name][is_point]
+    for name, column in _omitted_columns(problem, runs).items():
+        values = column[is_point]
         follows = _count_distinct(*tested) == _count_distinct(*tested, values)
         if follows or not np.isfinite(values).all():
             continue
@@ -253,7 +256,7 @@ def omitted_variables(
         is_confounded = not freedom or unexplained(x, columns, RANK_TOLERANCE)[0] < CONFOUNDED * len(x)
         label = "E" if name == "experts" else name
         sentence = f"{label} varies in the runs but not in this law"
-        if is_confounded:
+        if is_confounded and name != EPOCHS:
             sentence += f", and the runs cannot tell its effect from that of {join_words(variables)}"
         elif probability < CHANCE:
             low = min(means, key=means.__getitem__)
@@ -262,20 +265,24 @@ def omitted_variables(
             sentence += f" and {means[high]:+.3f} at {label} = {high:g}"
         else:
             continue
+        if name == EPOCHS:
+            derived = "" if UNIQUE in runs else " with the column unique_tokens = tokens / epochs"
+            option = f"unique_tokens={UNIQUE!r} (--unique-tokens {UNIQUE}){derived}"
+            sentence += f"; {option} counts repeated tokens as what they are worth"
         columns = extended
         sentences.append(sentence)
     return tuple(sentences)
 
 
-def depends(
-    residual: FloatArray,
-    columns: FloatArray,
-    x: FloatArray,
-) -> bool:
-    """Test, by an F test, if residuals [n] depend on a variable x [n] or its square beside the `columns` [n, k]."""
-    x = _standardise(x)
-    probability, _ = _test_columns(residual, columns, np.column_stack([columns, x, x**2]))
-    return probability < CHANCE
+def _omitted_columns(problem: Problem, runs: Runs) -> dict[str, FloatArray]:
+    """Return the variables of designs that the law lacks, and epochs, 1 at least, where it does not count them."""
+    variables = problem.objective.form.variables
+    columns = {name: runs[name] for name in DESIGN_VARIABLES if name in runs and name not in variables}
+    if problem.objective.repetition is None and {UNIQUE, EPOCHS} & {*runs.columns}:
+        epochs = runs.tokens / runs[UNIQUE] if UNIQUE in runs else runs[EPOCHS]
+        if np.all(epochs > 0) and np.any(epochs > 1.0 + ROUNDED):
+            columns[EPOCHS] = np.maximum(epochs, 1.0)
+    return columns
 
 
 def _standardise(x: FloatArray) -> FloatArray:

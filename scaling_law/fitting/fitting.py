@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from scaling_law.answer.answer import Answer, Listed
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
+    UNIQUE,
     Outliers,
     design_problems,
     examine,
@@ -33,11 +35,9 @@ from scaling_law.fitting.prior import Prior, read_prior, under
 from scaling_law.fitting.problem import Problem, make_problem, start_points, variables_of
 from scaling_law.fitting.repetition import (
     REPEATED,
-    UNIQUE,
     RepetitionFit,
     fit_repetition,
     repeated,
-    unexplained_repetition,
     with_unique_tokens,
 )
 from scaling_law.fitting.solver import Solutions
@@ -430,7 +430,7 @@ def errors_of(law: Law, runs: Runs) -> FloatArray:
 @reads(prior=as_it_is)
 def fit(
     runs: Any,
-    kind: str = "joint",
+    kind: str | Path | Law | type[Law] = "joint",
     *,
     huber_delta: float = 0.01,
     weights: str | ArrayLike | None = None,
@@ -438,8 +438,6 @@ def fit(
     bounds: Mapping[str, Interval] | None = None,
     starts: Sequence[Law] | None = None,
     outliers: Literal["keep", "set_aside"] = "keep",
-    loss: str | None = None,
-    trunks: str = "auto",
     progress: bool = False,
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
@@ -449,7 +447,8 @@ def fit(
     """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).
 
     Args:
-        kind: "joint", "chinchilla", "routed", or the name of another registered kind of law.
+        kind: "joint", "chinchilla", "routed", or the name of another registered kind of law, its class, or the file of
+            its form.
         huber_delta: threshold of the Huber loss on ln L (the paper's 0.01).
         weights: of the runs [n] or the name of a column of them, such as squared inverse standard errors; None for
             equal ones. "inverse_loss" reads the paper's underweighting of underperforming runs as weights
@@ -461,7 +460,6 @@ def fit(
         starts: laws to start from (None: a few hundred starts around the data).
         outliers: "keep" fits runs far from the law of the others (`fitting.diagnostics`), "set_aside" leaves them out
             and records it in the law's conditions. Beyond 30 % of the runs, all are kept, with a warning.
-        loss, trunks: as in `load_runs`.
         mix: columns in which the runs may differ, such as ("optimizer",), besides the law's own.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
         prior: for the posterior mode, with the noise of the runs estimated: "public" (a law like those of other labs;
@@ -477,7 +475,9 @@ def fit(
     """
     if outliers not in ("keep", "set_aside"):
         raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
-    table = as_table(runs, loss, trunks)
+    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    if not len(table):
+        raise RunsError(f"{table.source}: no runs")
     if unique_tokens is not None:
         table = with_unique_tokens(table, unique_tokens)
     # Of a curve with many checkpoints a few are fitted, with their weights.
@@ -647,28 +647,6 @@ def _split_batches(problem: Problem, theta: FloatArray) -> list[FloatArray]:
     return [theta[i : i + problem.batch] for i in range(0, len(theta), problem.batch)]
 
 
-def as_table(
-    runs: Any,
-    loss: str | None,
-    trunks: str,
-) -> Runs:
-    """Return the runs, of which there must be some.
-
-    `loss` and `trunks` of a loaded table are those it was loaded with.
-    """
-    if not isinstance(trunks, str):
-        raise InputError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
-    if not isinstance(runs, Runs):
-        return load_runs(runs, loss, trunks=trunks)
-    if loss not in (None, runs.loss_name):
-        raise InputError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
-    if trunks not in ("auto", "run"):
-        raise InputError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
-    if not len(runs):
-        raise RunsError(f"{runs.source}: no runs")
-    return runs.each_its_own_trunk() if trunks == "run" else runs
-
-
 def _check_design(
     runs: Runs,
     problem: Problem,
@@ -753,7 +731,7 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
         undetermined=undetermined,
         n_trunks=fitted_runs.n_trunks,
         trunk_source=fitted_runs.trunk_source,
-        omitted=(*omitted, *unexplained_repetition(problem, theta, runs)),
+        omitted=omitted,
         prior=problem.settings.prior,
         repetition=minimum.repetition.messages if minimum.repetition else (),
         tied=problem.settings.tied,

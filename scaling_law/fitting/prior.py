@@ -43,6 +43,9 @@ VERSION = 1
 # A prior near Chinchilla's law, weaker than any population.
 VAGUE_MEAN = (-1.0, -1.0, -1.1, -1.1, 0.5)
 VAGUE_SPREAD = (1.0, 1.0, 0.7, 0.7, 0.7)
+# The scale of a term that Chinchilla's law does not have, and the standard deviation of what a design does to it.
+FURTHER_SCALE = 0.4
+FURTHER_EFFECT = 0.5
 # Runs that the population's noise is worth when the noise of a set is estimated.
 NOISE_DOF = 4.0
 # Least spread between labs of an exponent by design, or of an interaction, where the law has none.
@@ -191,13 +194,9 @@ def spread_between_labs(
     what they are.
     """
     form = law.form
-    matched: list[int] = []
-    places: list[int] = []
-    for i, name in enumerate(coordinates.names):
-        place = _index_in_chinchilla(form, name)
-        if place is not None:
-            matched.append(i)
-            places.append(place)
+    place_of = _places_in_chinchilla(form, coordinates.names)
+    matched = [*place_of]
+    places = [*place_of.values()]
     relative = float(np.sqrt(population[2:4, 2:4].diagonal().mean()))
     effect = np.abs(coordinates.matrix @ natural_of(form, law.coefficients))
     is_additive = np.array([form.roles[name] in (BY_DESIGN, INTERACTION) for name in coordinates.names])
@@ -209,6 +208,12 @@ def spread_between_labs(
         block = np.diag(block.diagonal())
     covariance[np.ix_(matched, matched)] = block
     return covariance
+
+
+def _places_in_chinchilla(form: Any, names: Sequence[str]) -> dict[int, int]:
+    """Return the coordinates of Chinchilla's law that are like some of these, by the index of each."""
+    places = {i: _index_in_chinchilla(form, name) for i, name in enumerate(names)}
+    return {i: place for i, place in places.items() if place is not None}
 
 
 def _index_in_chinchilla(form: Any, name: str) -> int | None:
@@ -233,33 +238,58 @@ def _index_in_chinchilla(form: Any, name: str) -> int | None:
 def for_kind(prior: Prior, kind: str) -> Prior:
     """Return the prior for laws of this kind. One of Chinchilla laws gets its `experts`' terms of E, or an open q.
 
-    ValueError where it is of another kind.
+    Of a law with further terms it says what it says of Chinchilla's, and next to nothing of the rest. ValueError where
+    it is of another kind.
     """
     if prior.kind == kind:
         return prior
     if (prior.kind, kind) == ("chinchilla", "interaction"):
         return _with_interaction(prior)
-    if (prior.kind, kind) != ("chinchilla", "joint"):
-        kinds = "chinchilla (or joint) laws" if prior.kind == "chinchilla" else f"{prior.kind} laws"
-        raise InputError(f"kind={kind!r}: the prior is one of {kinds}")
-    joint = prior.experts or prior_of(JointLaw.published(), prior)
-    size = len(prior.mean)
-    covariance = joint.covariance.copy()
-    covariance[:size] = 0.0
-    covariance[:, :size] = 0.0
-    covariance[:size, :size] = prior.covariance
-    source = "the published law"
-    if prior.experts:
-        source = ", ".join(prior.experts.sources) or "no lab"
+    if (prior.kind, kind) == ("chinchilla", "joint"):
+        source = "the published law"
+        if prior.experts:
+            source = ", ".join(prior.experts.sources) or "no lab"
+        joint = _extend(prior, prior.experts or prior_of(JointLaw.published(), prior))
+        return replace(joint, sources=(*prior.sources, f"terms of E of {source}"))
+    form = LAWS[kind].form
+    places = _places_in_chinchilla(form, form.coefficients).values()
+    if prior.kind == "chinchilla" and sorted(places) == [*range(len(prior.mean))] and not form.outer:
+        return _extend(prior, _wide(kind))
+    kinds = "chinchilla (or joint) laws" if prior.kind == "chinchilla" else f"{prior.kind} laws"
+    raise InputError(f"kind={kind!r}: the prior is one of {kinds}")
+
+
+def _extend(prior: Prior, wider: Prior) -> Prior:
+    """Return the prior of Chinchilla laws for the kind of another, which says what is left, as of terms of E."""
+    places = _places_in_chinchilla(LAWS[wider.kind].form, wider.coordinates.names)
+    matched = [*places]
+    order = [*places.values()]
+    mean = wider.mean.copy()
+    mean[matched] = prior.mean[order]
+    covariance = wider.covariance.copy()
+    covariance[matched] = 0.0
+    covariance[:, matched] = 0.0
+    covariance[np.ix_(matched, matched)] = prior.covariance[np.ix_(order, order)]
     return replace(
-        prior,
-        mean=np.concatenate([prior.mean, joint.mean[size:]]),
-        covariance=covariance,
-        sources=(*prior.sources, f"terms of E of {source}"),
-        kind=joint.kind,
-        coordinates=joint.coordinates,
-        experts=None,
+        prior, mean=mean, covariance=covariance, kind=wider.kind, coordinates=wider.coordinates, experts=None
     )
+
+
+def _wide(kind: str) -> Prior:
+    """Return a prior that says next to nothing, about a law of this kind that falls with sizes and nothing else."""
+    form = LAWS[kind].form
+    values = {name: FURTHER_SCALE if name in form.positive else 0.0 for name in form.coefficients}
+    for term in form.terms:
+        for name, features in term.features.items():
+            if form.roles[name] == SLOPE:
+                values[name] = -features[0][0]
+    for transform in form.transforms:
+        values.update(zip((p.name for p in transform.parameters), transform.starts[0], strict=True))
+    coordinates = Coordinates.of(form, values)
+    additive = [form.roles[name] in (BY_DESIGN, INTERACTION) for name in coordinates.names]
+    deviations = np.where(additive, FURTHER_EFFECT, 1.0)
+    mean = coordinates.of_natural(natural_of(form, values))
+    return Prior(mean, np.diag(deviations**2), kind=kind, coordinates=coordinates)
 
 
 def _with_interaction(prior: Prior) -> Prior:
@@ -417,7 +447,7 @@ def prior(
     forecasts other labs' MoE models better (docs/studies/forecasts.md). ValueError for another name, and for a law
     that cannot be fitted.
     """
-    if isinstance(name, str) and (name in ("published", "printed", *SHELF) or "/" in name or Path(name).is_dir()):
+    if isinstance(name, str) and (name in ("published", "printed", *SHELF) or "/" in name or Path(name).exists()):
         name = choose_law(name, flag="prior")
     if isinstance(name, Law) and experts is None:
         return prior_of(name, prior())

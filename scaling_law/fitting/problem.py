@@ -32,7 +32,7 @@ from scaling_law.formulas.terms import (
     derivative,
     total,
 )
-from scaling_law.law import LAWS, Law
+from scaling_law.law import LAWS, Law, choose_kind
 from scaling_law.runs.table import Runs, RunsError
 from scaling_law.runs.thinning import spread_evenly
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
@@ -147,7 +147,7 @@ class Problem:
 
 def make_problem(
     runs: Runs,
-    law: str,
+    law: Any,
     huber_delta: float = 0.01,
     weights: Any = None,
     fixed: Mapping[str, float | str] | None = None,
@@ -155,9 +155,9 @@ def make_problem(
     starts: Sequence[Law] | None = None,
 ) -> Problem:
     """Check the settings and make their problem; ValueError names the one that is wrong."""
-    if not isinstance(law, str) or law not in LAWS:
-        raise InputError(unknown("kind=", law, sorted(LAWS)))
-    form = LAWS[law].form
+    kind = choose_kind(law)
+    law = kind.name
+    form = kind.form
     if not form.terms:
         raise InputError(f"kind={law!r} is not a sum of terms, so it cannot be fitted")
     huber_delta = _read_number("huber_delta", huber_delta)
@@ -177,7 +177,7 @@ def make_problem(
         starts="scaled" if starts is None else f"{len(starts)} given laws",
         tied=ties,
     )
-    columns = {name: runs.positive(name) for name in (*variables_of(runs, LAWS[law]), "loss")}
+    columns = {name: runs.positive(name) for name in (*variables_of(runs, kind), "loss")}
     columns["weight"] = weight
     objective = Objective(settings, columns)
     lower, upper = _make_box(objective, limits, runs.loss)
@@ -462,7 +462,7 @@ def start_points(problem: Problem, starts: Sequence[Law] | None = None) -> Float
 def _coefficients_of(laws: Sequence[Law], objective: Objective) -> dict[str, FloatArray]:
     """Return the coefficients of the laws that a fit starts from, each as an array [S]."""
     wrong = [law for law in laws if not isinstance(law, LAWS[objective.law])]
-    if wrong or not laws:
+    if wrong or not len(laws):
         raise InputError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
     return {name: np.array([law.coefficients[name] for law in laws]) for name in objective.names}
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.types import Fields, Strings
-from scaling_law.fitting.diagnostics import depends
+from scaling_law.fitting.diagnostics import EPOCHS, UNIQUE
 from scaling_law.fitting.objective import Designs, Logs, Objective, Slopes
 from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.law import numbers, positive
@@ -27,9 +27,8 @@ from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import is_parameters
 from scaling_law.size.arrays import Columns, FloatArray, IntArray
 
-# Columns that say how often tokens repeat, and the one in which a fit finds it.
-REPEATED = ("unique_tokens", "epochs")
-UNIQUE = "unique_tokens"
+# Columns that say how often tokens repeat.
+REPEATED = (UNIQUE, EPOCHS)
 # Standard error of the published ln R*: a refit to the authors' 182 runs lies a factor of 2.3 from their R*_D, and
 # more than 3 from their R*_N.
 LOG_ERROR = 1.0
@@ -48,8 +47,6 @@ WIDE_STEP = 0.02
 STEEPEST = 1e6
 # The ln of an excess of parameters that makes no difference any more.
 FAR = 300.0
-# Epochs beyond one that are none.
-ROUNDED = 0.01
 
 
 @dataclass(frozen=True)
@@ -76,28 +73,6 @@ class RepetitionFit:
             return ()
         names = " and ".join(self.undetermined)
         return (f"Hardly told by these runs, so near the values published by Muennighoff et al. 2023: {names}.",)
-
-
-def unexplained_repetition(
-    problem: Problem,
-    theta: FloatArray,
-    runs: Runs,
-) -> Strings:
-    """Say, with what to type, that the `runs` repeat tokens and errors of the law at θ [p] depend on it."""
-    names = [name for name in REPEATED if name in runs]
-    if not names or problem.objective.repetition is not None:
-        return ()
-    epochs = (runs.tokens / runs[UNIQUE] if UNIQUE in runs else runs["epochs"])[problem.used]
-    if not np.all(epochs > 0) or not np.any(epochs > 1.0 + ROUNDED):
-        return ()
-    residual, jacobian = (values[problem.used] for values in problem.objective.linearise_at(theta))
-    if not depends(residual, jacobian[:, problem.free(theta)], np.log(np.maximum(epochs, 1.0))):
-        return ()
-    derived = "" if UNIQUE in runs else " with the column unique_tokens = tokens / epochs"
-    return (
-        f"tokens repeat, up to {epochs.max():.3g} epochs, and the errors of this law depend on it: "
-        f"unique_tokens={UNIQUE!r} (--unique-tokens {UNIQUE}){derived} counts repeated tokens as what they are worth",
-    )
 
 
 def with_unique_tokens(runs: Runs, unique_tokens: Any) -> Runs:

@@ -24,10 +24,11 @@ from hub.base.units import format_count
 from scaling_law.answer.answer import Answer, columns_of, span
 from scaling_law.answer.columns import tabulate
 from scaling_law.figures import drawing
+from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.fitting import fit, say_far_away
 from scaling_law.fitting.holdout import count_sizes, distances
 from scaling_law.fitting.prior import Prior, read_prior
-from scaling_law.fitting.repetition import REPEATED, UNIQUE, count_worth, with_unique_tokens
+from scaling_law.fitting.repetition import REPEATED, count_worth, with_unique_tokens
 from scaling_law.forecasting.counting import (
     BODY,
     WITH,
@@ -38,7 +39,7 @@ from scaling_law.forecasting.counting import (
     weigh_counts,
     with_both_counts,
 )
-from scaling_law.forecasting.forecasters import EQUAL_RATIOS, VARIABLES, forecasters, match_experts
+from scaling_law.forecasting.forecasters import EQUAL_RATIOS, columns_of_laws, forecasters, match_experts
 from scaling_law.forecasting.repetition import fit_worth, say_repetition
 from scaling_law.forecasting.stack import Defaults, Evidence, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
@@ -338,7 +339,7 @@ def _predict_stack(
     defaults: Defaults,
 ) -> _StackPrediction:
     """Fit the laws, and predict the steps of fans from all of them together."""
-    plain_runs = runs.without_settings(VARIABLES | {BODY})
+    plain_runs = runs.without_settings(columns_of_laws() | {BODY})
     n_steps = len(steps)
     groups = []
     for e in np.unique(steps.experts):

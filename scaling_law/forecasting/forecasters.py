@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -12,8 +13,7 @@ from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.fitting.penalty import values_of
 from scaling_law.fitting.prior import Modes, Prior, for_kind, law_of, modes, vague
 from scaling_law.forecasting.asymptote import Asymptote, robust_deviation
-from scaling_law.law import LAWS, Law
-from scaling_law.law.kinds import JointLaw
+from scaling_law.law import LAWS, JointLaw, Law, choose_kind
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import BoolArray, FloatArray
 from scaling_law.size.draws import draw_normal
@@ -27,8 +27,6 @@ PRIOR = "prior"
 BY_COMPUTE = "prior by compute"
 # Kinds that have E, for runs of several.
 OF_EXPERTS = ("joint", "crossing", "sparsity", "saturation")
-# Columns that a law reads.
-VARIABLES = frozenset(name for law in LAWS.values() for name in law.form.variables)
 # The laws whose errors on public sets are shipped.
 BASE = (CHINCHILLA, INTERACTION, CONSTANT, PRIOR, BY_COMPUTE, PUBLISHED)
 # Resamples of the cluster bootstrap behind the standard errors of a fresh fit.
@@ -95,12 +93,15 @@ def forecasters(
     kinds = [kinds] if isinstance(kinds, str) else kinds
     of_one_e = _forecasters_of_one_e(prior, seed)
     of_several = {PUBLISHED: one_constant(JointLaw.published(), seed)}
+    if kinds is not None:
+        names = dict.fromkeys([*of_one_e, *of_several, *LAWS])
+        for kind in kinds:
+            if kind not in names and not Path(kind).exists():
+                raise InputError(unknown("kinds=", kind, names))
+        kinds = [kind if kind in names else choose_kind(kind).name for kind in kinds]
     for kind in kinds or OF_EXPERTS:
-        if kind in of_one_e or kind in of_several:
-            continue
-        if kind not in LAWS:
-            raise InputError(unknown("kinds=", kind, dict.fromkeys([*of_one_e, *of_several, *LAWS])))
-        of_several[kind] = fresh(kind, seed)
+        if kind not in of_one_e and kind not in of_several:
+            of_several[kind] = fresh(kind, seed)
     if kinds is not None:
         of_one_e = {kind: law for kind, law in of_one_e.items() if kind in kinds}
         of_several = {kind: law for kind, law in of_several.items() if kind in kinds}
@@ -118,6 +119,11 @@ def forecasters(
                 laws[f"{kind} of E = {experts:g}"] = law.through(restrict_to(experts))
     laws.update(of_several)
     return laws
+
+
+def columns_of_laws() -> frozenset[str]:
+    """Return the columns that any registered law reads."""
+    return frozenset(name for law in LAWS.values() for name in law.form.variables)
 
 
 def _forecasters_of_one_e(prior: Prior | None, seed: int) -> dict[str, Forecaster]:

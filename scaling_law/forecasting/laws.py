@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.inputs import as_it_is, reads, whole
+from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.fitting import errors_of
 from scaling_law.fitting.holdout import rms
 from scaling_law.fitting.prior import Prior
-from scaling_law.fitting.repetition import REPEATED, UNIQUE, count_worth, with_unique_tokens
+from scaling_law.fitting.repetition import REPEATED, count_worth, with_unique_tokens
 from scaling_law.forecasting.forecast import read_table, table_of, update_prior
 from scaling_law.forecasting.forecasters import (
     LADDER,
     PUBLISHED,
-    VARIABLES,
+    columns_of_laws,
     forecasters,
     gain_of_experts,
     match_experts,
@@ -65,7 +66,7 @@ def stack_laws(
     if counts_repetition:
         table = with_unique_tokens(table, unique_tokens)
     doubts, _ = table.doubts({*REPEATED, *names_mixed(mix)})
-    table = table.without_settings(VARIABLES | {UNIQUE})
+    table = table.without_settings(columns_of_laws() | {UNIQUE})
     prior_in_units, defaults, _ = update_prior(prior, table)
     # Laws are fitted to tokens and sizes as what they are worth, if that is counted.
     fitted_table = table

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.fitting import FitResult, fit
 from scaling_law.fitting.prior import Prior
-from scaling_law.fitting.repetition import REPEATED, UNIQUE, unexplained_repetition
+from scaling_law.fitting.repetition import REPEATED
 from scaling_law.forecasting.forecasters import gain_of_experts
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
@@ -35,4 +36,4 @@ def say_repetition(runs: Runs) -> tuple[str, ...]:
         result = fit(dense(runs), "chinchilla")
     except ValueError:
         return ()
-    return unexplained_repetition(result.problem, result.theta, runs)
+    return tuple(text for text in result.status.omitted if UNIQUE in text)

@@ -568,17 +568,10 @@ class RangeCheck(Summarised):
                 below = low / value
                 above = value / high
             for factors in (below, above):
-                factors = np.where(np.isfinite(value), factors, 0.0)
-                i = int(np.argmax(factors)) if factors.size else 0
-                if factors.size and factors[i] > 1 + slack:
-                    yield Excess(
-                        name=name,
-                        value=float(value[i]),
-                        low=float(low[i]),
-                        high=float(high[i]),
-                        times=float(factors[i]),
-                        experts=float(experts[i]),
-                    )
+                times = np.where(np.isfinite(value), factors, 0.0)
+                if np.any(times > 1 + slack):
+                    place = int(np.argmax(times))
+                    yield Excess(name, *(float(array[place]) for array in (value, low, high, times, experts)))
 
 
 def _widen(low: Any, high: Any, slack: float) -> Intervals:
@@ -605,15 +598,11 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
     d = np.asarray(tokens, float)
     e = np.asarray(experts, float)
 
+    columns = (n, d, d / n, np.asarray(training_flops(n, d)))
+
     def range_of(value: float | None, mask: BoolArray) -> FittedRange:
-        return FittedRange(
-            experts=value,
-            runs=int(mask.sum()),
-            n_active=_lowest_and_highest(n[mask]),
-            tokens=_lowest_and_highest(d[mask]),
-            tokens_per_parameter=_lowest_and_highest(d[mask] / n[mask]),
-            training_flops=_lowest_and_highest(training_flops(n[mask], d[mask])),
-        )
+        ranges = [(float(column[mask].min()), float(column[mask].max())) for column in columns]
+        return FittedRange(value, int(mask.sum()), *ranges)
 
     if not len(n):
         return ()
@@ -622,16 +611,9 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
     return (overall, *(range_of(value, e == value) for value in sorted(set(e.tolist()))))
 
 
-def _lowest_and_highest(column: FloatArray) -> Interval:
-    return float(column.min()), float(column.max())
-
-
 def _hull(first: Mapping[str, Interval], second: Mapping[str, Interval]) -> dict[str, Interval]:
     """Return the hull of each span; a span that only one of the two has stays as it is."""
     hulls = {**first, **second}
-    for name in first:
-        if name in second:
-            low = min(first[name][0], second[name][0])
-            high = max(first[name][1], second[name][1])
-            hulls[name] = (low, high)
+    for name in first.keys() & second.keys():
+        hulls[name] = (min(first[name][0], second[name][0]), max(first[name][1], second[name][1]))
     return hulls

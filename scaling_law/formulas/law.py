@@ -6,9 +6,8 @@ users hold are of `scaling_law.law`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from hub.base.types import Fields, Strings
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
 from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck
 from scaling_law.formulas.extrapolation import log_errors
+from scaling_law.formulas.files import FORMAT, VERSION
 from scaling_law.formulas.repeated import Models, Repetition, saturate, size_called_for
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_parameters, is_size
@@ -48,6 +48,8 @@ class Formula(Summarised):
     name: ClassVar[str] = ""
     formula: ClassVar[str] = ""
     form: ClassVar[Form] = Form(())
+    # Whether every installation of this package has the form of this name.
+    is_packaged: ClassVar[bool] = False
 
     conditions: Conditions | None = field(default=None, kw_only=True, compare=False)
     draws: FloatArray | None = field(default=None, kw_only=True, compare=False)
@@ -62,18 +64,12 @@ class Formula(Summarised):
         self._check_experts_and_draws()
 
     def _check_coefficient(self, name: str, value: Any) -> None:
-        is_number = isinstance(value, (int, float, np.number))
-        if isinstance(value, (bool, np.complexfloating)):
-            is_number = False
+        is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, (bool, np.complexfloating))
         if not is_number or not abs(value) <= float(np.finfo(float).max):
             raise InputError(f"{name}={shorten(value)} must be a finite number")
-        if name not in self.form.positive:
-            return
-        if name in self.form.constants:
-            if value < 0:
-                raise InputError(f"{name}={value!r} must not be negative")
-        elif value <= 0:
-            raise InputError(f"{name}={value!r} must be positive")
+        if name in self.form.positive and value <= 0 and not (value == 0 and name in self.form.constants):
+            verdict = "must not be negative" if name in self.form.constants else "must be positive"
+            raise InputError(f"{name}={value!r} {verdict}")
 
     def _check_experts_and_draws(self) -> None:
         # A law that holds for one E has it as a field.
@@ -146,10 +142,8 @@ class Formula(Summarised):
         Outside the fitted ranges they have the error of extrapolation; a law without `conditions` has none.
         """
         inputs = self._inputs(n_active, tokens, experts, **variables)
-        shapes = [values.shape for values in inputs.values()]
-        if unique_tokens is not None:
-            shapes.append(numbers("unique_tokens", unique_tokens).shape)
-        dimensions = len(np.broadcast_shapes(*shapes))
+        unique = 0.0 if unique_tokens is None else numbers("unique_tokens", unique_tokens)
+        dimensions = np.broadcast(*inputs.values(), unique).ndim
         losses = np.asarray(self._loss_of(self.columns_of_draws(dimensions), inputs, unique_tokens))
         return self.add_extrapolation(losses, inputs, dimensions)
 
@@ -199,11 +193,8 @@ class Formula(Summarised):
         if sizes:
             size = np.asarray(variables[sizes[0]], float)
             share = saturate(size, np.fmin(size, called_for), repetition.parameters) / size
-        effective = dict(variables)
-        for name in sizes:
-            effective[name] = variables[name] * share
-        effective["tokens"] = saturate(tokens, unique, repetition.tokens)
-        return effective
+        smaller = {name: variables[name] * share for name in sizes}
+        return {**variables, **smaller, "tokens": saturate(tokens, unique, repetition.tokens)}
 
     def size_called_for(
         self,
@@ -213,6 +204,12 @@ class Formula(Summarised):
         models: Models | None = None,
     ) -> FloatArray:
         """Find the model for which `tokens` are compute-optimal: its first size among `variables`, NaN for none."""
+        if self.form.is_chinchilla:
+            m, mu, n, nu = self.chinchilla_of(coefficients, variables.get("experts", np.array(1.0)))
+            # Coefficients may have no optimum.
+            with np.errstate(all="ignore"):
+                log_size = (np.log(nu * n / (mu * m)) + nu * np.log(tokens)) / mu
+                return np.where(has_optimum((m, mu, n, nu)), np.exp(log_size), np.nan)
         sizes = [name for name in variables if is_parameters(name)]
         if not sizes or "tokens" not in self.form.variables:
             return np.full(np.shape(tokens), np.nan)
@@ -234,6 +231,19 @@ class Formula(Summarised):
         """Compute the loss without checks; coefficients in the order of `coefficient_names()` and inputs broadcast."""
         values = dict(zip(cls.coefficient_names(), coefficients, strict=True))
         return cls.form.evaluate(values, inputs)
+
+    def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        """Return (m, μ, n, ν) for each E of `experts`, as arrays of its shape, of a law that `is_chinchilla`.
+
+        ValueError for an E outside the law.
+        """
+        return self.chinchilla_of(self.columns, positive("experts", experts, 1.0))
+
+    @classmethod
+    def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        """Return (m, μ, n, ν) at E of coefficients in the order of `coefficient_names()`, or draws; they broadcast."""
+        values = dict(zip(cls.coefficient_names(), coefficients, strict=True))
+        return cls.form.to_chinchilla(values, experts)
 
     @classmethod
     def _inputs(
@@ -258,30 +268,11 @@ class Formula(Summarised):
         for name in variables.keys() - {*cls.form.variables}:
             raise InputError(unknown(f"variable of the {cls.name} law ", name, cls.form.variables))
         for name, array in arrays.items():
-            cls._check_values(name, array)
+            # A variable of which the law takes no logarithm may be 0.
+            least = 0.0 if name in cls.form.reads and not is_size(name) else SMALLEST
+            check_bounds(name, array, 1.0 if name == "experts" else least, 1.0 if name in PARTS else LARGEST)
         check_shapes(arrays)
         return arrays
-
-    @classmethod
-    def _check_values(cls, name: str, values: FloatArray) -> None:
-        # The law does not take the logarithm of such a variable, which may be 0.
-        may_be_zero = name in cls.form.reads and not is_size(name)
-        lowest = 1.0 if name == "experts" else 0.0
-        highest = 1.0 if name in PARTS else LARGEST
-        in_range = (values >= lowest) & (values <= highest)
-        is_valid = in_range & ((values > 0) | may_be_zero)
-        invalid = values[~is_valid]
-        if not invalid.size:
-            return
-        first = invalid.flat[0]
-        if name == "experts":
-            low = "at least 1"
-        elif may_be_zero:
-            low = "at least 0"
-        else:
-            low = "positive"
-        high = "at most 1" if name in PARTS else within(first)
-        raise InputError(f"{name}={first:g} must be {low} and {high}")
 
     def default_experts(self) -> Any:
         """Return the E of a question that names none: doublings within the E of the runs, 1 for a law of dense models.
@@ -294,30 +285,17 @@ class Formula(Summarised):
         limits = self.conditions.known_limits() if self.conditions else {}
         least, most = limits.get("density", (1.0 / PAPER.experts[-1], 1.0))
         low, high = limits.get("E", (1.0 / most, 1.0 / least))
-        first = math.ceil(math.log2(low) - ROUNDING)
-        last = math.floor(math.log2(high) + ROUNDING)
-        doublings = tuple(2.0**k for k in range(first, last + 1))
-        return doublings or tuple(dict.fromkeys((low, high)))
+        doublings = 2.0 ** np.arange(64.0)
+        is_inside = (doublings >= low * (1 - ROUNDING)) & (doublings <= high * (1 + ROUNDING))
+        return tuple(doublings[is_inside].tolist()) or tuple(dict.fromkeys((low, high)))
 
-    def warnings(
-        self,
-        n_active: Values = None,
-        tokens: Values = None,
-        experts: Values = None,
-        **variables: Values,
-    ) -> list[str]:
-        """Say how far these models lie outside the runs, or what ranges are unknown, a sentence each; [] inside."""
-        return [*self.check(n_active, tokens, experts, **variables).warnings]
+    def warnings(self, *sizes: Values, **variables: Values) -> list[str]:
+        """Say how far these models (as of `check`) lie outside the runs, a sentence each; [] inside."""
+        return [*self.check(*sizes, **variables).warnings]
 
-    def beyond_guard(
-        self,
-        n_active: Values = None,
-        tokens: Values = None,
-        experts: Values = None,
-        **variables: Values,
-    ) -> BoolArray:
-        """Return where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
-        return self.check(n_active, tokens, experts, **variables).beyond
+    def beyond_guard(self, *sizes: Values, **variables: Values) -> BoolArray:
+        """Return where a model (as of `check`) lies too far from the runs to act on the answer."""
+        return self.check(*sizes, **variables).beyond
 
     def check(
         self,
@@ -339,12 +317,35 @@ class Formula(Summarised):
             inputs["epochs"] = np.maximum(inputs["tokens"] / unique, 1.0)
         needs = self.variables
         if experts is None:
-            inputs["experts"] = 1.0 if "experts" in self.form.variables else None
+            inputs["experts"] = self._experts_left_out()
         elif not {*needs} & EXPERT_VARIABLES:
             own_experts = np.ravel(self.default_experts())[0]
             if np.any(inputs["experts"] != own_experts):
                 needs = (*needs, "experts")
         return RangeCheck(self.conditions, needs, inputs)
+
+    def _experts_left_out(self) -> float | None:
+        """Return the E of a check that names none."""
+        return 1.0 if "experts" in self.form.variables else None
+
+    def to_dict(self) -> Fields:
+        """Return JSON values of a file from which `Law.from_pretrained` makes an equal law (floats keep every bit)."""
+        form = None
+        if self.form.is_data and not self.is_packaged:
+            form = {**self.form.to_dict(), "coefficients": [*self.coefficient_names()]}
+        data = {
+            "format": FORMAT,
+            "version": VERSION,
+            "law": self.name,
+            "formula": self.formula,
+            "form": form,
+            "coefficients": self.coefficients,
+            "experts": getattr(self, "experts", None),
+            "repetition": self.repetition and asdict(self.repetition),
+            "conditions": self.conditions and self.conditions.to_dict(),
+            "draws": None if self.draws is None else self.draws.tolist(),
+        }
+        return {name: value for name, value in data.items() if value is not None}
 
     def replace(self: FormulaT, **changes: Any) -> FormulaT:
         """Copy the law with some fields changed; new coefficients drop the draws unless `draws` are given.
@@ -356,8 +357,7 @@ class Formula(Summarised):
         for name in changes:
             if name not in names:
                 raise InputError(unknown(f"field of {type(self).__name__} ", name, names))
-        new_coefficients = {name: value for name, value in changes.items() if name not in OTHER_FIELDS}
-        if any(getattr(self, name) != value for name, value in new_coefficients.items()):
+        if any(getattr(self, name) != value for name, value in changes.items() if name not in OTHER_FIELDS):
             changes.setdefault("draws", None)
         return replace(self, **changes)
 
@@ -370,27 +370,17 @@ class Formula(Summarised):
             lows, highs = percentile_interval(self.draws)
             for row, low, high in zip(rows, lows, highs, strict=True):
                 row += [f"{low:.5g}", f"{high:.5g}"]
-        notes: list[str] = []
-        warnings: Strings = ()
-        if self.conditions is not None:
-            notes.append(self.conditions.provenance)
-            warnings = (*self.conditions.doubts, *self.conditions.omitted)
-        if self.repetition is not None:
-            notes.append(str(self.repetition))
+        conditions = self.conditions or Conditions("")
+        notes = [note for note in (conditions.provenance, self.repetition and str(self.repetition)) if note]
+        warnings = (*conditions.doubts, *conditions.omitted)
         return Table(header, rows, title=self.formula, notes=notes, warnings=warnings)
 
     def __repr__(self) -> str:
         coefficients = ", ".join(f"{name}={value:.6g}" for name, value in self.coefficients.items())
         text = f"{type(self).__name__}({coefficients})"
-        notes = []
-        if self.conditions is not None:
-            n_runs = self.conditions.n_runs
-            provenance = self.conditions.provenance
-            notes.append(f"{provenance}, {n_runs} runs" if n_runs else provenance)
-        if self.draws is not None:
-            notes.append(f"{len(self.draws)} draws")
-        if self.repetition is not None:
-            notes.append(str(self.repetition))
+        conditions = self.conditions._headline() if self.conditions else ""
+        draws = "" if self.draws is None else f"{len(self.draws)} draws"
+        notes = [note for note in (conditions, draws, self.repetition and str(self.repetition)) if note]
         return f"{text}  # {'; '.join(notes)}" if notes else text
 
 
@@ -438,14 +428,21 @@ def positive(name: str, value: ArrayLike, least: float = 0.0) -> FloatArray:
 
     ValueError for anything else.
     """
-    array = numbers(name, value)
-    is_valid = (array >= max(least, SMALLEST)) & (array <= LARGEST)
-    invalid = array[~is_valid]
-    if invalid.size:
-        first = invalid.flat[0]
-        low = f"at least {least:g}" if least else "positive"
-        raise InputError(f"{name}={first:g} must be {low} and {within(first)}")
-    return array
+    return check_bounds(name, numbers(name, value), max(least, SMALLEST))
+
+
+def check_bounds(name: str, array: FloatArray, least: float, most: float = LARGEST) -> FloatArray:
+    """Return the array; InputError, with its first value beyond these bounds, if there is one."""
+    invalid = array[~((array >= least) & (array <= most))]
+    if not invalid.size:
+        return array
+    value = invalid.flat[0]
+    low = "positive" if least == SMALLEST else f"at least {least:g}"
+    high = "finite" if most == LARGEST else f"at most {most:g}"
+    # The products of several numbers must be finite, too.
+    if most == LARGEST and value > 0 and np.isfinite(value) and not SMALLEST <= value <= LARGEST:
+        high = f"from {SMALLEST:g} to {LARGEST:g}"
+    raise InputError(f"{name}={value:g} must be {low} and {high}")
 
 
 def one_positive(name: str, value: Any, least: float = 0.0) -> float:
@@ -454,13 +451,6 @@ def one_positive(name: str, value: Any, least: float = 0.0) -> float:
     if array.ndim:
         raise InputError(f"{name}={literal(value)} must be one number")
     return float(array)
-
-
-def within(value: float) -> str:
-    """Say which numbers are allowed instead of an invalid one: finite, or those whose products are finite."""
-    if value <= 0 or SMALLEST <= value <= LARGEST or not np.isfinite(value):
-        return "finite"
-    return f"from {SMALLEST:g} to {LARGEST:g}"
 
 
 def percentile_interval(draws: FloatArray, level: float = 0.95) -> Intervals:
@@ -491,31 +481,3 @@ def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> BoolArray:
     falls_with_size = (mu < 0) & (m > 0)
     falls_with_tokens = (nu < 0) & (n > 0)
     return np.asarray(falls_with_size & falls_with_tokens)
-
-
-class ChinchillaForm(Formula):
-    """A law that is m N^μ + n D^ν + c for each E, and so has optima."""
-
-    def size_called_for(
-        self,
-        coefficients: Any,
-        variables: Variables,
-        tokens: FloatArray,
-        models: Models | None = None,
-    ) -> FloatArray:
-        """Compute in closed form what `Formula.size_called_for` searches."""
-        m, mu, n, nu = self.chinchilla_of(coefficients, variables.get("experts", np.array(1.0)))
-        # Coefficients may have no optimum.
-        with np.errstate(all="ignore"):
-            log_size = (np.log(nu * n / (mu * m)) + nu * np.log(tokens)) / mu
-            return np.where(has_optimum((m, mu, n, nu)), np.exp(log_size), np.nan)
-
-    def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        """Return (m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""
-        coefficients = self.columns
-        return self.chinchilla_of(coefficients, positive("experts", experts, 1.0))
-
-    @classmethod
-    def chinchilla_of(cls, coefficients: Any, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        """Return (m, μ, n, ν) at E of coefficients in the order of `coefficient_names()`, or draws; they broadcast."""
-        raise NotImplementedError

@@ -11,6 +11,8 @@ saturates at E_max (Ludziejewski et al. 2025, Eq. 3, after Clark et al. 2022):
 
 from __future__ import annotations
 
+import keyword
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, unknown
+from hub.base.inputs import shorten
 from hub.base.types import Fields, Strings
 from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import Variables
@@ -39,6 +42,14 @@ BY_DESIGN = "by_design"
 INTERACTION = "interaction"
 TRANSFORM = "transform"
 OUTER = "outer"
+
+# The variables of a law that is Chinchilla's for each E.
+SIZES = ("n_active", "tokens")
+# Names of coefficients in files.
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+# What the form of a file may have.
+EXAMPLE = '{"a": {"n_active": "-alpha"}}'
+FIELDS = ("terms", "transforms", "outer", "coefficients")
 
 
 @dataclass(frozen=True)
@@ -60,18 +71,15 @@ class Term:
         for feature, coefficient in self.slopes.items():
             if isinstance(coefficient, str):
                 name = coefficient.removeprefix("-")
-                sign = -1.0 if coefficient.startswith("-") else 1.0
+                sign = 1.0 if name == coefficient else -1.0
                 features[name] = (*features.get(name, ()), (sign, factors_of(feature)))
         return features
 
     @cached_property
     def offset(self) -> tuple[tuple[float, Factors], ...]:
         """The features whose coefficient is a number."""
-        features = []
-        for feature, value in self.slopes.items():
-            if not isinstance(value, str):
-                features.append((float(value), factors_of(feature)))
-        return tuple(features)
+        numbers = [(feature, value) for feature, value in self.slopes.items() if not isinstance(value, str)]
+        return tuple((float(value), factors_of(feature)) for feature, value in numbers)
 
     @property
     def coefficients(self) -> Strings:
@@ -86,11 +94,18 @@ class Term:
 
     def exponent(self, values: Mapping[str, Any], logs: Mapping[str, Any]) -> Any:
         """Compute Σ coefficient · feature."""
+        return total(self._products(values), logs)
+
+    def power(self, name: str, values: Mapping[str, Any], logs: Mapping[str, Any]) -> Any:
+        """Compute the exponent of one variable in the term, which is linear in the logarithm of this variable."""
+        return total(derivative(self._products(values), name), logs)
+
+    def _products(self, values: Mapping[str, Any]) -> Features:
         products = []
         for name, features in self.features.items():
             for sign, factors in features:
                 products.append((sign * values[name], factors))
-        return total((*products, *self.offset), logs)
+        return (*products, *self.offset)
 
 
 def factors_of(feature: str) -> Factors:
@@ -135,8 +150,7 @@ class Transform:
                 bounds[parameter.above] = values[parameter.above]
             if values[parameter.name] <= max(bounds.values()):
                 assignments = ", ".join(f"{p.name}={values[p.name]!r}" for p in self.parameters)
-                order = " < ".join([*bounds, parameter.name])
-                raise InputError(f"{assignments}: needs {order}")
+                raise InputError(f"{assignments}: needs {' < '.join([*bounds, parameter.name])}")
 
 
 @dataclass(frozen=True)
@@ -164,6 +178,45 @@ class Form:
         unused = [transform.name for transform in self.transforms if transform.name not in self._factors]
         if unused:
             raise InputError(f"transforms: no term uses {', '.join(unused)}")
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Form:
+        """Read what `to_dict` made, or a person wrote. It is data: nothing is executed. ValueError names the field."""
+        terms = data.get("terms") if isinstance(data, dict) else None
+        if not isinstance(terms, dict):
+            raise InputError(f"form={shorten(data)} must have terms, such as {EXAMPLE}")
+        for name in data.keys() - {*FIELDS}:
+            raise InputError(unknown("form: field ", name, FIELDS))
+        for name in ("transforms", "coefficients"):
+            if not isinstance(data.get(name, []), list):
+                raise InputError(f"form: {name}={shorten(data[name])} must be a list of names")
+        transforms = [str(name) for name in data.get("transforms", ())]
+        for name in {*transforms} - {*TRANSFORMS}:
+            advice = "; one of your own needs a module of Python (docs/adding_a_law.md)"
+            raise InputError(unknown("form: transform ", name, TRANSFORMS), advice)
+        form = cls(
+            terms=tuple(_read_term(scale, slopes) for scale, slopes in terms.items()),
+            transforms=tuple(TRANSFORMS[name] for name in transforms),
+            outer=data.get("outer") and str(data["outer"]),
+        )
+        for name in form.coefficients:
+            if not NAME.fullmatch(name) or keyword.iskeyword(name):
+                raise InputError(f"form: coefficient {name!r} must be a name of letters, digits and _, as in Python")
+        return form
+
+    def to_dict(self) -> Fields:
+        """Return plain JSON values that `from_dict` reads."""
+        data = {
+            "terms": {term.scale: dict(term.slopes) for term in self.terms},
+            "transforms": [transform.name for transform in self.transforms],
+            "outer": self.outer,
+        }
+        return {name: value for name, value in data.items() if value}
+
+    @property
+    def is_data(self) -> bool:
+        """True if a file can hold the form: it has terms, and no transform but those that files can name."""
+        return bool(self.terms) and {*self.transforms} <= {*TRANSFORMS.values()}
 
     @property
     def _outer(self) -> Strings:
@@ -210,6 +263,33 @@ class Form:
         return tuple(term.scale for term in self.terms if not term.slopes)
 
     @cached_property
+    def is_chinchilla(self) -> bool:
+        """True if the law is m N^μ + n D^ν + c for each E, which has a compute optimum in closed form."""
+        terms_of_sizes = [term for term in self.terms if {*SIZES} & {*term.factors}]
+        sizes = []
+        for term in terms_of_sizes:
+            sizes += [name for name in SIZES if name in term.factors]
+            for feature in term.slopes:
+                factors = factors_of(feature)
+                # The square of a logarithm is no power.
+                if factors.count("n_active") + factors.count("tokens") > 1:
+                    return False
+        has_each_once = len(terms_of_sizes) == 2 and sorted(sizes) == [*SIZES]
+        return has_each_once and not self.outer and {*self.variables} <= {*SIZES, "experts"}
+
+    def to_chinchilla(self, values: Mapping[str, Any], experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        """Return (m, μ, n, ν) at E, of a law that `is_chinchilla`; coefficients and E broadcast."""
+        # At sizes of 1 a term is its scale times what E does to it.
+        logs = self.logs(values, {"n_active": 1.0, "tokens": 1.0, "experts": experts})
+        coefficients = []
+        for name in SIZES:
+            term = next(term for term in self.terms if name in term.factors)
+            scale = values[term.scale] * np.exp(term.exponent(values, logs))
+            coefficients += [scale, term.power(name, values, logs)]
+        m, mu, n, nu, _ = np.broadcast_arrays(*coefficients, experts)
+        return m, mu, n, nu
+
+    @cached_property
     def variables(self) -> Strings:
         """The columns of the runs that the law reads, through terms and transforms."""
         inputs = {transform.name: transform.variables for transform in self.transforms}
@@ -221,13 +301,12 @@ class Form:
         transforms = {transform.name: transform for transform in self.transforms}
         logs: Fields = {}
         for name in self._factors:
-            transform = transforms.get(name)
-            if transform is None:
-                logs[name] = np.log(inputs[name])
+            if name in transforms:
+                transform = transforms[name]
+                parameters = [values[parameter.name] for parameter in transform.parameters]
+                logs[name] = transform.log(*(inputs[variable] for variable in transform.variables), *parameters)
             else:
-                variables = (inputs[variable] for variable in transform.variables)
-                parameters = (values[parameter.name] for parameter in transform.parameters)
-                logs[name] = transform.log(*variables, *parameters)
+                logs[name] = np.log(inputs[name])
         return logs
 
     def evaluate(self, values: Mapping[str, Any], inputs: Variables) -> Any:
@@ -242,6 +321,18 @@ class Form:
         for name in self.constants:
             loss = loss + values[name]
         return loss
+
+
+def _read_term(scale: str, slopes: Any) -> Term:
+    """Read the term of a file: features, each with the name of its coefficient or a number. ValueError names it."""
+    if not isinstance(slopes, dict):
+        raise InputError(f"form: term {scale!r} is {shorten(slopes)}; it must be such as {EXAMPLE}")
+    for feature, value in slopes.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (isinstance(value, str) or is_number) or not all(factors_of(feature)):
+            rule = "must be the name of a coefficient, with - for a falling power, or a number"
+            raise InputError(f"form: term {scale!r}, {feature!r}: {shorten(value)} {rule}")
+    return Term(scale, slopes)
 
 
 def _role_of_slope(factors: Factors) -> str:
@@ -307,3 +398,5 @@ E_HAT = Transform(
     # The first start is the paper's.
     starts=((2.0, 256.0), (1.1, 12.0), (1.1, 1e4), (5.0, 40.0), (5.0, 1e4)),
 )
+# The transforms that files can name.
+TRANSFORMS = {E_HAT.name: E_HAT}

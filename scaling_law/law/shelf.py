@@ -4,28 +4,37 @@
 >>> published("chinchilla").loss(70e9, 1.4e12)
 1.9208...
 
-`literature.json` holds them; laws of one paper share its fields. No number there is from memory: `source` names where
-each was read, and `evidence` what that is: the text of the "paper", the authors' "code", or a "secondary" report by
-others. What could not be found is left out.
+The files of `formulas/laws` hold them. No number there is from memory: `source` names where each was read, and
+`evidence` what that is: the text of the "paper", the authors' "code", or a "secondary" report by others. What could
+not be found is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from math import exp
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
+
+from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
 from hub.base.tables import Summarised, Table
 from hub.base.types import Fields, Strings
 from scaling_law.answer.answer import ResultTable
-from scaling_law.formulas.conditions import LABELS, Conditions
-from scaling_law.formulas.literature import read_literature
+from scaling_law.formulas.conditions import LABELS, Conditions, RangeCheck, rate_guard_of
+from scaling_law.formulas.files import LOSS, PUBLISHED, power_law, read_laws
+from scaling_law.formulas.law import positive
 from scaling_law.law import LAWS, JointLaw, Law
 from scaling_law.law.base import LawT
+from scaling_law.size.arrays import FloatArray
+
+# What a publication answers that gives peak learning rates and batches.
+RATES = "learning rate, batch"
+# Fields of a law that its table shows, and those that JSON has besides.
+CELLS = ("equation", "source", "evidence", "answers", "parameters", "flops", "corpus", "tokenizer", "loss")
+IN_JSON = ("name", "authors", "year", "arxiv", "part", "vocab_size", "published", *CELLS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,9 +43,7 @@ class PublishedLaw(Summarised):
 
     `parameters`, `flops`, `corpus`, `tokenizer` and `loss` say how it counts: losses on different corpora and
     tokenizers are not comparable; None where the sources do not say. `ranges` are the ranges of its runs, by variable.
-    `by` is the class method of its kind that takes the coefficients (None: the class itself); a name `log_a` holds the
-    natural logarithm of a. A publication that gives no loss has no `kind`: it gives `answers` as a function of
-    `depends_on`.
+    A publication that gives no loss has no `kind`: it gives `answers` as a function of `depends_on`.
     """
 
     name: str
@@ -48,17 +55,16 @@ class PublishedLaw(Summarised):
     evidence: Literal["paper", "code", "secondary"]
     parameters: str
     kind: type[Law] | None = None
-    answers: str = "loss"
-    depends_on: Strings = ()
+    answers: str = LOSS
+    depends_on: Sequence[str] = ()
     arxiv: str | None = None
-    by: str | None = None
     coefficients: Mapping[str, Any] | None = None
     flops: str | None = None
     corpus: str | None = None
     tokenizer: str | None = None
     loss: str | None = None
     vocab_size: int | None = None
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)
     n_runs: int | None = None
 
     @property
@@ -75,12 +81,12 @@ class PublishedLaw(Summarised):
     @property
     def variables(self) -> Strings:
         """The variables of the answer, by their names in `law.loss` and `Architecture.variables`."""
-        return self.depends_on if self.kind is None else self.kind.form.variables
+        return tuple(self.depends_on) if self.kind is None else self.kind.form.variables
 
     @property
     def conditions(self) -> Conditions:
         """The ranges of its runs, and where they were read."""
-        ranges = {LABELS.get(name, name): bounds for name, bounds in self.ranges.items()}
+        ranges = {LABELS.get(name, name): (low, high) for name, (low, high) in self.ranges.items()}
         return Conditions(
             self.citation,
             n_runs=self.n_runs,
@@ -98,73 +104,41 @@ class PublishedLaw(Summarised):
         if self.coefficients is None:
             advice = f"fit(runs, kind={self.kind.name!r}) fits its form"
             raise InputError(f"{self.name}: {self.citation} prints no coefficients; {advice}")
-        arguments = dict(_argument(name, value) for name, value in self.coefficients.items())
-        make_law = getattr(self.kind, self.by) if self.by else self.kind
-        law: Law = make_law(**arguments)
-        return law if law.conditions is not None else replace(law, conditions=self.conditions)
+        if self.name == PUBLISHED:
+            return JointLaw.published()
+        return self.kind(**self.coefficients, conditions=self.conditions)
 
     def to_dict(self) -> Fields:
         """Return plain JSON values."""
-        law = self.law() if self.published and self.kind is not None else None
+        values = {name: getattr(self, name) for name in IN_JSON}
         return {
-            "name": self.name,
-            "authors": self.authors,
-            "year": self.year,
-            "arxiv": self.arxiv,
-            "part": self.part,
-            "answers": self.answers,
-            "equation": self.equation,
-            "source": self.source,
-            "evidence": self.evidence,
-            "parameters": self.parameters,
-            "flops": self.flops,
-            "corpus": self.corpus,
-            "tokenizer": self.tokenizer,
-            "vocab_size": self.vocab_size,
-            "loss": self.loss,
-            "kind": None if self.kind is None else self.kind.name,
+            **values,
+            "kind": self.kind and self.kind.name,
             "variables": list(self.variables),
-            "coefficients": None if law is None else law.coefficients,
-            "published": self.published,
+            "coefficients": self.kind and self.coefficients,
             "ranges": {name: list(bounds) for name, bounds in self.ranges.items()},
             "runs": self.n_runs,
         }
 
     def summary(self) -> Table:
         """Show the law, how it counts, and its coefficients."""
-        values = self.to_dict()
-        fields = ("equation", "source", "evidence", "answers", "parameters", "flops", "corpus", "tokenizer", "loss")
-        cells = {name: values[name] for name in fields}
-        coefficients = [f"{name} = {value:.10g}" for name, value in (values["coefficients"] or {}).items()]
-        if not coefficients:
-            coefficients = ["published" if self.published else "none: a form to fit"]
+        coefficients = ["published" if self.published else "none: a form to fit"]
+        if self.published and self.kind is not None:
+            coefficients = [f"{name} = {value:.10g}" for name, value in self.law().coefficients.items()]
         ranges = [f"{name}: {low:g} to {high:g}" for name, (low, high) in self.ranges.items()]
-        cells["coefficients"] = "\n".join(coefficients)
-        cells["ranges"] = "\n".join(ranges) or None
-        return Table(
-            (),
-            list(cells.items()),
-            title=f"{self.name}: {self.citation}",
-            notes=["–: not stated in the sources read"],
-        )
-
-
-def _argument(name: str, value: Any) -> tuple[str, Any]:
-    """Return an argument of a law from a name and value of `literature.json`."""
-    if name.startswith("log_"):
-        return name.removeprefix("log_"), exp(value)
-    return name, value
+        rows = [(name, getattr(self, name)) for name in CELLS]
+        rows += [("coefficients", "\n".join(coefficients)), ("ranges", "\n".join(ranges) or None)]
+        notes = ["–: not stated in the sources read"]
+        return Table((), rows, title=f"{self.name}: {self.citation}", notes=notes)
 
 
 def _read() -> dict[str, PublishedLaw]:
     entries = {}
-    for row in read_literature():
-        row["ranges"] = {name: tuple(bounds) for name, bounds in row.get("ranges", {}).items()}
-        row["depends_on"] = tuple(row.get("depends_on", ()))
-        if "kind" in row:
-            row["kind"] = LAWS[row["kind"]]
-            row.setdefault("equation", row["kind"].formula)
-        entries[row["name"]] = PublishedLaw(**row)
+    names = {field.name for field in fields(PublishedLaw)}
+    for name, row in read_laws().items():
+        kind = LAWS[row["law"]] if "law" in row else None
+        values = {"kind": kind, "equation": kind.formula if kind else "", **row}
+        entries[name] = PublishedLaw(**{field: value for field, value in values.items() if field in names})
     return entries
 
 
@@ -188,17 +162,11 @@ class Shelf(ResultTable):
     def summary(self) -> Table:
         """Show a row for each law."""
         header = ("law", "of", "answers", "variables", "corpus", "evidence")
-        rows = []
+        rows: list[tuple[Any, ...]] = []
         for entry in self.entries:
-            row = (
-                entry.name,
-                f"{entry.authors} {entry.year}",
-                entry.answers,
-                ", ".join(entry.variables),
-                entry.corpus,
-                entry.evidence if entry.published else "form only",
-            )
-            rows.append(row)
+            evidence = entry.evidence if entry.published else "form only"
+            cells = (entry.answers, ", ".join(entry.variables), entry.corpus, evidence)
+            rows.append((entry.name, f"{entry.authors} {entry.year}", *cells))
         notes = [
             "scaling-law compare --laws NAME shows the equation, source and coefficients of a law, and how it counts"
         ]
@@ -229,6 +197,25 @@ def entry(name: str) -> PublishedLaw:
     if name not in SHELF:
         raise InputError(unknown("law=", name, SHELF))
     return SHELF[name]
+
+
+def published_rates(name: str, *, force: bool = False, **variables: ArrayLike) -> dict[str, FloatArray]:
+    """Return the peak `learning_rate` and `batch_tokens` that a published law gives; `variables` broadcast.
+
+    ValueError for a law that gives no rates, for missing and unknown variables, and for values that are not positive
+    and finite; ExtrapolationError beyond the range guard, unless `force`.
+    """
+    law = entry(name)
+    if law.answers != RATES or law.coefficients is None:
+        names = ", ".join(entry_name for entry_name, row in SHELF.items() if row.answers == RATES)
+        raise InputError(f"law={name!r} gives {law.answers}, no rates; there are {names}")
+    if {*variables} != {*law.variables}:
+        inputs = ", ".join(variables) or "nothing"
+        raise InputError(f"{name} depends on {', '.join(law.variables)}, not on {inputs}")
+    values = {variable: positive(variable, value) for variable, value in variables.items()}
+    check = RangeCheck(law.conditions, law.variables, values, rate_guard_of, trusts_guard=True)
+    check.refuse(force)
+    return {rate: power_law(law.coefficients[rate], values) for rate in ("learning_rate", "batch_tokens")}
 
 
 def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT:  # type: ignore[assignment]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.tables import Table
+from hub.base.types import Fields, Strings
 from scaling_law.formulas import Form
-from scaling_law.law.base import Law, register
-from scaling_law.law.kinds import JointLaw
+from scaling_law.law.base import Law
+from scaling_law.law.kinds import JointLaw, packaged
 from scaling_law.size.arrays import Columns
 
 
-@register
+@packaged
 @dataclass(frozen=True, repr=False)
 class StackLaw(Law):
     """A weighted mean of laws in ln L, with `weights` of sum 1.
@@ -50,9 +52,9 @@ class StackLaw(Law):
         self._check_experts_and_draws()
 
     # The names depend on the laws of a stack, not only on its class.
-    def coefficient_names(self) -> tuple[str, ...]:  # type: ignore[override]
+    def coefficient_names(self) -> Strings:  # type: ignore[override]
         """Return the names of the weights, then of the coefficients of each law, numbered."""
-        names = [f"w_{number}" for number in range(1, len(self.laws) + 1)]
+        names = [f"w_{number}" for number, _ in enumerate(self.laws, 1)]
         for number, law in enumerate(self.laws, 1):
             names += [f"{name}_{number}" for name in law.coefficients]
         return tuple(names)
@@ -60,44 +62,39 @@ class StackLaw(Law):
     @property
     def coefficients(self) -> dict[str, float]:
         """The weights and the coefficients of all laws, by name."""
-        values = [*self.weights]
-        for law in self.laws:
-            values += law.coefficients.values()
-        return dict(zip(self.coefficient_names(), values, strict=True))
+        columns = chain.from_iterable(law.columns for law in self.laws)
+        return dict(zip(self.coefficient_names(), (*self.weights, *columns), strict=True))
+
+    @property
+    def _places(self) -> list[slice]:
+        """The slices of each law's coefficients among those of the stack."""
+        bounds = np.cumsum([len(self.laws), *(len(law.columns) for law in self.laws)])
+        return [slice(first, last) for first, last in pairwise(bounds.tolist())]
+
+    def to_dict(self) -> Fields:
+        """Return JSON values of a file, with those of the laws and their weights."""
+        laws = [law.to_dict() for law in self.laws]
+        return {**super().to_dict(), "laws": laws, "coefficients": {"weights": [*self.weights]}}
 
     def evaluate(self, coefficients: Any, inputs: Columns) -> Any:  # type: ignore[override]
         """Compute the loss for weights and coefficients in the order of `coefficient_names()`; they broadcast."""
-        gain = self._gain(inputs)
-        log_loss: Any = 0.0
-        first = len(self.laws)
-        for law, weight in zip(self.laws, coefficients[:first], strict=True):
-            last = first + len(law.coefficients)
-            loss = law.evaluate(coefficients[first:last], inputs)
-            first = last
-            if "experts" not in law.variables:
-                loss = loss * gain
-            log_loss = log_loss + weight * np.log(loss)
-        return np.exp(log_loss)
-
-    def _gain(self, inputs: Columns) -> Any:
-        """Return the factor by which the published law's loss differs from its loss at the E of the stack."""
         published = JointLaw.published()
-        coefficients = tuple(published.coefficients.values())
-        own_inputs = {**inputs, "experts": np.array(self.experts)}
-        return published.evaluate(coefficients, inputs) / published.evaluate(coefficients, own_inputs)
+        of_stack = published.evaluate(published.columns, {**inputs, "experts": np.array(self.experts)})
+        gain = published.evaluate(published.columns, inputs) / of_stack
+        log_loss: Any = 0.0
+        for law, weight, place in zip(self.laws, coefficients[: len(self.laws)], self._places, strict=True):
+            loss = law.evaluate(coefficients[place], inputs)
+            log_loss = log_loss + weight * np.log(loss if "experts" in law.variables else loss * gain)
+        return np.exp(log_loss)
 
     def summary(self) -> Table:
         """Show the weight of each law, and the law."""
-        rows = []
-        for law, weight in zip(self.laws, self.weights, strict=True):
-            rows.append((f"{weight:.2f}", repr(law)))
+        rows = [(f"{weight:.2f}", repr(law)) for law, weight in zip(self.laws, self.weights, strict=True)]
         notes = [self.conditions.provenance] if self.conditions else []
         return Table(("weight", "law"), rows, title=self.formula, notes=notes)
 
     def __repr__(self) -> str:
-        names = []
-        for law, weight in zip(self.laws, self.weights, strict=True):
-            names.append(f"{weight:.2f} {law.name}")
+        names = [f"{weight:.2f} {law.name}" for law, weight in zip(self.laws, self.weights, strict=True)]
         text = f"StackLaw({', '.join(names)})"
         return text if self.draws is None else f"{text}  # {len(self.draws)} draws"
 
@@ -110,25 +107,15 @@ class StackLaw(Law):
         **options: Any,
     ) -> StackLaw:
         """Stack laws with these weights; the draws are those of the laws, each law with its share of `n_draws`."""
-        weighted_laws = [(law, weight) for law, weight in laws.values() if weight > 0]
-        stack = cls(
-            [law.replace(draws=None) for law, _ in weighted_laws],
-            [weight for _, weight in weighted_laws],
-            **options,
-        )
+        members = [(law, weight) for law, weight in laws.values() if weight > 0]
+        stack = cls([law.replace(draws=None) for law, _ in members], [weight for _, weight in members], **options)
         rng = np.random.default_rng(seed)
-        n_laws = len(weighted_laws)
-        first = n_laws
         draws = []
-        for j, (law, weight) in enumerate(weighted_laws):
-            law_draws = law.draws
-            if law_draws is None:
-                law_draws = np.array([[*law.coefficients.values()]])
-            last = first + law_draws.shape[1]
+        for i, (law, weight) in enumerate(members):
+            law_draws = np.atleast_2d(law.columns if law.draws is None else law.draws)
             n_rows = max(1, round(weight * n_draws))
             rows = np.tile([*stack.coefficients.values()], (n_rows, 1))
-            rows[:, :n_laws] = np.arange(n_laws) == j
-            rows[:, first:last] = law_draws[rng.integers(len(law_draws), size=n_rows)]
-            first = last
+            rows[:, : len(members)] = np.arange(len(members)) == i
+            rows[:, stack._places[i]] = law_draws[rng.integers(len(law_draws), size=n_rows)]
             draws.append(rows)
         return stack.replace(draws=np.concatenate(draws))

@@ -1,12 +1,11 @@
 """Questions to a fitted law: the best model for a budget, and what follows from it."""
 
-from scaling_law.planning.design import Candidates, advantage, candidate_grid, log_optimal_parameters, predicted_loss
+from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, predicted_loss
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.optimum import drawn_optimum, optimal_widths
 from scaling_law.planning.speedup import find_crossing
 
 __all__ = [
-    "Candidates",
     "advantage",
     "candidate_grid",
     "drawn_optimum",

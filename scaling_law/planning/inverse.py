@@ -21,7 +21,7 @@ from hub.base.types import Fields, Strings
 from hub.base.units import bracket_interval, format_count, format_rough
 from scaling_law.answer.answer import Answer, Row
 from scaling_law.answer.columns import COLUMNS
-from scaling_law.formulas import ChinchillaForm, Formula
+from scaling_law.formulas import Formula
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import has_optimum, percentile_interval
 from scaling_law.formulas.repeated import Repetition, tokens_worth
@@ -483,6 +483,6 @@ def flop_savings(
 
 def _has_optimum(law: Formula, experts: FloatArray) -> BoolArray:
     """Say which E have an optimum, as far as their coefficients tell."""
-    if isinstance(law, ChinchillaForm):
+    if law.form.is_chinchilla:
         return has_optimum(law.chinchilla_coefficients(experts))
     return experts > 0

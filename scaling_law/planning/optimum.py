@@ -22,7 +22,7 @@ from hub.base.notices import Notice
 from hub.base.types import Fields
 from hub.base.units import format_count, format_experts, format_flops
 from scaling_law.answer.answer import Answer, span
-from scaling_law.formulas import ChinchillaForm, Formula
+from scaling_law.formulas import Formula
 from scaling_law.formulas.law import has_optimum, numbers, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
@@ -110,7 +110,7 @@ def compute_optimal(
 
 def _optimum_without_limits(law: Formula, flops: FloatArray, experts: FloatArray) -> Fields:
     """Return N_act, D, E and the law's other variables at the optimum, in closed form where there is one."""
-    if isinstance(law, ChinchillaForm):
+    if law.form.is_chinchilla:
         coefficients = law.chinchilla_coefficients(experts)
         exists = has_optimum(coefficients)
         if exists.all():
@@ -179,7 +179,7 @@ def optimal_widths(
     models = models_at_budget(law, columns, e, budget, limits)
     limit = limits.width_limit(e)
     spends_flops_on_new_tokens = not (budget.cluster or limits.inference_tokens or limits.unique_tokens)
-    if isinstance(law, ChinchillaForm) and spends_flops_on_new_tokens:
+    if law.form.is_chinchilla and spends_flops_on_new_tokens:
         terms = law.chinchilla_coefficients(e) if coefficients is None else law.chinchilla_of(coefficients, e)
         m, mu, n, nu = (np.where(has_optimum(terms), term, np.nan) for term in terms)
         # Draws may be far off.
@@ -290,7 +290,7 @@ def choose_width(models: Models, widths: FloatArray, allowed: Any, exists: BoolA
 
 def refuse_other_variables(law: Formula, limits: Limits, experts: FloatArray) -> None:
     """Raise ValueError for a variable that an architecture does not have, and for experts outside the law."""
-    if isinstance(law, ChinchillaForm):
+    if law.form.is_chinchilla:
         law.chinchilla_coefficients(experts)
     elif not {*law.variables} & EXPERT_VARIABLES:
         sparse = experts[experts != 1]
@@ -301,7 +301,7 @@ def refuse_other_variables(law: Formula, limits: Limits, experts: FloatArray) ->
 
 
 def optimum_draws(
-    law: ChinchillaForm,
+    law: Formula,
     flops: ArrayLike,
     experts: ArrayLike | None = None,
     *,
@@ -333,9 +333,7 @@ def optimum_draws(
     return find(draws)
 
 
-def drawn_optimum(
-    law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+def drawn_optimum(law: Formula, flops: ArrayLike, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the compute-optimal N_act, D and loss of every draw, [n_draws, E]; or one E at several budgets.
 
     NaN for a draw without an optimum.
@@ -349,7 +347,7 @@ def drawn_optimum(
     return variables["n_active"], variables["tokens"], np.asarray(law.evaluate(draws, variables))
 
 
-def _draws(law: ChinchillaForm) -> FloatArray:
+def _draws(law: Formula) -> FloatArray:
     """Return the coefficients of the draws, [coefficients, n_draws, 1]."""
     if law.draws is None:
         raise InputError("this law has no draws: bootstrap its fit")
@@ -393,7 +391,7 @@ def coefficients_of(law: Formula) -> FloatArray:
 
 def why_no_optimum(law: Formula, experts: float) -> str:
     """Say why an E has no optimum: "the loss does not fall with D (exponent +0.012)"."""
-    if not isinstance(law, ChinchillaForm):
+    if not law.form.is_chinchilla:
         return "its loss has no minimum along the budget"
     _, mu, _, nu = (float(coefficient) for coefficient in law.chinchilla_coefficients(experts))
     exponents = {"N_act": mu, "D": nu}

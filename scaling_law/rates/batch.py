@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.units import format_count
-from scaling_law.formulas.literature import power_law, read_literature
+from scaling_law.formulas.files import power_law, read_laws
 from scaling_law.size.architecture import training_flops
 from scaling_law.size.recipe import PAPER, ROWS
 
@@ -176,7 +176,7 @@ def describe_batches(batches: tuple[PublishedBatch, ...]) -> str:
 
 @cache
 def _batch_laws() -> tuple[dict[str, Any], ...]:
-    return tuple(row for row in read_literature() if row.get("answers") in BATCHES)
+    return tuple(row for row in read_laws().values() if row["answers"] in BATCHES)
 
 
 def _default_coefficients() -> dict[str, float]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hub.base.errors import InputError, given, unknown
 from hub.base.tables import column_name, join_words
-from scaling_law.runs.rows import Row, RunsError, is_missing, names_of
+from scaling_law.runs.rows import Row, RunsError, first_words, is_missing, names_of
 
 # Column of the recipe → the columns of a table that may hold it, nested fields by the names of runs.parquet. The first
 # that all rows have is read, else the first that any has.
@@ -100,11 +100,7 @@ def check_mix(
 
 def in_words(mixed: Mapping[str, Sequence[str]]) -> str:
     """Write the differing columns in words: `optimizer (adamw, muon) and sequence_length (256, 512)`."""
-    phrases = []
-    for name, values in mixed.items():
-        ellipsis = ", …" if len(values) > _MOST else ""
-        phrases.append(f"{name} ({', '.join(values[:_MOST])}{ellipsis})")
-    return join_words(phrases)
+    return join_words([f"{name} ({first_words(values, _MOST)})" for name, values in mixed.items()])
 
 
 def _word(name: str, column: str, row: Row) -> str | None:

@@ -95,6 +95,12 @@ def label(i: int, row: Row) -> str:
     return f"row {i} ({row_name(i, row)})"
 
 
+def first_words(words: Sequence[str], most: int) -> str:
+    """List the first of several words, with an ellipsis for the rest."""
+    ellipsis = ", …" if len(words) > most else ""
+    return ", ".join(words[:most]) + ellipsis
+
+
 def names_of(rows: Iterable[Row]) -> list[str]:
     """List the columns that any row has, in the order in which they first appear.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from hub.base.tables import join_words
 from hub.base.types import Fields, Strings
-from scaling_law.runs.rows import is_missing
+from scaling_law.runs.rows import first_words, is_missing
 from scaling_law.runs.units import is_metric
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
@@ -65,11 +65,7 @@ class Setting:
     tuned: bool
 
     def __str__(self) -> str:
-        if self.tuned:
-            return self.name
-
-        ellipsis = ", …" if len(self.values) > LISTED else ""
-        return f"{self.name} ({', '.join(self.values[:LISTED])}{ellipsis})"
+        return self.name if self.tuned else f"{self.name} ({first_words(self.values, LISTED)})"
 
     @property
     def filters(self) -> Strings:
@@ -177,19 +173,11 @@ def find_blend(
         if recurs and name not in checked and name not in agreed and not is_metric(name):
             columns[name] = column
 
-    cells = _Cells.of(cells_of(keys), loss, sizes)
-    if cells.varies:
-        settings, spread = cells.explain(columns, LEAST)
-        if settings or cells.spread > UNEXPLAINED:
-            losses = loss[cells.rows]
-            nats = max(np.ptp(losses[cells.cell == i]) for i in range(cells.cell.max() + 1))
-            return Blend(settings, float(nats), spread)
-
-    words = {name: column for name, column in columns.items() if name in texts}
-    table = _Cells.of(np.zeros(len(loss), np.intp), loss, sizes, has_surface=True)
-    settings, spread = table.explain(words, SMOOTH)
-
-    return Blend(settings, 2 * spread * float(np.median(loss)), spread, equal=False) if settings else None
+    blend = _compare(cells_of(keys), loss, sizes, columns, LEAST)
+    if blend is None:
+        words = {name: column for name, column in columns.items() if name in texts}
+        blend = _compare(np.zeros(len(loss), np.intp), loss, sizes, words, SMOOTH, equal=False)
+    return blend
 
 
 class _Trial(NamedTuple):
@@ -210,113 +198,109 @@ class _Trial(NamedTuple):
         return bool(trial.codes.max() < self.codes.max() == pairs.max())
 
 
-class _Cells(NamedTuple):
-    """The runs [m] of cells of several runs: their rows in the table, cells, ln L less its mean, and ln N.
+def _compare(
+    cell: IntArray,
+    loss: FloatArray,
+    sizes: Columns,
+    columns: Mapping[str, Any],
+    least: float,
+    equal: bool = True,
+) -> Blend | None:
+    """Choose columns that explain the losses within cells, one after the other, the best first; None if none is.
 
-    `base` [m, k] are features that explain losses without any column. `spread` is that of ln L within cells.
+    A column such as a group of runs, which combines several others, comes after these. Of many runs a sample of whole
+    cells is looked at. Where runs are not equal, a quadratic in ln N, ln D and ln E explains a part of the losses.
     """
+    rng = np.random.default_rng(0)
+    order = np.lexsort([rng.permutation(len(cell)), rng.permutation(cell.max() + 1)[cell]])
+    is_shared = np.bincount(cell)[cell] > 1
+    rows = np.sort(order[is_shared[order]][:RUNS])
+    cell = codes_of(cell[rows])
+    y = _centred(np.log(loss[rows]), cell)
+    if y @ y <= len(y) * SEEDS**2:
+        return None
 
-    rows: IntArray
-    cell: IntArray
-    y: FloatArray
-    log_n: FloatArray
-    base: FloatArray
-    spread: float
+    # The median absolute deviation, as a standard deviation; each cell's mean took a degree of freedom.
+    freedom = len(y) - cell.max() - 1
+    usual_spread = 1.4826 * np.median(np.abs(y)) * np.sqrt(len(y) / freedom)
+    limit = max(WILD_SPREADS * usual_spread, WILD_LOSS)
+    y = _centred(np.clip(y, -limit, limit), cell)
 
-    @classmethod
-    def of(cls, cell: IntArray, loss: FloatArray, sizes: Columns, has_surface: bool = False) -> _Cells:
-        """Make the cells of several runs, or a sample of them.
+    logs = np.log(np.column_stack([*sizes.values()])[rows])
+    logs -= logs.mean(axis=0)
+    first, second = np.triu_indices(logs.shape[1])
+    base = np.zeros((len(y), 0))
+    if not equal:
+        base = _centred(np.column_stack([logs, logs[:, first] * logs[:, second]]), cell)
 
-        The base is a surface, a quadratic in ln N, ln D and ln E, or nothing.
-        """
-        rng = np.random.default_rng(0)
-        shuffled_cells = rng.permutation(cell.max() + 1)[cell]
-        order = np.lexsort([rng.permutation(len(cell)), shuffled_cells])
-        is_shared = np.bincount(cell)[cell] > 1
-        rows = np.sort(order[is_shared[order]][:RUNS])
+    settings: list[Setting] = []
+    spread = 0.0
+    inner_cell = cell
+    while len(settings) < MOST:
+        trials = []
+        for name, column in columns.items():
+            codes = codes_of(codes_of(column)[rows])
+            if _varies(codes, inner_cell).any():
+                trials.append(_try_column(name, codes, y, base, cell, logs[:, :1], CHANCE / len(columns)))
+        significant = [trial for trial in trials if trial.spread > least]
+        coarse = [trial for trial in significant if not any(map(trial.determines, significant))]
+        if not coarse:
+            break
 
-        codes = codes_of(cell[rows])
-        logs = _centred(np.log(np.column_stack([*sizes.values()])[rows]), np.zeros(len(rows), np.intp))
-        first, second = np.triu_indices(logs.shape[1])
-        surface = _centred(np.column_stack([logs, logs[:, first] * logs[:, second]]), codes)
-        y = _centred(np.log(loss[rows]), codes)
-        # The median absolute deviation, as a standard deviation; each cell's mean took a degree of freedom.
-        freedom = max(len(y) - codes.max(initial=0) - 1, 1)
-        spread = float(1.4826 * np.median(np.abs([*y, 0.0])) * np.sqrt(len(y) / freedom))
-        limit = max(WILD_SPREADS * spread, WILD_LOSS)
-        y = _centred(np.clip(y, -limit, limit), codes)
+        lowest = min(trial.variance for trial in coarse)
+        alike = [trial for trial in coarse if trial.variance <= ALIKE * lowest]
+        # Texts come before numbers, which may be codes of theirs.
+        best = min(alike, key=lambda trial: (isinstance(columns[trial.name], np.ndarray), trial.codes.max()))
+        settings.append(_describe(best.name, columns[best.name], rows[_varies(best.codes, cell)]))
+        spread = max(spread, best.spread)
+        base = np.column_stack([base, best.features])
+        inner_cell = cells_of([inner_cell, best.codes])
+        columns = {name: column for name, column in columns.items() if name != best.name}
 
-        return cls(rows, codes, y, logs[:, 0], surface if has_surface else surface[:, :0], spread)
+    if not settings and not (equal and usual_spread > UNEXPLAINED):
+        return None
+    nats = 2 * spread * np.median(loss)
+    if equal:
+        nats = max(np.ptp(loss[rows[cell == i]]) for i in range(cell.max() + 1))
+    return Blend(tuple(settings), float(nats), spread, equal)
 
-    @property
-    def varies(self) -> bool:
-        """Return whether losses within cells differ by more than those of seeds."""
-        return bool(self.y @ self.y > len(self.y) * SEEDS**2)
 
-    def explain(self, columns: Mapping[str, Any], least: float) -> tuple[tuple[Setting, ...], float]:
-        """Choose columns that explain the losses, one after the other, the best first; and the most that one explains.
+def _try_column(
+    name: str,
+    codes: IntArray,
+    y: FloatArray,
+    base: FloatArray,
+    cell: IntArray,
+    log_n: FloatArray,
+    chance: float,
+) -> _Trial:
+    """Test what the means of a column's values, which may change with ln N, explain beside a base: a spread, or 0.
 
-        A column such as a group of runs, which combines several others, comes after these.
-        """
-        settings: list[Setting] = []
-        most = 0.0
-        base = self.base
-        cell = self.cell
-        chance = CHANCE / max(len(columns), 1)
+    Seeds are a part of the variance, which would be too small where a few runs agree by chance.
+    """
+    from scipy.special import fdtrc
 
-        while len(settings) < MOST:
-            trials = [self._trial(name, column, base, cell, chance) for name, column in columns.items()]
-            significant = [trial for trial in trials if trial and trial.spread > least]
-            coarse = [trial for trial in significant if not any(map(trial.determines, significant))]
-            if not coarse:
-                break
+    means = np.eye(codes.max() + 1)[codes][:, 1:]
+    features = _centred(np.column_stack([means, means * log_n]), cell)
+    before, rank = unexplained(y, base)
+    after, larger = unexplained(y, np.column_stack([base, features]))
+    added = larger - rank
+    spare = len(y) - cell.max() - 1 - larger + PRIOR_RUNS
+    variance = (after + PRIOR_RUNS * SEEDS**2) / max(spare, 1)
 
-            lowest = min(trial.variance for trial in coarse)
-            alike = [trial for trial in coarse if trial.variance <= ALIKE * lowest]
-            # Texts come before numbers, which may be codes of theirs.
-            best = min(alike, key=lambda trial: (isinstance(columns[trial.name], np.ndarray), trial.codes.max()))
-            most = max(most, best.spread)
-            settings.append(self._setting(best, columns[best.name]))
-            base = np.column_stack([base, best.features])
-            cell = cells_of([cell, best.codes])
-            columns = {name: column for name, column in columns.items() if name != best.name}
+    spread = 0.0
+    if added and spare >= PRIOR_RUNS and fdtrc(added, spare, (before - after) / added / variance) < chance:
+        spread = float(np.sqrt((before - after) / _varies(codes, cell).sum()))
+    return _Trial(name, codes, features, variance, spread)
 
-        return tuple(settings), most
 
-    def _trial(self, name: str, column: Any, base: FloatArray, cell: IntArray, chance: float) -> _Trial | None:
-        """Test what the means of a column's values, which may change with ln N, explain beside a base.
-
-        Seeds are a part of the variance, which would be too small where a few runs agree by chance.
-        """
-        from scipy.special import fdtrc
-
-        codes = codes_of(codes_of(column)[self.rows])
-        if not _varies(codes, cell).any():
-            return None
-
-        means = np.eye(codes.max() + 1)[codes][:, 1:]
-        features = _centred(np.column_stack([means, means * self.log_n[:, None]]), self.cell)
-        before, rank = unexplained(self.y, base)
-        after, larger = unexplained(self.y, np.column_stack([base, features]))
-        added = larger - rank
-        spare = len(self.y) - self.cell.max() - 1 - larger + PRIOR_RUNS
-        variance = (after + PRIOR_RUNS * SEEDS**2) / max(spare, 1)
-        if not added or spare < PRIOR_RUNS or fdtrc(added, spare, (before - after) / added / variance) >= chance:
-            return None
-
-        spread = np.sqrt((before - after) / _varies(codes, self.cell).sum())
-
-        return _Trial(name, codes, features, variance, float(spread))
-
-    def _setting(self, trial: _Trial, column: Any) -> Setting:
-        """Describe a column to the user."""
-        rows = self.rows[_varies(trial.codes, self.cell)]
-        counts = Counter(column[row] for row in rows if not is_missing(column[row]))
-        unpaired = sorted({value for value in column if not is_missing(value)} - {*counts})
-        values = [value for value, _ in counts.most_common()]
-        tuned = isinstance(column, np.ndarray) and len(counts) > 2
-
-        return Setting(trial.name, tuple(map(_word, values)), tuple(map(_word, unpaired)), tuned)
+def _describe(name: str, column: Any, rows: IntArray) -> Setting:
+    """Describe a column, which varies in these rows, to the user."""
+    counts = Counter(column[row] for row in rows if not is_missing(column[row]))
+    unpaired = sorted({value for value in column if not is_missing(value)} - {*counts})
+    values = [value for value, _ in counts.most_common()]
+    tuned = isinstance(column, np.ndarray) and len(counts) > 2
+    return Setting(name, tuple(map(_word, values)), tuple(map(_word, unpaired)), tuned)
 
 
 def codes_of(column: Any) -> IntArray:

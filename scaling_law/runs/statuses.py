@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from scaling_law.runs.rows import Row, is_missing, names_of, row_name
+from scaling_law.runs.rows import Row, first_words, is_missing, names_of, row_name
 
 # Statuses of run records.
 RECORDED = ("final", "intermediate", "diverged")
@@ -121,10 +121,9 @@ def describe_left_out(rows: Sequence[Row], places: Iterable[int], columns: Seque
     phrases = []
     topic = ""
     for status, names in sorted(names_by_status.items(), key=lambda item: -len(item[1])):
-        examples = ", ".join(names[:_MOST]) + (", …" if len(names) > _MOST else "")
         # A column is named once.
         subject, _, word = status.partition(" is ")
-        phrases.append(f"{word if subject == topic else status} ({len(names)}: {examples})")
+        phrases.append(f"{word if subject == topic else status} ({len(names)}: {first_words(names, _MOST)})")
         topic = subject
 
     total = sum(map(len, names_by_status.values()))

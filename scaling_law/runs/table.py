@@ -21,7 +21,7 @@ from scaling_law.runs.columns import INPUTS
 from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
 from scaling_law.runs.settings import Blend, find_blend
-from scaling_law.runs.trunks import OWN, trunks_of
+from scaling_law.runs.trunks import trunks_of
 from scaling_law.runs.units import unit_warnings
 from scaling_law.size.architecture import training_flops
 from scaling_law.size.arrays import BoolArray, Columns, IntArray, merge_rounded
@@ -186,10 +186,6 @@ class Runs(Summarised):
             texts={name: pick(values) for name, values in self.texts.items()},
         )
 
-    def each_its_own_trunk(self) -> Runs:
-        """Return the same runs as independent measurements."""
-        return replace(self, trunk=np.arange(len(self)), trunk_source=OWN)
-
     @property
     def n_trunks(self) -> int:
         return len(np.unique(self.trunk))
@@ -215,7 +211,9 @@ class Runs(Summarised):
         """
         texts = {**self.recipe, **self.texts}
         agreed = {column_name(name, (*self.columns, *texts)) for name in agreed}
-        checked = {column_name(name, texts) for name in HOLDERS}
+        # Names of trunks, and columns that have another check.
+        checked = {"parent_run_id", "trunk", self.trunk_source.removeprefix("column ")}
+        checked.update(column_name(name, texts) for name in HOLDERS)
         return find_blend(self._sizes, self.loss, self.columns, texts, checked, {*agreed, *self.recipe})
 
     def doubts(self, agreed: Collection[str] = ()) -> tuple[Strings, bool]:

@@ -181,10 +181,12 @@ def _table(ask: Callable[[str], list[Row]], name: str) -> list[Row]:
     """Read all rows of a table, page by page."""
     rows: list[Row] = []
     last = 0
-    while page := ask(f"SELECT * FROM {name} WHERE id > {last} ORDER BY id LIMIT {PAGE}"):
+    while True:
+        page = ask(f"SELECT * FROM {name} WHERE id > {last} ORDER BY id LIMIT {PAGE}")
+        if not page:
+            break
         rows += page
         last = page[-1]["id"]
-
     return rows
 
 

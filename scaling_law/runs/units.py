@@ -13,7 +13,7 @@ import numpy as np
 
 from hub.base.notices import Notice
 from hub.base.units import format_count
-from scaling_law.formulas.published import published_loss
+from scaling_law.formulas.files import published_loss
 from scaling_law.runs.rows import RunsError, is_loss
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 

@@ -138,7 +138,7 @@ def _write_source(name: str, files: Mapping[str, Path], folder: Path) -> Path:
         tables[table] = _columns_of(load(files[file]))
     fields = {
         "name": name,
-        "what": public.what,
+        "what": public.contents,
         "derived": derived,
         "place": public.place,
         "address": f"https://github.com/{public.repository}/tree/{public.commit}",
@@ -173,7 +173,7 @@ def isoflop_errors(table: Path) -> dict[str, Any]:
         for law in laws:
             columns[law].append(_round(test.laws[law].rmse))
     public = reader(OPEN_ATHENA)
-    return {"what": public.what, "place": public.place, **columns}
+    return {"what": public.contents, "place": public.place, **columns}
 
 
 def read_sources(folder: Path) -> dict[str, Source]:

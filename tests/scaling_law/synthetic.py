@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 
 from scaling_law import Architecture, JointLaw, Runs, published_design
+from scaling_law.law import InteractionLaw
 from scaling_law.size.architecture import active_parameters
 
 TINY_LAW = {
@@ -30,6 +31,11 @@ def synthetic_runs(sigma: float = 0.006, seed: int = 0, law: JointLaw | None = N
     loss = (law or JointLaw.published()).loss(design.n_active, design.tokens, design.experts)
     noise = np.random.default_rng(seed).normal(0.0, sigma, len(loss))
     return Runs.from_columns(design.n_active, design.tokens, design.experts, loss + noise, design.trunk)
+
+
+def interaction_law(a, alpha, b, beta, q, c):
+    """The interaction law ((A / N^α)^(1/q) + (B / D^β)^(1/q))^q + c."""
+    return InteractionLaw(a ** (1 / q), alpha / q, b ** (1 / q), beta / q, q, c)
 
 
 def tiny_runs(sigma: float = 0.01, seed: int = 0) -> Runs:

@@ -137,17 +137,17 @@ QUESTIONS: dict[str, Question] = {
 }
 NOT_QUESTIONS = {  # why → what
     "is the check itself": """Formula.warnings Formula.beyond_guard Formula.check ChinchillaLaw.warnings
-        ChinchillaLaw.check LiveForecast.warnings""",
+        LiveForecast.warnings""",
     "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
-        ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
-        ChinchillaForm.chinchilla_of ChinchillaLaw.chinchilla_of
-        JointLaw.chinchilla_of StackLaw.coefficient_names StackLaw.summary
+        Formula.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
+        Formula.chinchilla_of StackLaw.coefficient_names StackLaw.summary
         Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
-    "makes a law, finds or stores one": """Formula.replace Law.save_pretrained Law.push_to_hub Law.from_pretrained
-        ChinchillaLaw.of JointLaw.published LearningRateLaw.published LearningRateLaw.named
+    "makes a law, finds or stores one": """Formula.replace Formula.to_dict StackLaw.to_dict
+        Law.save_pretrained Law.push_to_hub Law.from_pretrained
+        JointLaw.published LearningRateLaw.published LearningRateLaw.named
         LearningRateLaw.load LearningRateLaw.save laws published register StackLaw.of stack_laws""",
     "is the bare formula, of coefficients that are given": """Formula.evaluate StackLaw.evaluate Formula.effective
-        Formula.size_called_for ChinchillaForm.size_called_for Formula.columns_of_draws Formula.add_extrapolation""",
+        Formula.size_called_for Formula.columns_of_draws Formula.add_extrapolation""",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         scale_out""",
     "reads, shows or fits measured runs": """load_runs fit prior forecast backtest hold_out errors_of
@@ -327,7 +327,7 @@ def test_the_page_refuses_and_flags_under_every_view(unit):
     budgets = ("1e21", "1e32") if unit == "flops" else ("168", "1e13")
     for view in VIEWS:
         near, far = (Question(unit=unit, **{unit: budget}, memory="", view=view) for budget in budgets)
-        assert "do not act" not in answer(near, JOINT).notes
-        assert "carries no fitted ranges" in answer(near, UNRANGED[JointLaw](JOINT)).notes
+        assert "do not act" not in answer(near, JOINT).table
+        assert "carries no fitted ranges" in answer(near, UNRANGED[JointLaw](JOINT)).table
         with pytest.raises(ExtrapolationError):
             answer(far, JOINT)

@@ -29,9 +29,9 @@ from transformers import AutoModelForCausalLM
 
 import modeling_switch_moe  # noqa: F401 - registers the architecture; else its code in the release is needed
 from hub import RunRecord, open_store, release_runs
-from hub.base import tables
+from hub.base.tables import Table, print_table
 from hub.base.units import format_bytes, format_flops
-from hub.release.cards import loading_code, runs_table
+from hub.release.cards import loading_code
 from scaling_law import FitResult, Law, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from training.configuration.reading import read_yaml
@@ -190,7 +190,11 @@ class Demo:
             f"{len(result.records)} revisions in {len(repositories)} model repositories ({format_bytes(size)} of "
             f"weights) and the index {result.indexes[sweep.name].repo}, under {self.folder / 'hub'}"
         )
-        show(runs_table(result.records))
+        columns = ("d_model", "experts", "n_active", "n_total", "tokens", "eval_loss")
+        rows = []
+        for record in result.records:
+            rows.append({name: getattr(record, name) for name in columns})
+        show(Table.of(rows))
         return result.records
 
     def index(self, sweep: Sweep) -> Path:
@@ -277,7 +281,7 @@ class Demo:
 
 def show(renderable: Any) -> None:
     """Print a table or a text on a page of `PAGE_WIDTH` columns, or in a narrower terminal."""
-    tables.print_table(renderable, PAGE_WIDTH)
+    print_table(renderable, PAGE_WIDTH)
 
 
 def say(text: str) -> None:

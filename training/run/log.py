@@ -338,7 +338,8 @@ class Trackers:
             self._has_dropped = True
 
     def _work(self) -> None:
-        while (function := self._calls.get()) is not None:
+        # None ends it.
+        for function in iter(self._calls.get, None):
             try:
                 function()
             # The files of trackers raise them, as does `_start`.

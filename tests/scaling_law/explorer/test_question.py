@@ -89,18 +89,17 @@ def test_an_answer_is_the_packages_own(view, name, question, keywords):
     from scaling_law.explorer.answer import answer
 
     law = shelf(name)
-    found = answer(Question(view=view, **question), law)
+    results = answer(Question(view=view, **question), law)
     best = law.optimal(**keywords, memory=80e9, kv_tokens=16_384, integral=True).best
-    assert f"loss {best.loss:.3f}" in found.headline
+    assert f"loss {best.loss:.3f}" in results.headline
     verdict = "best" if best.trusted else "best, not trusted"
-    cells = re.findall("<td.*?>(.*?)</td>", found.table)
+    cells = re.findall("<td.*?>(.*?)</td>", results.table)
     start = cells.index(verdict)
     assert cells[start : start + 3] == [verdict, f"{best.experts:g}", f"{best.d_model:.0f}"]
-    assert len(found.figure.data) > 1
-    assert found.configuration.count("d_model: ") == 1
-    assert (
-        " ".join(f"--{field} {keywords[field]:g}" for field in ("hours", "gpus") if field in keywords) in found.command
-    )
+    assert len(results.figure.data) > 1
+    assert results.configuration.count("d_model: ") == 1
+    options = [f"--{field} {keywords[field]:g}" for field in ("hours", "gpus") if field in keywords]
+    assert " ".join(options) in results.command
 
 
 def test_released_models_lie_where_their_sizes_are():

@@ -17,15 +17,15 @@ def law(published):
 
 
 def test_curves_within_memory_pass_through_the_answers(law):
-    found = curves.memory_curves(law, Budget(1e22), [1, 8, 32], **LIMITS)
-    limit = float(found.memory[150])
+    numbers = curves.memory_curves(law, Budget(1e22), [1, 8, 32], **LIMITS)
+    limit = float(numbers.memory[150])
     table = law.optimal(1e22, [1, 8, 32], memory=limit, **LIMITS, force=True)
-    for row, curve in zip(table, found.curves, strict=True):
+    for row, curve in zip(table, numbers.curves, strict=True):
         assert row.limited_by == ("memory" if limit < curve.x[-1] else "compute")
         at = min(np.searchsorted(curve.x, limit), curve.mark)
         same = (curve.loss[at], curve.n_active[at], curve.n_total[at], curve.d_model[at], curve.tokens[at])
         assert same == pytest.approx((row.loss, row.n_active, row.n_total, row.d_model, row.tokens), rel=2e-2)
-    assert table.best.experts in [r.experts for r in found.regions if r.points.start <= 150 < r.points.stop]
+    assert table.best.experts in [r.experts for r in numbers.regions if r.points.start <= 150 < r.points.stop]
 
 
 @pytest.mark.parametrize("served", [0.0, 1e11])
@@ -53,17 +53,17 @@ def test_bars_of_the_figure_are_named_by_the_experts_between_which_they_lie(law)
     pytest.importorskip("plotly")
     from scaling_law.figures import interactive
 
-    found = curves.memory_curves(law, Budget(1e22), [1, 8, 32], **LIMITS)
-    figure = interactive.loss_by_memory(found)
+    numbers = curves.memory_curves(law, Budget(1e22), [1, 8, 32], **LIMITS)
+    figure = interactive.loss_by_memory(numbers)
     bars = [trace for trace in figure.data if "→" in trace.name]
     assert [(bar.name, bar.x) for bar in bars] == [
-        ("dense → 8", found.boundaries[0].interval),
-        ("E = 8 → 32", found.boundaries[1].interval),
+        ("dense → 8", numbers.boundaries[0].interval),
+        ("E = 8 → 32", numbers.boundaries[1].interval),
     ]
     assert [bar.line.color for bar in bars] == [interactive.LIGHT.colour(experts) for experts in (8, 32)]
     assert bars[0].hovertext.startswith("E = 8 beats dense from ")
     low, _ = figure.layout.yaxis.range
-    assert all(low < bar.y[0] < min(found.loss) for bar in bars)  # no bar lies on a curve
+    assert all(low < bar.y[0] < min(numbers.loss) for bar in bars)  # no bar lies on a curve
 
 
 def test_curves_over_tokens_keep_the_model(law):
@@ -78,22 +78,22 @@ def test_curves_over_tokens_keep_the_model(law):
 
 def test_the_map_has_the_answers_and_their_ties(law):
     flops, memory = [1e19, 1e22, 1e24], [24e9, 80e9, 640e9]
-    found = curves.best_experts(law, flops, memory, kv_tokens=16_384)
+    numbers = curves.best_experts(law, flops, memory, kv_tokens=16_384)
     for i, limit in enumerate(memory):
         for j, budget in enumerate(flops):
             try:
                 table = law.optimal(budget, memory=limit, kv_tokens=16_384)
             except ValueError:  # beyond the range guard
-                assert np.isnan(found.experts[i, j])
+                assert np.isnan(numbers.experts[i, j])
                 continue
             # The map looks for trusted models among so many widths, and else for the optimum itself.
             tolerance = {"abs": 5e-5} if table.best.limited_by == "evidence" else {}
-            assert found.loss[i, j] == pytest.approx(table.best.loss, **tolerance)
-            assert found.experts[i, j] == table.best.experts
-            assert found.tied[i, j] == (len(table.comparison.tied) > 1)
-            assert found.trusted[i, j] == table.best.trusted
-    assert found.inside.any()
-    assert not found.inside.all()
+            assert numbers.loss[i, j] == pytest.approx(table.best.loss, **tolerance)
+            assert numbers.experts[i, j] == table.best.experts
+            assert numbers.tied[i, j] == (len(table.comparison.tied) > 1)
+            assert numbers.trusted[i, j] == table.best.trusted
+    assert numbers.inside.any()
+    assert not numbers.inside.all()
     without = curves.best_experts(law.replace(draws=None), flops, memory)
     assert without.tied.dtype == bool
 
@@ -101,8 +101,8 @@ def test_the_map_has_the_answers_and_their_ties(law):
 @pytest.mark.parametrize("name", ["chinchilla", "abnar"])
 def test_laws_of_the_shelf_have_figures_too(name):
     law = shelf(name)
-    found = curves.memory_curves(law, Budget(1e22), **LIMITS)
-    assert {curve.experts for curve in found.curves} <= set(np.atleast_1d(law.default_experts()).tolist())
+    numbers = curves.memory_curves(law, Budget(1e22), **LIMITS)
+    assert {curve.experts for curve in numbers.curves} <= set(np.atleast_1d(law.default_experts()).tolist())
     assert all(curve.interval is None for curve in curves.budget_curves(law, Budget(1e22)))
     assert np.isfinite(curves.best_experts(law, [1e21, 1e22], [80e9, 640e9]).loss).any()
 
@@ -111,17 +111,17 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
     pytest.importorskip("plotly")
     from scaling_law.figures import interactive
 
-    found = curves.memory_curves(law, Budget(1e22), [1, 32], **LIMITS)
+    numbers = curves.memory_curves(law, Budget(1e22), [1, 32], **LIMITS)
     for page in (interactive.LIGHT, interactive.DARK):
-        figure = interactive.loss_by_memory(found, page, limit=80e9)
-        for curve in found.curves:
+        figure = interactive.loss_by_memory(numbers, page, limit=80e9)
+        for curve in numbers.curves:
             name = drawing.label_of(curve.experts)
             lines = [t for t in figure.data if t.name == name and t.mode == "lines" and not t.showlegend]
             drawn = np.nanmax([np.where(np.isnan(t.y), -np.inf, t.y) for t in lines], axis=0)
             np.testing.assert_array_equal(drawn, curve.loss)
             channels = [round(255 * v) for v in drawing.colour_of(curve.experts, page.dark)]
             assert {t.line.color for t in lines} == {f"rgba({','.join(map(str, channels))},1)"}
-        assert len([s for s in figure.layout.shapes if s.type == "rect"]) == len(found.regions)
+        assert len([s for s in figure.layout.shapes if s.type == "rect"]) == len(numbers.regions)
         (limit,) = (trace for trace in figure.data if trace.name == "limit")
         assert limit.x == (80e9, 80e9)
         assert limit.y == figure.layout.yaxis.range
@@ -144,9 +144,9 @@ def test_only_the_best_curve_has_its_interval(law):
     from scaling_law.figures import interactive
 
     for experts in ([1, 8], [1, 2, 4, 8, 16, 32, 64]):
-        found = curves.budget_curves(law, Budget(1e22), experts)
+        numbers = curves.budget_curves(law, Budget(1e22), experts)
         best = experts[-1]
-        figure = interactive.loss_by_tokens(found, interactive.LIGHT, curves.shown_losses(found), best, {})
+        figure = interactive.loss_by_tokens(numbers, interactive.LIGHT, curves.shown_losses(numbers), best, {})
         (band,) = (trace for trace in figure.data if trace.fill == "toself")
         assert (band.name, band.fillcolor) == ("95 % interval", interactive.LIGHT.colour(best, 0.18))
         assert figure.data[0] is band  # behind the curves
@@ -174,10 +174,10 @@ def test_every_colour_stands_out_from_its_page(experts):
 def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):
     asked = {"hours": 100, "gpus": 8, "gpu": "h100", "integral": False}
     time = Budget.of(hours=100, gpus=8, gpu="h100")
-    found = curves.memory_curves(law, time, [1, 8], **LIMITS)
-    limit = float(found.memory[150])
+    numbers = curves.memory_curves(law, time, [1, 8], **LIMITS)
+    limit = float(numbers.memory[150])
     table = law.optimal(**asked, experts=[1, 8], memory=limit, **LIMITS, force=True)
-    for row, curve in zip(table, found.curves, strict=True):
+    for row, curve in zip(table, numbers.curves, strict=True):
         at = min(np.searchsorted(curve.x, limit), curve.mark)
         assert (curve.loss[at], curve.tokens[at]) == pytest.approx((row.loss, row.tokens), rel=2e-2)
     tiny = Budget.of(hours=0.001, gpus=1, gpu="l4", mfu=0.4)  # whose best width is below 64

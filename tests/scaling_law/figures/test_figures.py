@@ -114,17 +114,17 @@ def test_files(published, paper_fit, tmp_path):
 def test_boundaries_of_the_optimal_regions(published, flops, cache, served, billions):
     served = {"kv_tokens": cache, "inference_tokens": served}
     few = published.replace(draws=published.draws[:100], conditions=None)  # quicker, and inside no ranges
-    found = curves.memory_curves(few, Budget(flops), PAPER.experts, **served, points=3000)
+    numbers = curves.memory_curves(few, Budget(flops), PAPER.experts, **served, points=3000)
     # dense at first: the curves stop before the bare law flips back to sparse models, far below its range
-    assert [region.experts for region in found.regions] == list(PAPER.experts)
-    edges = found.memory[[region.points.start for region in found.regions[1:]]]
+    assert [region.experts for region in numbers.regions] == list(PAPER.experts)
+    edges = numbers.memory[[region.points.start for region in numbers.regions[1:]]]
     np.testing.assert_allclose(edges / 1e9, billions, rtol=7e-3)
-    for edge, boundary in zip(edges, found.boundaries, strict=True):
+    for edge, boundary in zip(edges, numbers.boundaries, strict=True):
         low, high = boundary.interval
         assert low < edge < high < 4 * edge
     # With ranges the budgets lie so far outside of them that hardly any limit is sure.
-    found = curves.memory_curves(published.replace(draws=few.draws), Budget(flops), PAPER.experts, **served)
-    assert found.boundaries[0].interval[1] > 4 * edges[0]
+    numbers = curves.memory_curves(published.replace(draws=few.draws), Budget(flops), PAPER.experts, **served)
+    assert numbers.boundaries[0].interval[1] > 4 * edges[0]
 
 
 def test_a_law_of_small_runs_that_rises_for_some_experts_still_has_a_card(published):
@@ -134,8 +134,8 @@ def test_a_law_of_small_runs_that_rises_for_some_experts_still_has_a_card(publis
     law = published.replace(alpha=0.12, gamma=-0.09, conditions=small)
     assert sorted(law_pictures(law)) == ["isoflop.png", "memory_optimal.png"]
     assert law_pictures(published.replace(beta=0.3)) == {}
-    found = curves.memory_curves(published.replace(conditions=small), Budget(1e22), [1, 8])
-    assert np.isfinite(found.loss).all()
+    numbers = curves.memory_curves(published.replace(conditions=small), Budget(1e22), [1, 8])
+    assert np.isfinite(numbers.loss).all()
 
 
 def test_a_notebook_shows_what_a_figure_function_returns(published, paper_fit):

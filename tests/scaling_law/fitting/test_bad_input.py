@@ -51,7 +51,7 @@ def drawn(**law):
 
 FITS = [
     ({"kind": "cubic"}, "kind='cubic' is unknown"),
-    ({"kind": ["joint"]}, "kind=.* must be text"),
+    ({"kind": ["joint"]}, r"kind=\['joint'\] is unknown"),
     ({"kind": "five_factor"}, "kind='five_factor' is not a sum of terms, so it cannot be fitted"),
     ({"huber_delta": 0}, "huber_delta=0"),
     ({"huber_delta": "wide"}, "huber_delta='wide' must be a number"),

@@ -9,6 +9,7 @@ from scaling_law import Law, Runs, fit, published, register
 from scaling_law.fitting.problem import make_problem
 from scaling_law.formulas import Form, Parameter, Term, Transform
 from scaling_law.law import LAWS
+from scaling_law.law.base import register_form
 from tests.scaling_law.formulas.test_laws import EXAMPLES, columns, inputs_of  # noqa: F401 (a fixture)
 from tests.scaling_law.synthetic import checked_gradient
 
@@ -47,9 +48,12 @@ def law(request):
         yield EVERY[name]
         return
     form, values = OUR_OWN[name]
-    kind = make_dataclass(name, [(c, float) for c in form.coefficients], bases=(Law,), frozen=True, repr=False)
-    kind.name, kind.formula, kind.form = name, name, form
-    yield register(kind)(**values)
+    if form.is_data:
+        yield register_form(name, {"form": form.to_dict()})(**values)
+    else:
+        kind = make_dataclass(name, [(c, float) for c in form.coefficients], bases=(Law,), frozen=True, repr=False)
+        kind.name, kind.formula, kind.form = name, name, form
+        yield register(kind)(**values)
     LAWS.pop(name)
 
 

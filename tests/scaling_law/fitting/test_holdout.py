@@ -7,10 +7,10 @@ import pytest
 
 from scaling_law import Backtest, HeldOut, JointLaw, Runs, backtest, fit, hold_out
 from scaling_law.fitting.holdout import backtest_at_cuts, backtest_splits, pool_errors
-from scaling_law.law import InteractionLaw
+from tests.scaling_law.synthetic import interaction_law
 
 LAW = JointLaw.published()
-DENSE = InteractionLaw.of(a=400.0, alpha=0.33, b=410.0, beta=0.28, q=0.3, c=1.7)
+DENSE = interaction_law(a=400.0, alpha=0.33, b=410.0, beta=0.28, q=0.3, c=1.7)
 
 # -- hold_out
 

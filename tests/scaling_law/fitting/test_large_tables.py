@@ -102,7 +102,7 @@ def test_rows_of_one_run_after_different_tokens_are_its_checkpoints(tmp_path):
     for i in range(6):  # the end of every run is kept
         of_run = runs.trunk == i
         assert runs.tokens[of_run].max() in result.runs.tokens
-    everything = fit(runs, "chinchilla", trunks="run")
+    everything = fit(load_runs(path, trunks="run"), "chinchilla")
     assert len(everything.runs) == 600
     assert not everything.runs.thinned
 

@@ -13,7 +13,8 @@ from scaling_law import ChinchillaLaw, JointLaw, Prior, Runs, errors_of, fit, pr
 from scaling_law.fitting import rms
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of
 from scaling_law.fitting.prior import CHINCHILLA, INTERACTION_SPREAD, POPULATION, for_kind, law_of, modes
-from scaling_law.law import InteractionLaw
+from scaling_law.law import LAWS
+from scaling_law.law.base import register_form
 from studies.forecasts.members import (
     Member,
     estimate,
@@ -22,7 +23,7 @@ from studies.forecasts.members import (
     terms_of_experts,
     vague_of_experts,
 )
-from tests.scaling_law.synthetic import synthetic_runs
+from tests.scaling_law.synthetic import interaction_law, synthetic_runs
 
 MEAN = np.array([-1.0, -1.1, -1.05, -1.0, 0.6])
 USUAL = Prior(MEAN, np.diag([0.3, 0.3, 0.2, 0.2, 0.1]) ** 2, noise=0.01)
@@ -68,12 +69,23 @@ def test_the_population_serves_interaction_laws_with_an_open_q():
     alpha = np.log([law.x * law.q for law in laws])  # α and β are spread as Chinchilla's, whatever q is
     assert (alpha.mean(), alpha.std()) == pytest.approx((MEAN[2], 0.2), abs=0.02)
     assert abs(np.corrcoef(alpha, np.log(q))[0, 1]) < 0.05
-    truth = InteractionLaw.of(400.0, 0.33, 410.0, 0.28, 0.4, 1.7)
+    truth = interaction_law(400.0, 0.33, 410.0, 0.28, 0.4, 1.7)
     n, d = (values.ravel() for values in np.meshgrid(np.geomspace(5e7, 2e9, 8), np.geomspace(1e9, 5e10, 8)))
     runs = Runs.from_columns(
         n, d, 1.0, truth.loss(n, d) * np.exp(0.003 * np.random.default_rng(1).standard_normal(64))
     )
     assert fit(runs, "interaction", prior=USUAL).law.q == pytest.approx(0.4, rel=0.3)
+
+
+def test_the_population_serves_a_form_with_further_terms():
+    terms = {"a": {"n_active": "-alpha"}, "b": {"tokens": "beta"}, "g": {"experts": "-delta"}, "c": {}}
+    kind = register_form("further", {"form": {"terms": terms}})
+    law = for_kind(USUAL, kind.name).law
+    LAWS.pop(kind.name)
+    m, mu, n, nu, c = USUAL.law.coefficients.values()
+    assert law.coefficients == pytest.approx(
+        {"a": m, "alpha": -mu, "b": n, "beta": nu, "g": 0.4, "delta": 0.0, "c": c}
+    )
 
 
 def test_from_the_prior_to_the_fit_as_the_prior_widens():

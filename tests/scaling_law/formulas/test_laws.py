@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, published, register
 from scaling_law.formulas import Form, Term, expert_transform
-from scaling_law.formulas.published import PRINTED, RECOVERED
+from scaling_law.formulas.files import read_laws
 from scaling_law.formulas.terms import E_HAT
-from scaling_law.law import LAWS, CrossingLaw, InteractionLaw, LadderLaw, SaturationLaw, StackLaw
-from scaling_law.law_files import law_to_dict
+from scaling_law.law import LAWS, CrossingLaw, LadderLaw, SaturationLaw, StackLaw
+from scaling_law.law.base import law_from_dict
+from tests.scaling_law.synthetic import interaction_law
 
+RECOVERED = read_laws()["ludziejewski"]["coefficients"]
+PRINTED = read_laws()["ludziejewski"]["printed"]
 # E → (m, μ, n, ν), as the LaTeX source of the table "reduced to the Chinchilla scaling law" holds them.
 CHINCHILLA_TABLE = {
     1: (30.363993648167263, -0.18173956204827252, 53.98384414155987, -0.19650191228646036),
@@ -33,7 +36,7 @@ SATURATION = SaturationLaw(
 EXAMPLES = [JointLaw.published(), JointLaw.published().to_chinchilla(4), ROUTED, SATURATION]
 EXAMPLES += [
     LadderLaw(a=900.0, alpha=0.16, c=1.7),
-    InteractionLaw.of(a=400.0, alpha=0.33, b=410.0, beta=0.28, q=0.6, c=1.7),
+    interaction_law(a=400.0, alpha=0.33, b=410.0, beta=0.28, q=0.6, c=1.7),
 ]
 CROSSING = {**dict.fromkeys(("kappa", "q"), 0.0), **RECOVERED, "a": 80.0, "b": 90.0, "kappa": -0.04, "q": 0.8}
 EXAMPLES += [CrossingLaw(**CROSSING)]
@@ -247,7 +250,7 @@ def test_saved_laws_come_back_bit_for_bit(law, tmp_path):
     ],
 )
 def test_foreign_files_are_refused(published, tmp_path, change, message):
-    (tmp_path / "scaling_law.json").write_text(json.dumps(law_to_dict(published) | change))
+    (tmp_path / "scaling_law.json").write_text(json.dumps(published.to_dict() | change))
     with pytest.raises(ValueError, match=message):
         Law.from_pretrained(tmp_path)
 
@@ -273,7 +276,13 @@ def test_text_is_read_as_everywhere(published):
     assert last == "this Chinchilla law holds for E = 8: its loss for E = 16 is the same"
 
 
+def of_file(law="mine", **form):
+    """Read a law's file with this form: data from anyone's repository."""
+    return law_from_dict({"format": "scaling_law", "version": 1, "law": law, "form": form, "coefficients": {}})
+
+
 JOINT, ABNAR = JointLaw.published(), published("abnar")
+POWER = {"n_active": "-alpha"}
 SLOPES = {"n_active": "alpha"}
 BAD_INPUT = [
     (lambda: register(changed_kind(name="")), "must be set"),
@@ -308,6 +317,25 @@ BAD_INPUT = [
     (lambda: StackLaw([JOINT, JOINT], [1.5, -0.5]), "of sum 1"),
     (lambda: StackLaw([], []), "one for each of 0 laws"),
     (lambda: StackLaw([ABNAR], [1.0]), "the sparsity law depends on density"),
+    (lambda: of_file(), "form={} must have terms, such as"),
+    (lambda: of_file(terms=[1]), r"form=.*\[1\].* must have terms"),
+    (lambda: of_file(terms={"a": "n_active"}), "term 'a' is 'n_active'; it must be such as"),
+    (lambda: of_file(terms={"a": {"n_active": None}}), "term 'a', 'n_active': None must be the name of a coefficient"),
+    (lambda: of_file(terms={"a": {"n_active*": "b"}}), r"term 'a', 'n_active\*': 'b' must be"),
+    (lambda: of_file(terms={"a": {"n_active": "--b"}}), "coefficient '-b' must be a name of letters"),
+    (lambda: of_file(terms={"a": {"n_active": "lambda"}}), "coefficient 'lambda' must be a name of letters"),
+    (lambda: of_file(terms={"__class__": POWER}), "coefficient '__class__' must be a name of letters"),
+    (lambda: of_file(terms={"a b": POWER}), "coefficient 'a b' must be a name of letters"),
+    (lambda: of_file(terms={"loss": POWER}), "coefficient 'loss' is the name of something that every law has"),
+    (lambda: of_file(terms={"draws": POWER}), "coefficient 'draws' is the name of something"),
+    (lambda: of_file(terms={"a": POWER}, evaluate="print()"), "form: field 'evaluate' is unknown; there are terms"),
+    (lambda: of_file(terms={"a": POWER}, transforms=["exec"]), "transform 'exec' is unknown; there are e_hat; one of"),
+    (lambda: of_file(terms={"a": POWER}, coefficients=["a"]), r"fields \(a\) must be those of its form \(a, alpha\)"),
+    (lambda: of_file(terms={"a": POWER}, coefficients=5), "form: coefficients=5 must be a list of names"),
+    (lambda: of_file(terms={"a": POWER}, transforms="e_hat"), "form: transforms='e_hat' must be a list of names"),
+    (lambda: of_file("joint", terms={"a": POWER}), "law='joint' is the name of another form, L = a·Ê"),
+    (lambda: of_file("os.system('ls')", terms={"a": POWER}), "law=.* must be a name of letters, digits and _"),
+    (lambda: of_file(terms={"a": POWER}), r"coefficients must be exactly \['a', 'alpha'\]"),
 ]
 
 
@@ -317,6 +345,7 @@ def test_bad_input_is_one_line_that_names_it(call, words):
         call()
     assert "\n" not in str(error.value)
     assert "changed" not in LAWS
+    LAWS.pop("mine", None)
 
 
 def test_a_constant_may_be_zero(published):

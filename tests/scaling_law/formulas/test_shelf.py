@@ -8,10 +8,9 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from scaling_law import JointLaw, laws, published
-from scaling_law.formulas.literature import power_law
+from scaling_law.formulas.files import power_law
 from scaling_law.law import LAWS
-from scaling_law.law.published_rates import published_rates
-from scaling_law.law.shelf import SHELF, entry
+from scaling_law.law.shelf import SHELF, entry, published_rates
 from scaling_law.law_files import law_card
 
 GOPHER = 5.76e23  # FLOPs

@@ -7,7 +7,7 @@ from hub.base.tables import as_text
 from scaling_law import Budget, Conditions, JointLaw, fit, load_runs
 from scaling_law.figures.curves import memory_curves
 from scaling_law.law.base import law_from_dict
-from scaling_law.law_files import law_card, law_to_dict
+from scaling_law.law_files import law_card
 from scaling_law.planning import advantage, predicted_loss
 from tests.scaling_law.synthetic import sweep_rows
 
@@ -102,7 +102,7 @@ def test_the_vocabulary_travels_and_is_shown(law, fitted, published):
 
 
 def test_a_file_of_a_law_from_before_is_read_and_a_wrong_vocabulary_refused(law):
-    data = law_to_dict(law)
+    data = law.to_dict()
     old = {name: value for name, value in data["conditions"].items() if name != "vocab_size"}
     assert law_from_dict(data | {"conditions": old}).vocab_size == 50_257
     for wrong in (0, "1024", 1024.5, True):

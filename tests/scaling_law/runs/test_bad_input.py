@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from scaling_law import JointLaw, Runs, fit, load_runs
+from scaling_law import Runs, fit, load_runs
 from scaling_law.runs import best_of
 from scaling_law.runs.recipes import COLUMNS
 from tests.scaling_law.runs import test_columns, test_recipes, test_tuning
@@ -50,9 +50,6 @@ BAD_INPUT = [
     (lambda: load_runs("trackio:x", final="first"), "final='first' must be one of last, minimum, smoothed"),
     (lambda: load_runs([{"n_active": 1e6}], final="minimum"), "final='minimum' goes with a tracker"),
     (lambda: load_runs("trackio:x", revision="v1"), "revision='v1' goes with a dataset on the Hub"),
-    (lambda: fit(TABLE, trunks="group"), "trunks='group': these runs are loaded already"),
-    (lambda: fit(TABLE, loss="other"), "loss='other': these runs were loaded with eval_loss"),
-    (lambda: fit(TABLE, trunks=3), "trunks=3 must be"),
     (lambda: fit(test_recipes.rows(), mix=("rate",)), f"mix='rate' is unknown.* {', '.join(COLUMNS)}"),
     (lambda: best_of(test_tuning.grid(), "lr"), r"numeric column 'lr' is unknown.*learning_rate, batch"),
     (lambda: best_of(test_tuning.grid(batch=-1.0), "batch"), r"row-0: batch=-1 must be finite and not negative"),
@@ -81,8 +78,3 @@ def test_folders_that_cannot_be_read_are_named(tmp_path):
             load_runs(source, **options)
     with pytest.raises(ValueError, match="runs cannot be read from a int"):
         load_runs(3)
-
-
-def test_a_loaded_table_may_still_be_of_runs_each_its_own_trunk():
-    start = JointLaw(**test_recipes.LAW.coefficients)
-    assert fit(TABLE, trunks="run", starts=[start]).status.n_trunks == 36

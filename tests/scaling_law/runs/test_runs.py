@@ -238,7 +238,7 @@ def test_a_column_decides_where_there_is_one():
 
 def test_the_result_says_how_many_trunks_and_whence(tmp_path):
     frame = tiny_table().assign(group=np.arange(36) // 6)
-    result = fit(frame, trunks="group", starts=[JointLaw(**TINY_LAW)])
+    result = fit(load_runs(frame, trunks="group"), starts=[JointLaw(**TINY_LAW)])
     assert (result.status.n_trunks, result.status.trunk_source) == (6, "column group")
     assert result.to_dict()["status"]["n_trunks"] == 6
     assert result.to_dict()["loss"] == "eval_loss"
@@ -253,7 +253,7 @@ def test_the_result_says_how_many_trunks_and_whence(tmp_path):
 def interval(seed, trunks):
     """The 95 % interval of the law's value at AT; coefficients that 36 runs hardly determine are fixed."""
     fixed = {name: TINY_LAW[name] for name in ("e_start", "e_max", "gamma", "zeta")}
-    result = fit(tiny_table(seed), trunks=trunks, fixed=fixed, starts=[JointLaw(**TINY_LAW)])
+    result = fit(load_runs(tiny_table(seed), trunks=trunks), fixed=fixed, starts=[JointLaw(**TINY_LAW)])
     return result.bootstrap(100, seed=seed).prediction_interval(*AT)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, Law, Runs, fit, forecast, load_runs, stack_laws
-from scaling_law.formulas.published import published_loss
+from scaling_law.formulas.files import published_loss
 from scaling_law.runs.rows import RunsError
 from tests.hub.samples import make_record
 
