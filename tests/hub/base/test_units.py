@@ -126,7 +126,8 @@ def test_listed_experts():
         (2.0952, 2.1187, ("2.10", "2.12")),
         (1.634, 1.797, ("1.63", "1.80")),
         (2.107, 2.107, ("2.107", "2.107")),
-        (2.107, math.inf, ("2.11", "inf")),
+        (2.107, math.inf, ("2.1", "inf")),
+        (1.3702, 6.4655, ("1.4", "6.5")),
     ],
 )
 def test_ends_of_an_interval_have_the_decimals_that_its_width_allows(low, high, written):
