@@ -8,8 +8,9 @@ import typer
 import yaml
 
 from hub.base.commands import App, Json, Version
-from hub.base.tables import Table, show
+from hub.base.tables import show
 from hub.base.units import format_count
+from scaling_law.answer.columns import tabulate
 from training.configuration.reading import PAPER, from_dict, listing, recipes
 
 app = App(help="List and show the presets of train.py.", invoke_without_command=True, no_args_is_help=False)
@@ -29,7 +30,7 @@ def show_list(context: typer.Context, as_json: Json = False, version: Version = 
     runs = sum(len(row["tokens"]) for row in rows)
     title = f"{len(rows)} configurations of the paper, {runs} runs"
     notes = [f"recipes: {PAPER} (the defaults), {', '.join(recipes())}"]
-    show(rows, as_json, Table.of(table_rows, title=title, notes=notes))
+    show(rows, as_json, tabulate(table_rows, title=title, notes=notes))
 
 
 @app.command("show")

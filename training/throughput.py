@@ -17,6 +17,7 @@ from hub.base.commands import App, Version
 from hub.base.tables import Table, print_table
 from hub.record.filter import select
 from hub.release.sources import load_records
+from scaling_law.answer.columns import tabulate
 from scaling_law.machine.throughput import Throughput
 from scaling_law.machine.throughput_fit import left_out_ratios, of_records
 from scaling_law.size.architecture import VOCAB_SIZE
@@ -48,7 +49,7 @@ def report(throughput: Throughput) -> list[Table]:
     title = f"{throughput.devices} x {throughput.device}, {throughput.precision}"
     note = f"shapes that the fit has not seen are off by {throughput.error:.1%} (rms)"
     rates = [(name, f"{value:.3g} s") for name, value in throughput.seconds.items()]
-    return [Table.of(rows, title=title, notes=(note,)), Table(("work", "a unit takes"), rates)]
+    return [tabulate(rows, title=title, notes=(note,)), Table(("work", "a unit takes"), rates)]
 
 
 def finish(throughput: Throughput, output: Path) -> None:

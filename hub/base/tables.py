@@ -7,27 +7,22 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hub.base.markdown import escape_markdown
 from hub.base.notices import brief_lines
 from hub.base.types import Fields, Strings
-from hub.base.units import UNKNOWN, format_bytes, format_count, format_ends, format_flops, format_rough
+from hub.base.units import UNKNOWN
 
 if TYPE_CHECKING:
-    import pandas
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 # A part of a Markdown page: a row of its table, or a paragraph below.
 Part = tuple[object, ...] | str
 # Columns where there is no terminal: tables in a file or a pipe are not cut to one.
 PIPE_WIDTH = 160
-# Rows of a `ResultTable` that a terminal or a notebook shows.
-_MAX_ROWS = 60
-# Columns of counts, which are integers where they are whole.
-_COUNTS = ("experts", "d_model", "n_active", "n_total", "tokens")
 # Columns of the terminal that a border and two spaces take.
 _PADDING = 3
 # A column of longer texts is folded before a table is split.
@@ -36,68 +31,24 @@ _TEXT_WIDTH = 40
 _CAPTION = '<caption style="text-align:left;white-space:pre">{}</caption>'
 
 
-def _interval(form: Callable[[Any], str]) -> Callable[[tuple[float, float]], str]:
-    """Return the format of an interval, whose bounds have the format `form`."""
+@dataclass(frozen=True)
+class Column:
+    """Label and form of a quantity in a table, the text of an infinite one, its unit, and what it means."""
 
-    def format_interval(bounds: tuple[float, float]) -> str:
-        return "…".join("∞" if math.isinf(bound) else form(bound) for bound in bounds)
+    label: str
+    form: Callable[[Any], str]
+    infinite: str = "∞"
+    unit: str = ""
+    meaning: str = ""
 
-    return format_interval
-
-
-_LOSS = "{:.4f}".format
-_TIMES = "{:.3g}".format
-# Label and format of each field.
-_FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "experts": ("E", "{:g}".format),
-    "d_model": ("d_model", "{:.0f}".format),
-    "n_active": ("N_act", format_count),
-    "n_total": ("N_total", format_count),
-    "tokens": ("tokens", format_count),
-    "tokens_low": ("2.5 %", format_count),
-    "tokens_high": ("97.5 %", format_count),
-    "tokens_per_parameter": ("D/N", format_count),
-    "flops": ("FLOPs", format_flops),
-    "training_flops": ("FLOPs", format_flops),
-    "× FLOPs": ("× FLOPs", _TIMES),
-    "× tokens": ("× tokens", _TIMES),
-    "× hours": ("× hours", _TIMES),
-    "floor": ("floor", _LOSS),
-    "compute_interval": ("95 %", _interval(format_rough)),
-    "data_interval": ("95 %", _interval(format_rough)),
-    "time_interval": ("95 %", _interval(format_rough)),
-    "loss_interval": ("95 %", lambda bounds: "…".join(format_ends(*bounds))),
-    "hours_interval": ("95 % of hours", _interval(format_rough)),
-    "epochs": ("epochs", _TIMES),
-    "unique_tokens": ("unique tokens", format_count),
-    "weight_bytes": ("weights", format_bytes),
-    "kv_cache_bytes": ("KV cache", format_bytes),
-    "hours": ("hours", _TIMES),
-    "mfu": ("MFU", "{:.1%}".format),
-    "learning_rate": ("peak LR", "{:.2e}".format),
-    "limited_by": ("limited by", str),
-    "behind": ("behind", _LOSS),
-    "at equal FLOPs": ("at equal FLOPs", _LOSS),
-    "GPU-s per M": ("GPU-s per M", _TIMES),
-    "price per M": ("price per M", _TIMES),
-    "wins": ("wins", "{:.0%}".format),
-    "memory_bytes": ("memory", format_bytes),
-    "loss": ("loss", _LOSS),
-    "eval_loss": ("eval_loss", _LOSS),
-    "train_loss": ("train_loss", _LOSS),
-    "rmse": ("rmse", _LOSS),
-    "times_beyond": ("× largest run", _TIMES),
-    "share_of_constant": ("share of c", "{:.0%}".format),
-    "trusted": ("", lambda is_trusted: "" if is_trusted else "not trusted"),
-}
-# A column may be named by its field or by the label of it.
-_FORMATS = {label: form for label, form in _FIELDS.values() if label}
-_FORMATS.update((field, form) for field, (_, form) in _FIELDS.items())
-_INFINITE = {"flops": "not reached", "memory_bytes": ""}
+    @property
+    def description(self) -> str:
+        """The meaning with the unit."""
+        return f"{self.meaning} [{self.unit}]" if self.unit else self.meaning
 
 
-def cell(name: str, value: object) -> str:
-    """Format a value of the column `name`; a text stays as it is, None is "–" and a NaN nothing."""
+def cell(value: object, column: Column | None = None) -> str:
+    """Format a value of a column; a text stays as it is, None is "–" and a NaN nothing."""
     if value is None:
         return UNKNOWN
     if isinstance(value, str):
@@ -105,14 +56,11 @@ def cell(name: str, value: object) -> str:
     if isinstance(value, float) and math.isnan(value):
         return ""
     if isinstance(value, float) and math.isinf(value):
-        return _INFINITE.get(name, "∞" if value > 0 else "-∞")
-    if name in _FORMATS:
-        return _FORMATS[name](value)
+        infinite = "∞" if column is None else column.infinite
+        return infinite if value > 0 else "-∞"
+    if column is not None:
+        return column.form(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _label(name: str) -> str:
-    return _FIELDS[name][0] if name in _FIELDS else name
 
 
 class Printable:
@@ -138,7 +86,8 @@ class Table(Printable):
     A terminal too narrow for a table gets it in pieces, below each other, with nothing cut. Each piece repeats `keys`,
     the columns that tell rows apart (default: the first); the first piece also has those of `first`. `styles` are
     rich's, one for each row; `total` is a last row, set apart. Warnings that have a short form share a line, which
-    says that the others are in `all_warnings`; without it, each is shown in full.
+    says that the others are in `all_warnings`; without it, each is shown in full. A notebook shows the `meanings` of
+    the columns on their heads.
     """
 
     header: Sequence[str]
@@ -151,15 +100,28 @@ class Table(Printable):
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     all_warnings: str = ".warnings"
+    meanings: Sequence[str] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, object]], **options: Any) -> Table:
-        """Build a table from mappings of field to value with the same fields; columns without text are left out."""
-        names = list(rows[0]) if rows else []
-        cells = [[cell(name, row[name]) for name in names] for row in rows]
-        nonempty = [i for i in range(len(names)) if any(row[i] for row in cells)]
-        header = [_label(names[i]) for i in nonempty]
-        return cls(header, [[row[i] for i in nonempty] for row in cells], **options)
+    def of(
+        cls, rows: Sequence[Mapping[str, object]], columns: Mapping[str, Column] | None = None, **options: Any
+    ) -> Table:
+        """Build a table from mappings of name to value with the same names; columns without text are left out.
+
+        `columns` has the label and the form of a name, which without one is the label itself.
+        """
+        columns = columns or {}
+        header = []
+        meanings = []
+        texts_by_column = []
+        for name in rows[0] if rows else ():
+            column = columns.get(name)
+            texts = [cell(row[name], column) for row in rows]
+            if any(texts):
+                header.append(name if column is None else column.label)
+                meanings.append("" if column is None else column.description)
+                texts_by_column.append(texts)
+        return cls(header, list(zip(*texts_by_column, strict=True)), meanings=meanings, **options)
 
     def for_shell(self, verbose: bool) -> Table:
         """Return the table as a command shows it: with all warnings in full, or with the option that does so."""
@@ -231,9 +193,9 @@ class Table(Printable):
         if self.title:
             lines.append(_CAPTION.format(escape(self.title)))
         if self.header:
-            lines.append(_html_row("th", self.header, columns))
+            lines.append(_html_row("th", self.header, columns, self.meanings))
         for row, style in zip(_rows(columns), styles, strict=False):
-            lines.append(_html_row("td", row, columns, style))
+            lines.append(_html_row("td", row, columns, (), style))
         lines.append("</table></div>")
         lines += [f"<p><small>{escape(note)}</small></p>" for note in self.notes]
         shown_warnings = self._shown_warnings()
@@ -243,7 +205,7 @@ class Table(Printable):
             lines.append(f"<details><summary>All warnings</summary><ul>{items}</ul></details>")
         return "\n".join(lines)
 
-    def _columns(self) -> list[_Column]:
+    def _columns(self) -> list[_DrawnColumn]:
         rows = list(self.rows)
         if self.total:
             rows.append(self.total)
@@ -252,20 +214,20 @@ class Table(Printable):
             names = [""] * len(rows[0])
         columns = []
         for i, name in enumerate(names):
-            texts = [cell(name, row[i]) for row in rows]
+            texts = [cell(row[i]) for row in rows]
             is_key = i == 0 if self.keys is None or not self.header else name in self.keys
             has_numbers = bool(self.header) and _are_mostly_numbers(texts)
-            columns.append(_Column(name, texts, has_numbers, is_key))
+            columns.append(_DrawnColumn(name, texts, has_numbers, is_key))
         return columns
 
-    def _split_columns(self, columns: list[_Column], width: int) -> list[list[_Column]]:
+    def _split_columns(self, columns: list[_DrawnColumn], width: int) -> list[list[_DrawnColumn]]:
         """Split the columns into pieces of at most `width`, each in their order and with the keys."""
         if not self.header or _width(columns) <= width:
             return [columns]
         keys = [column for column in columns if column.is_key]
         values = [column for column in columns if not column.is_key]
         values.sort(key=lambda column: column.name not in self.first)
-        pieces: list[list[_Column]] = [[]]
+        pieces: list[list[_DrawnColumn]] = [[]]
         for column in values:
             piece = pieces[-1]
             if piece and column.name not in self.first and _width([*keys, *piece, column]) > width:
@@ -276,7 +238,7 @@ class Table(Printable):
 
 
 @dataclass(frozen=True, eq=False)
-class _Column:
+class _DrawnColumn:
     """A column as it is drawn."""
 
     name: str
@@ -292,19 +254,22 @@ def _are_mostly_numbers(texts: Sequence[str]) -> bool:
     return number_count > len(values) / 2
 
 
-def _rows(columns: Sequence[_Column]) -> list[Strings]:
+def _rows(columns: Sequence[_DrawnColumn]) -> list[Strings]:
     return list(zip(*(column.texts for column in columns), strict=True))
 
 
-def _html_row(tag: str, texts: Sequence[str], columns: Sequence[_Column], row_style: str = "") -> str:
+def _html_row(
+    tag: str, texts: Sequence[str], columns: Sequence[_DrawnColumn], titles: Sequence[str] = (), row_style: str = ""
+) -> str:
     cells = ""
-    for text, column in zip(texts, columns, strict=True):
+    for text, column, title in zip(texts, columns, titles or [""] * len(texts), strict=True):
         align = "right" if column.has_numbers else "left"
-        cells += f'<{tag} style="text-align:{align};white-space:pre-line">{escape(text)}</{tag}>'
+        tooltip = f' title="{escape(title)}"' if title else ""
+        cells += f'<{tag}{tooltip} style="text-align:{align};white-space:pre-line">{escape(text)}</{tag}>'
     return f'<tr style="{row_style}">{cells}</tr>' if row_style else f"<tr>{cells}</tr>"
 
 
-def _width(columns: Sequence[_Column]) -> int:
+def _width(columns: Sequence[_DrawnColumn]) -> int:
     """Return the width in terminal columns, with borders and with long texts folded."""
     total = 1
     for column in columns:
@@ -313,22 +278,6 @@ def _width(columns: Sequence[_Column]) -> int:
             longest = min(longest, _TEXT_WIDTH)
         total += _PADDING + longest
     return total
-
-
-def rows_of(columns: Mapping[str, Any]) -> list[Fields]:
-    """Return one dict of plain values for each element of the columns, which broadcast; whole counts are integers."""
-    import numpy as np
-
-    lists = []
-    for name, column in zip(columns, np.broadcast_arrays(*columns.values()), strict=True):
-        values = np.ravel(column).tolist()
-        lists.append([_whole(value) for value in values] if name in _COUNTS else values)
-    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
-
-
-def _whole(value: Any) -> Any:
-    """Return a whole number as an integer, any other value as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True, repr=False)
@@ -369,84 +318,6 @@ class Summarised(Printable):
 
     def _repr_html_(self) -> str:
         return html(self.summary())
-
-
-class Listed(Summarised):
-    """A dataclass that shows its fields, a line each: those with `repr=True` that have a value without parts."""
-
-    def summary(self) -> Table:
-        rows = []
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            is_empty = value is None or (isinstance(value, (str, tuple, Mapping)) and not value)
-            is_nested = is_dataclass(value) or (isinstance(value, tuple) and isinstance(next(iter(value), 0), tuple))
-            if field.repr and not (is_empty or is_nested):
-                rows.append((_label(field.name) or field.name, _line(field.name, value)))
-        return Table((), rows, title=self._headline() or None)
-
-    def _headline(self) -> str:
-        return ""
-
-
-def _line(name: str, value: object) -> str:
-    """Format the value of a field: texts a line each, a mapping by its keys, and two numbers as an interval."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {cell('', number)}" for key, number in value.items())
-    if not isinstance(value, tuple) or name in _FORMATS:
-        return cell(name, value)
-    if all(isinstance(text, str) for text in value):
-        return "\n".join(value)
-    return _interval(_TIMES)(value) if len(value) == 2 else str(value)
-
-
-class ResultTable(Summarised):
-    """The base of results with one value per question; `_question` names the columns that identify a question."""
-
-    _question: ClassVar[Strings] = ("flops", "experts")
-
-    @property
-    def warnings(self) -> Strings:
-        """The largest extrapolation of the answers in each quantity."""
-        return ()
-
-    def _columns(self) -> Fields:
-        """Return the arrays by name; all broadcast to one shape."""
-        raise NotImplementedError
-
-    def to_rows(self) -> list[Fields]:
-        """Return one dict of plain values for each question, in the order of the arrays."""
-        return rows_of(self._columns())
-
-    def _headline(self) -> str:
-        return f"{len(self.to_rows())} rows"
-
-    def to_dataframe(self) -> pandas.DataFrame:
-        """Return one line for each question (pandas)."""
-        import pandas
-
-        return pandas.DataFrame(self.to_rows())
-
-    def summary(self) -> Table:
-        rows = self.to_rows()
-        keys = []
-        for name in self._question:
-            values = {row[name] for row in rows}
-            if name == "experts" or len(values) > 1:
-                keys.append(_label(name))
-        notes = []
-        if len(rows) > _MAX_ROWS:
-            notes.append(f"… {len(rows) - _MAX_ROWS:,} more rows: to_dataframe() has all")
-            rows = rows[:_MAX_ROWS]
-        return Table.of(
-            rows,
-            keys=keys,
-            first=("FLOPs", "N_act", "tokens", "loss", "memory", ""),
-            styles=["" if row.get("trusted", True) else "dim" for row in rows],
-            notes=notes,
-            warnings=self.warnings,
-        )
 
 
 def show(value: Any, as_json: bool, renderable: Any) -> None:

@@ -109,8 +109,8 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", word)
         if match is None:
-            allowed = "is not an integer ≥ 1 or a range such as 1-32"
-            raise InputError(f"{_word_in(field, text, word)} {allowed}")
+            forms = "is not an integer ≥ 1 or a range such as 1-32"
+            raise InputError(f"{_word_in(field, text, word)} {forms}")
         count = int(match[1])
         last = int(match[2] or match[1])
         if not (1 <= count <= 65_536 and 1 <= last <= 65_536):
@@ -203,6 +203,11 @@ def format_rough(value: float) -> str:
     """Write an end of an interval of hours or factors with the two digits that draws determine: 4.8, 340, 11,000."""
     rounded = float(f"{value:.2g}")
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
+
+
+def format_amount(value: float) -> str:
+    """Write hours or a price with three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def format_decimal(value: float | None, digits: int = 4) -> str:

@@ -14,8 +14,8 @@ from hub.base.errors import InputError, unknown
 from hub.base.tables import join_words, show
 from hub.base.types import Fields
 from hub.base.units import parse_count, parse_flops, parse_parameters, parse_tokens
+from scaling_law.answer.answer import Answer
 from scaling_law.commands.options import command, exit_untrusted, nearest_width, option, quantity, rare
-from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import one_positive, positive
 from scaling_law.law import Law
 from scaling_law.machine.layout import TRAIN_PY

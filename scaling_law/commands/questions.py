@@ -22,8 +22,9 @@ from hub.base.errors import InputError
 from hub.base.tables import Table, join_words, show
 from hub.base.types import Fields
 from hub.base.units import bracket_interval, parse_count
+from scaling_law.answer.answer import Answer
+from scaling_law.answer.columns import tabulate
 from scaling_law.commands.options import Mode, command, exit_untrusted, named, names, option, quantity, rare
-from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import ChinchillaLaw, Law, shelf
 from scaling_law.law import compare as comparing
@@ -109,7 +110,7 @@ def _losses_table(law: Law, rows: list[Fields]) -> Table:
         }
         lines.append({**line, "loss_interval": row.get("loss_interval", ""), "trusted": row["trusted"]})
     source = law.conditions.summary().title if law.conditions else "fitted law"
-    return Table.of(
+    return tabulate(
         lines,
         title=f"{_losses_in_words(rows)}\n{source}",
         keys=("N_act", "tokens", "E"),

@@ -18,8 +18,9 @@ from hub.base.errors import InputError, given
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.notices import Notice
 from hub.base.progress import progress_line
-from hub.base.tables import Listed, Table, Tables
+from hub.base.tables import Table, Tables
 from hub.base.types import Fields, Strings
+from scaling_law.answer.answer import Answer, Listed
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
     MOST,
@@ -41,7 +42,6 @@ from scaling_law.fitting.repetition import (
 )
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
-from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.law import Law
 from scaling_law.runs.loading import load_runs
@@ -341,7 +341,7 @@ class FitResult(Answer, Generic[LawT_co]):
             rows.append(row)
         return rows
 
-    def summary(self) -> Tables:  # type: ignore[override]
+    def summary(self) -> Tables:
         return Tables((self._heading(), self._coefficient_table(), self._experts_table()))
 
     def _heading(self) -> Text:

@@ -16,8 +16,9 @@ import numpy as np
 
 from hub.base.errors import InputError, given, reason_of
 from hub.base.inputs import reads
-from hub.base.tables import ResultTable, Table, column_name
+from hub.base.tables import Table, column_name
 from hub.base.types import Fields
+from scaling_law.answer.answer import ResultTable
 from scaling_law.fitting.fitting import errors_of, fit, rms
 from scaling_law.formulas.law import check_count
 from scaling_law.law import Law

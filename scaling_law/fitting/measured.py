@@ -18,8 +18,8 @@ from scipy.stats import t as student
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
-from hub.base.tables import rows_of
 from hub.base.types import Fields
+from scaling_law.answer.answer import columns_of, rows_of
 from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.formulas.law import check_level
 from scaling_law.planning.minimiser import first_below
@@ -68,7 +68,7 @@ def speedup(
     for name in names:
         rows += _compare(name, runs, baseline, pins.get(name), level)
     return Speedup(
-        rows=tuple(rows),
+        columns=columns_of(rows),
         claim=f"Times the FLOPs of a run that the baseline needs for its loss, with the {level:.0%} interval",
         match="flops",
         check=None,

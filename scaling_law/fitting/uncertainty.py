@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
 from hub.base.progress import progress_line
-from hub.base.tables import ResultTable, Table
+from scaling_law.answer.answer import ResultTable
 from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.law import check_count, percentile_interval
 from scaling_law.law import Law
@@ -86,16 +86,16 @@ class Bootstrap(ResultTable):
             rows.append({"coefficient": name, "value": value, "low": low, "high": high})
         return rows
 
-    def summary(self) -> Table:
+    def _headline(self) -> str:
         trunks = f"{self.n_clusters} trunks ({self.trunk_source})"
-        title = f"Bootstrap of {trunks}, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
-        rows = []
-        for row in self.to_rows():
-            rows.append([row["coefficient"], *(_format_limit(row[name]) for name in ("value", "low", "high"))])
-        return Table(("", "value", "2.5 %", "97.5 %"), rows, title=title)
+        return f"Bootstrap of {trunks}, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
 
-    def __repr__(self) -> str:
-        return f"Bootstrap({len(self.draws)} draws of {self.n_clusters} trunks, {self.converged.mean():.0%} converged)"
+    def _cells(self) -> list[dict[str, str]]:
+        labels = {"coefficient": "", "value": "value", "low": "2.5 %", "high": "97.5 %"}
+        cells = []
+        for row in self.to_rows():
+            cells.append({label: _format_limit(row[name]) for name, label in labels.items()})
+        return cells
 
 
 def bootstrap(
@@ -181,6 +181,8 @@ def cluster_counts(
     return counts[:, index]
 
 
-def _format_limit(value: float) -> str:
+def _format_limit(value: Any) -> str:
     """Format a coefficient or a limit of its interval; an infinite limit is open."""
+    if isinstance(value, str):
+        return value
     return f"{value:.5g}" if np.isfinite(value) else "open"

@@ -21,6 +21,8 @@ from hub.base.notices import Notice
 from hub.base.tables import Table, Tables
 from hub.base.types import Fields
 from hub.base.units import format_count
+from scaling_law.answer.answer import Answer, columns_of, span
+from scaling_law.answer.columns import tabulate
 from scaling_law.figures import drawing
 from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.fitting import fit, say_far_away
@@ -41,7 +43,6 @@ from scaling_law.forecasting.forecasters import EQUAL_RATIOS, columns_of_laws, f
 from scaling_law.forecasting.repetition import fit_worth, say_repetition
 from scaling_law.forecasting.stack import Defaults, Evidence, gather, read_defaults, stack
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
-from scaling_law.formulas.answers import Answer, span
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import check_level, check_shapes, numbers, positive
 from scaling_law.runs.loading import load_runs
@@ -85,7 +86,6 @@ class Forecast(Answer):
     `n_counts` has the weights of those "with embeddings" and "without embeddings".
     """
 
-    rows: tuple[Fields, ...]
     laws: tuple[Fields, ...]
     left_out: Mapping[str, str]
     level: float
@@ -119,7 +119,7 @@ class Forecast(Answer):
             "n_counts": dict(self.n_counts),
         }
 
-    def summary(self) -> Tables:  # type: ignore[override]
+    def summary(self) -> Tables:
         return Tables((self._points_table(), self._laws_table()))
 
     def _points_table(self) -> Table:
@@ -133,7 +133,7 @@ class Forecast(Answer):
             f"intervals of {self.level:.0%}; × largest run: how far a model lies beyond the runs",
             "share of c: the part of the variance that would go if the constant c were known",
         ]
-        return Table.of(rows, title=self.verdict, keys=("N_act", "tokens", "E"), notes=notes)
+        return tabulate(rows, title=self.verdict, keys=("N_act", "tokens", "E"), notes=notes)
 
     def _laws_table(self) -> Table:
         """Lay out the laws, the heaviest first, with the reasons why others say nothing."""
@@ -270,7 +270,7 @@ def forecast(
     was_tested = not np.isnan([law["backtests"] for law in laws]).all()
     models = {name: getattr(points, name) for name in MODEL}
     return Forecast(
-        rows=tuple(rows),
+        columns=columns_of(rows),
         laws=tuple(laws),
         left_out=prediction.left_out,
         level=level,

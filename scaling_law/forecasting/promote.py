@@ -17,9 +17,11 @@ from scipy.special import ndtr, ndtri
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
-from hub.base.tables import Table, Tables
+from hub.base.tables import Tables
 from hub.base.types import Fields
 from hub.base.units import format_flops
+from scaling_law.answer.answer import Answer, columns_of
+from scaling_law.answer.columns import tabulate
 from scaling_law.figures import drawing
 from scaling_law.forecasting.trends import (
     POWER,
@@ -31,7 +33,6 @@ from scaling_law.forecasting.trends import (
     predict_gaps,
     read_trend_prior,
 )
-from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import check_level, numbers
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.table import Runs
@@ -110,7 +111,6 @@ class Promotion(Answer):
     or where no size up to thirty times the largest would.
     """
 
-    rows: tuple[Fields, ...]
     cells: tuple[Fields, ...]
     decision: Decision
     next_runs: dict[str, float] | None
@@ -134,7 +134,7 @@ class Promotion(Answer):
             return f"undecided, and two more runs at up to {NEXT[-1]:g} × C would hardly decide: {facts}"
         return f"two more runs decide ({format_flops(self.next_runs['flops'])} FLOPs each): {facts}"
 
-    def summary(self) -> Tables:  # type: ignore[override]
+    def summary(self) -> Tables:
         rows = []
         for row in self.rows:
             cells = {name: row[name] for name in ("at", "n_active", "tokens")}
@@ -151,11 +151,11 @@ class Promotion(Answer):
         if self.next_runs:
             text = "two more runs: both at N = {n_active:.3g}, D = {tokens:.3g} decide with probability {decides:.2f}"
             notes.append(text.format(**self.next_runs))
-        points = Table.of(rows, title=self.verdict, notes=notes)
+        points = tabulate(rows, title=self.verdict, notes=notes)
         title = "Sizes at which both were run"
         if len(self.cells) > SHOWN:
             title = f"The largest {SHOWN} of {len(self.cells)} sizes at which both were run"
-        sizes = Table.of(self.cells[-SHOWN:], title=title, warnings=self.warnings)
+        sizes = tabulate(self.cells[-SHOWN:], title=title, warnings=self.warnings)
         return Tables([points, sizes])
 
     def figure(self, ax: Any = None) -> Any:
@@ -434,7 +434,7 @@ def promote(
     place = labels.index(_times("C", DECIDED_AT))
     decision, next_runs = _decide(pair, points, gaps, place, len(labels))
     return Promotion(
-        rows=rows,
+        columns=columns_of(rows),
         cells=_cell_rows(pair),
         decision=decision,
         next_runs=next_runs,

@@ -7,16 +7,16 @@ Every optimum is a model of the paper's family (d / 64 rule, SwiGLU, one vocabul
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from hub.base.errors import reason_of
 from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.types import Fields
 from hub.base.units import format_bytes, format_flops
-from scaling_law.formulas.answers import Answer, span
+from scaling_law.answer.answer import Answer, Row, columns_of, span
 from scaling_law.formulas.conditions import ExtrapolationError
 from scaling_law.formulas.law import one_positive
 from scaling_law.law.shelf import SHELF, PublishedLaw, entry
@@ -28,80 +28,76 @@ GRANULARITIES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 SHARED = (0.1, 0.2, 0.3, 0.4)
 FINE = {"granularity", "experts_per_token", "active_experts"}  # variables of laws of fine-grained experts
 COLUMNS = ("experts", "n_active", "n_total", "tokens", "tokens_per_parameter", "loss", "loss_interval", "trusted")
+SHOWN = ("law", "experts", "granularity", "n_active", "n_total", "tokens", "tokens_per_parameter", "loss", "corpus")
 
 
-@dataclass(frozen=True)
-class LawOptimum:
-    """The best model by one law, in nats per token of its `corpus`; `refusal` says why there is no `optimum`."""
+class LawOptimum(Row):
+    """The best model by one `law` in nats per token of its `corpus`; its values are None where there is no `optimum`.
 
-    law: str
-    citation: str
-    corpus: str | None
-    tokenizer: str | None
-    optimum: OptimalRow | None = None
-    granularity: float | None = None
-    refusal: str = ""
+    `refusal` says why there is none. `granularity` is that of laws of fine-grained experts.
+    """
 
-    def to_dict(self) -> Fields:
-        """Return plain values; those of a model are None where there is none."""
-        about = {name: value for name, value in asdict(self).items() if name != "optimum"}
-        warnings = () if self.optimum is None else self.optimum.warnings
-        return about | {name: getattr(self.optimum, name, None) for name in COLUMNS} | {"warnings": list(warnings)}
+    _hidden = ("optimum",)
 
     @property
     def remark(self) -> str:
         """Say why there is no optimum, or how far to trust it; empty within the runs of the law."""
         if self.optimum is None:
-            return self.refusal
+            return str(self.refusal)
         if not self.optimum.trusted:
             return f"not trusted: {self.optimum.distrust}"
         return "outside its runs" if self.optimum.warnings else ""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LawComparison(Answer):
     """One row for each law, in the order of the shelf; each law has checked its own. Losses are not comparable."""
 
-    rows: tuple[LawOptimum, ...]
+    _row: ClassVar[type[Row]] = LawOptimum
+
     flops: float
     limits: Limits
 
     @property
     def trusted(self) -> bool:
         """Whether the optimum of at least one law is trusted."""
-        return any(row.optimum is not None and row.optimum.trusted for row in self.rows)
+        return any(row.trusted for row in self.rows)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        optima = [(row.law, row.optimum) for row in self.rows if row.optimum is not None]
-        return tuple(f"{law}: {warning}" for law, optimum in optima for warning in optimum.warnings)
+        return tuple(f"{row.law}: {warning}" for row in self.rows for warning in row.warnings)
 
     def __getitem__(self, law: str) -> LawOptimum:
         """Return the row of a law; KeyError if it was not asked."""
-        return {row.law: row for row in self.rows}[law]
+        return cast(LawOptimum, self.row(law=law))
 
     @property
     def verdict(self) -> str:
-        optima = [row.optimum for row in self.rows if row.optimum is not None]
-        trusted = [optimum.experts for optimum in optima if optimum.trusted]
+        n_optima = sum(row.optimum is not None for row in self.rows)
+        trusted = [row.experts for row in self.rows if row.trusted]
         which = f", E = {span(trusted, '{:.3g}'.format)}" if trusted else ""
-        return f"{len(optima)} of {len(self.rows)} published laws of the loss have an optimum{which}"
+        return f"{n_optima} of {len(self.rows)} published laws of the loss have an optimum{which}"
 
-    def facts(self) -> Fields:
-        return {"flops": self.flops, "limits": asdict(self.limits)}
-
-    def summary(self) -> Table:
-        names = ("law", "experts", "granularity", "n_active", "n_total", "tokens", "tokens_per_parameter", "loss")
-        rows = [{name: row.to_dict()[name] for name in (*names, "corpus")} | {"": row.remark} for row in self.rows]
+    def _lines(self) -> str:
         memory = self.limits.memory
         limit = f", weights within {format_bytes(memory)}" if memory else ""
-        notes = [
+        return f"{self.verdict}\n{format_flops(self.flops)} FLOPs{limit}: the optima of published laws"
+
+    def _cells(self) -> list[Fields]:
+        cells = []
+        for row in self.rows:
+            cells.append({**{name: row[name] for name in SHOWN}, "": row.remark})
+        return cells
+
+    def summary(self) -> Table:
+        """Tabulate the laws; remarks say what warnings do."""
+        return replace(super().summary(), warnings=())
+
+    def _footnotes(self) -> list[str]:
+        return [
             f"Every model: the d / 64 rule with a vocabulary of {self.limits.vocab_size:,}, and 6 N_act D FLOPs.",
             "Losses on different corpora and tokenizers are not comparable.",
         ]
-        title = f"{format_flops(self.flops)} FLOPs{limit}: the optima of published laws"
-        first = ("law", "E", "N_act", "tokens", "loss")
-        return Table.of(rows, first=first, title=f"{self.verdict}\n{title}", notes=notes)
 
 
 @reads
@@ -139,16 +135,16 @@ def compare(
         try:
             row = _find_optimum(paper, law, budget, limits, force)
         except ValueError as error:
-            row = LawOptimum(name, paper.citation, paper.corpus, paper.tokenizer, refusal=reason_of(error))
+            row = _row_of(paper, refusal=reason_of(error))
             if isinstance(error, ExtrapolationError):
                 beyond_guard.append(f"{name}: {reason_of(error)}")
         rows.append(row)
-    if beyond_guard and all(row.optimum is None for row in rows):
+    if beyond_guard and all(row["optimum"] is None for row in rows):
         raise ExtrapolationError("; ".join(beyond_guard))
-    return LawComparison(tuple(rows), budget, limits, check=None)
+    return LawComparison(budget, limits, columns=columns_of(rows), check=None)
 
 
-def _find_optimum(paper: PublishedLaw, law: Any, flops: float, limits: Limits, force: bool) -> LawOptimum:
+def _find_optimum(paper: PublishedLaw, law: Any, flops: float, limits: Limits, force: bool) -> Fields:
     """Ask the law, over granularities and shared experts where it depends on them."""
     is_fine = bool(FINE & {*law.variables})
     designs = product(GRANULARITIES if is_fine else (1.0,), SHARED if "shared_ratio" in law.variables else (0.0,))
@@ -165,5 +161,19 @@ def _find_optimum(paper: PublishedLaw, law: Any, flops: float, limits: Limits, f
     if not optima:
         raise refusals[0]
     best, granularity = min(optima, key=lambda pair: (not pair[0].trusted, pair[0].loss))
-    shown = granularity if is_fine else None
-    return LawOptimum(paper.name, paper.citation, paper.corpus, paper.tokenizer, best, shown)
+    return _row_of(paper, best, granularity if is_fine else None)
+
+
+def _row_of(
+    paper: PublishedLaw, optimum: OptimalRow | None = None, granularity: float | None = None, refusal: str = ""
+) -> Fields:
+    """Return the row of a law and its optimum."""
+    return {
+        "law": paper.name,
+        **{name: getattr(paper, name) for name in ("citation", "corpus", "tokenizer")},
+        **{name: getattr(optimum, name, None) for name in COLUMNS},
+        "warnings": () if optimum is None else optimum.warnings,
+        "granularity": granularity,
+        "refusal": refusal,
+        "optimum": optimum,
+    }

@@ -17,7 +17,7 @@ from hub.base.notices import about
 from hub.base.tables import Table
 from hub.base.types import Fields
 from hub.base.units import format_bytes, format_count, format_flops, parse_context, parse_tokens
-from scaling_law.formulas.answers import ArrayAnswer, plain
+from scaling_law.answer.answer import Answer, plain
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
 from scaling_law.formulas.law import one_positive, percentile_interval, positive
 from scaling_law.law import JointLaw, Law
@@ -53,8 +53,8 @@ class PredictedLoss:
     beyond_guard: bool = False
 
 
-@dataclass(frozen=True, repr=False)
-class Description(ArrayAnswer):
+@dataclass(frozen=True, eq=False, repr=False)
+class Description(Answer):
     """A model as a law sees it. `law` is the law's provenance.
 
     `context` is the length of a sequence, in positions, for FLOPs with attention and for the KV cache, which holds
@@ -68,21 +68,6 @@ class Description(ArrayAnswer):
     prediction: PredictedLoss | None = None
     kv_tokens: float | None = None
     bytes_per_kv: float = 2.0
-
-    def to_rows(self) -> list[Fields]:
-        """Return the model in one row."""
-        prediction = self.prediction
-        return [
-            {
-                "model": self.model.name,
-                "experts": self.architecture.experts_equivalent,
-                "n_active": self.architecture.n_active,
-                "n_total": self.architecture.n_total,
-                "tokens": prediction and prediction.tokens,
-                "loss": prediction and prediction.loss,
-                "trusted": self.trusted,
-            }
-        ]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -310,8 +295,19 @@ def describe(
         if prediction.optimum is not None:
             for warning in prediction.optimum.warnings:
                 warnings.append(about("the law's choice", warning, "the law's choice extrapolates"))
+    a = model.architecture
+    columns = {
+        "model": [model.name],
+        "experts": a.experts_equivalent,
+        "n_active": a.n_active,
+        "n_total": a.n_total,
+        "tokens": prediction and prediction.tokens,
+        "loss": prediction and prediction.loss,
+        "trusted": (prediction is None or prediction.trusted) and not model.unread,
+    }
     return Description(
         model,
+        columns=columns,
         law=law.conditions.provenance if law.conditions else "fitted law",
         bytes_per_parameter=weight_size,
         bytes_per_kv=kv_size,

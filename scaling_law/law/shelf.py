@@ -20,8 +20,9 @@ from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import reads
-from hub.base.tables import ResultTable, Summarised, Table
+from hub.base.tables import Summarised, Table
 from hub.base.types import Fields, Strings
+from scaling_law.answer.answer import ResultTable
 from scaling_law.formulas.conditions import LABELS, Conditions, RangeCheck, rate_guard_of
 from scaling_law.formulas.files import LOSS, PUBLISHED, power_law, read_laws
 from scaling_law.formulas.law import positive

@@ -21,8 +21,9 @@ from hub.base import strict_json
 from hub.base.errors import InputError, unknown
 from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads
 from hub.base.notices import Notice
-from hub.base.tables import Listed, literal
+from hub.base.tables import literal
 from hub.base.types import Fields
+from scaling_law.answer.answer import Listed
 from scaling_law.machine.efficiency import MEGATRON, SMALL, TRAIN_PY, rates_of_engine
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture, Span

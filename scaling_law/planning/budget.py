@@ -19,7 +19,7 @@ import numpy as np
 from hub.base.errors import InputError, given, unknown
 from hub.base.notices import Notice
 from hub.base.types import Fields
-from hub.base.units import format_flops
+from hub.base.units import format_amount, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import one_positive
 from scaling_law.machine.gpus import find_gpu, named_gpu
@@ -416,8 +416,7 @@ class Budget:
         cost = self.money
         if cost is None or self.cluster is None:
             return text
-        amount = f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
-        return f"{text}, which cost {amount} at {self.cluster.price:g} per GPU-hour"
+        return f"{text}, which cost {format_amount(cost)} at {self.cluster.price:g} per GPU-hour"
 
     def to_dict(self) -> Fields:
         if self.cluster is None:

@@ -21,11 +21,11 @@ from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
-from hub.base.tables import Table, literal
+from hub.base.tables import literal
 from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_flops
+from scaling_law.answer.answer import Answer, columns_of
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import ArrayAnswer, plain_fields
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError
 from scaling_law.formulas.law import Values, check_shapes, one_positive, positive
 from scaling_law.planning.budget import Budget
@@ -53,6 +53,9 @@ OUTLIER = 5
 # Share of the variance below which a further run is not worth training.
 LEAST_GAIN = 1e-3
 MODEL = ("n_active", "tokens", "experts")
+# Columns of a chosen run of a grid, and those of any run that are whole numbers.
+OF_GRID = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total", "tokens")
+WHOLE = {"row", "n_blocks", "n_heads", "vocab_size"}
 
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Target:
@@ -90,15 +93,13 @@ def advantage(flops: float, experts: float, baseline: float, **limits: Unpack[Li
 
 @dataclass(frozen=True)
 class Candidates:
-    """Runs that could be trained, as columns [n]: architectures, parameters, tokens, E and training FLOPs.
+    """Runs that could be trained, as columns [n]: N_act, tokens, E, a law's other variables, and `flops` if not 6·N·D.
 
-    Those of a table have no architectures but `columns`: N_act, D, E, the law's other variables, and `flops` where
-    runs cost something else than 6·N·D. `names` are those of its rows.
+    Those of a grid have `architectures`, those of a table the `names` of its rows.
     """
 
-    architectures: tuple[Architecture, ...]
-    tokens: FloatArray
-    columns: Columns = field(default_factory=dict)
+    columns: Columns
+    architectures: tuple[Architecture, ...] = ()
     names: Strings = ()
 
     @classmethod
@@ -138,21 +139,19 @@ class Candidates:
         if not arrays["tokens"].size:
             raise InputError("candidates: the table has no rows")
         arrays["row"] = np.arange(arrays["tokens"].size, dtype=float)
-        names = tuple(map(str, columns.get("run_id", ())))
-        return cls((), arrays["tokens"], arrays, names)
+        return cls(arrays, names=tuple(map(str, columns.get("run_id", ()))))
 
     @property
     def n_active(self) -> FloatArray:
-        return self._column("n_active")
+        return self.columns["n_active"]
 
     @property
     def experts(self) -> FloatArray:
-        return self._column("experts")
+        return self.columns["experts"]
 
-    def _column(self, name: str) -> FloatArray:
-        if self.columns:
-            return self.columns[name]
-        return np.array([getattr(a, name) for a in self.architectures], float)
+    @property
+    def tokens(self) -> FloatArray:
+        return self.columns["tokens"]
 
     @property
     def flops(self) -> FloatArray:
@@ -162,14 +161,8 @@ class Candidates:
 
     def variables(self, law: Formula) -> dict[str, FloatArray]:
         """Return N_act, D, E and the law's other variables, [n]. ValueError for one that is missing."""
-        if self.columns:
-            return self._variables_of_table(law)
-        rows = [a.variables() for a in self.architectures]
-        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        columns["tokens"] = self.tokens
-        return of_law(law, columns)
-
-    def _variables_of_table(self, law: Formula) -> dict[str, FloatArray]:
+        if self.architectures:
+            return of_law(law, self.columns)
         names = [*MODEL, *law.variables]
         if law.repetition is not None and "unique_tokens" in self.columns:
             names.append("unique_tokens")
@@ -184,11 +177,19 @@ class Candidates:
         """Return the candidates at these places, in their order."""
         rows = np.asarray(places, int)
         return Candidates(
-            tuple(self.architectures[i] for i in rows) if self.architectures else (),
-            self.tokens[rows],
             {name: values[rows] for name, values in self.columns.items()},
+            tuple(self.architectures[i] for i in rows) if self.architectures else (),
             tuple(self.names[i] for i in rows) if self.names else (),
         )
+
+    def rows(self) -> Fields:
+        """Return the columns of an answer: sizes, tokens and training FLOPs, or those of the table."""
+        columns: Fields = {"run_id": list(self.names)} if self.names else {}
+        names = OF_GRID if self.architectures else self.columns
+        columns.update({name: self.columns[name] for name in names})
+        for name in WHOLE & columns.keys():
+            columns[name] = columns[name].astype(int)
+        return {**columns, "training_flops": self.flops}
 
     def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> IntArray:
         """Find the runs whose warm-up, `is_given` or that of the fitted runs, ends before their decay begins.
@@ -246,7 +247,8 @@ def candidate_grid(
     if not architectures:
         none = f"affords none of the candidate runs, the cheapest of which takes {format_flops(cheapest)} FLOPs"
         raise Unaffordable(f"max_run_flops={max_run_flops:g} {none}", none)
-    return Candidates(tuple(architectures), np.array(counts))
+    columns = {name: np.array(values) for name, values in columns_of([a.variables() for a in architectures]).items()}
+    return Candidates(columns | {"tokens": np.array(counts)}, tuple(architectures))
 
 
 def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -> Candidates:
@@ -259,16 +261,17 @@ def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -
         raise InputError(f"flops={flops:g}: a quarter of it, the most for one run, {error.none}") from None
 
 
-@dataclass(frozen=True, repr=False)
-class Design(ArrayAnswer):
-    """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
+@dataclass(frozen=True, eq=False, repr=False)
+class Design(Answer):
+    """Chosen runs, the most useful first, with sizes, tokens and training FLOPs; those of a table with its columns.
 
-    `deviation_before` and `deviation_after` are standard deviations of the answer; `flops` is the cost of all chosen
-    runs, each trained separately; `warmup_tokens` None if the warm-up is unknown.
+    `chosen` are indices into the `candidates`. `deviation_before` and `deviation_after` are standard deviations of the
+    answer; `flops` is the cost of all chosen runs, each trained separately; `warmup_tokens` None if the warm-up is
+    unknown.
     """
 
-    candidates: Candidates
-    chosen: tuple[int, ...]
+    candidates: Candidates = field(repr=False)
+    chosen: tuple[int, ...] = field(repr=False)
     deviation_before: float
     deviation_after: float
     flops: float
@@ -288,55 +291,23 @@ class Design(ArrayAnswer):
 
     def runs(self) -> list[tuple[Architecture, float]]:
         """Return (architecture, tokens) of each chosen run. ValueError for rows of a table, which have none."""
-        if self.candidates.columns:
-            raise InputError("the candidates are rows of a table, which have no architectures: see `rows`")
-        return [(self.candidates.architectures[i], float(self.candidates.tokens[i])) for i in self.chosen]
-
-    def to_rows(self) -> list[Fields]:
-        """Return one dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs.
-
-        Those of a table have its columns instead of an architecture.
-        """
-        if self.candidates.columns:
-            return self._rows_of_table()
-        rows = []
-        for architecture, tokens in self.runs():
-            rows.append(
-                {
-                    **architecture.shape,
-                    "vocab_size": architecture.vocab_size,
-                    "n_active": architecture.n_active,
-                    "n_total": architecture.n_total,
-                    "tokens": tokens,
-                    "training_flops": architecture.training_flops(tokens),
-                }
-            )
-        return rows
-
-    def _rows_of_table(self) -> list[Fields]:
         chosen = self.candidates.take(self.chosen)
-        rows = []
-        for i, flops in enumerate(chosen.flops.tolist()):
-            row: Fields = {"run_id": chosen.names[i]} if chosen.names else {}
-            row.update({name: float(values[i]) for name, values in chosen.columns.items()})
-            row["row"] = int(row["row"])
-            row["training_flops"] = flops
-            rows.append(row)
-        return rows
+        if not chosen.architectures:
+            raise InputError("the candidates are rows of a table, which have no architectures: see `rows`")
+        return list(zip(chosen.architectures, chosen.tokens.tolist(), strict=True))
 
-    def facts(self) -> Fields:
-        return plain_fields(self, "candidates", "chosen", "check", "notes")
+    def _footnotes(self) -> list[str]:
+        if self.warmup_tokens is None:
+            return ["warm-up unknown: runs may be shorter than it"]
+        return [f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"]
 
-    def summary(self) -> Table:
-        note = "warm-up unknown: runs may be shorter than it"
-        if self.warmup_tokens is not None:
-            note = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
-        shape = ("run_id", "row") if self.candidates.columns else ("d_model",)
+    def _cells(self) -> list[Fields]:
+        shape = ("d_model",) if self.candidates.architectures else ("run_id", "row")
         names = (*shape, "experts", "n_active", "tokens", "training_flops")
-        rows = []
-        for row in self.to_rows():
-            rows.append({name: row[name] for name in names if name in row})
-        return Table.of(rows, title=self.verdict, notes=[note], warnings=self.warnings)
+        cells = []
+        for row in self.rows:
+            cells.append({name: row[name] for name in names if name in row})
+        return cells
 
 
 @reads
@@ -394,6 +365,7 @@ def next_runs(
     check = law.check(**{name: values[runs] for name, values in columns.items()})
     conditions = check.conditions and check.conditions.with_prior()
     return Design(
+        columns=candidates.take(runs).rows(),
         candidates=candidates,
         chosen=tuple(runs),
         deviation_before=deviation_before,

@@ -6,8 +6,7 @@ smallest model that reaches it within the budget.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -17,11 +16,12 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError
 from hub.base.inputs import reads
 from hub.base.notices import Notice, about
-from hub.base.tables import Table
+from hub.base.tables import cell
 from hub.base.types import Fields, Strings
-from hub.base.units import bracket_interval, format_bytes, format_count, format_flops, format_rough
+from hub.base.units import bracket_interval, format_count, format_rough
+from scaling_law.answer.answer import Answer, Row
+from scaling_law.answer.columns import COLUMNS
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import has_optimum, percentile_interval
 from scaling_law.formulas.repeated import Repetition, tokens_worth
@@ -55,7 +55,7 @@ from scaling_law.planning.optimum import (
 from scaling_law.planning.question import Quantity, QuestionFields, lists_keywords
 from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
-from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
+from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Variables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,31 +68,21 @@ FEWEST = 1e-3
 SECANTS = 60
 
 
-@dataclass(frozen=True, repr=False)
-class Reached(ArrayAnswer):
+@dataclass(frozen=True, eq=False, repr=False)
+class Reached(Answer):
     """The model that reaches each loss with each E at least cost; arrays of shape loss.shape + experts.shape.
 
-    `flops` are of training and inference, `memory_bytes` of weights and KV cache: infinite where no model reaches the
-    loss, and its sizes NaN. `least` is what was minimised. `hours` and `money` are those of training, None without
-    step times or a price. Intervals (low, high) hold 95 %, NaN where no model reaches the loss, None without draws:
-    that of a run's loss, by the law and, within a budget of hours, step times; that of its hours, by the step times.
+    Columns are `loss`, `experts`, `flops`, `memory_bytes`, `n_active`, `n_total`, `tokens`, `tokens_per_parameter`,
+    `hours`, `money`, `loss_interval`, `hours_interval` and `trusted`. `flops` are of training and inference,
+    `memory_bytes` of weights and KV cache: infinite where no model reaches the loss, and its sizes NaN. `least` is
+    what was minimised. `hours` and `money` are those of training, where step times and a price are known. Intervals
+    (low, high) hold 95 %, one for each row, None where no model reaches the loss and without draws: that of a run's
+    loss, by the law and, within a budget of hours, step times; that of its hours, by the step times.
     """
 
     _question: ClassVar[Strings] = ("loss", "experts")
 
-    loss: FloatArray
-    experts: FloatArray
-    flops: FloatArray
-    memory_bytes: FloatArray
-    n_active: FloatArray
-    n_total: FloatArray
-    tokens: FloatArray
-    tokens_per_parameter: FloatArray
-    least: Literal["flops", "hours", "memory_bytes"]
-    hours: FloatArray | None = None
-    money: FloatArray | None = None
-    loss_interval: Intervals | None = None
-    hours_interval: Intervals | None = None
+    least: Literal["flops", "hours", "memory_bytes"] = field(repr=False)
 
     @cached_property
     def bests(self) -> tuple[int, ...]:
@@ -100,28 +90,26 @@ class Reached(ArrayAnswer):
 
         Compared are trusted rows; where a loss has none, those within the range guard, or else all.
         """
-        check = cast(RangeCheck, self.check)
-        shape = (self.loss.size, -1)
-        costs = np.where(np.isfinite(self.n_active), getattr(self, self.least), np.inf)
-        # Rows that cost nothing finite come last.
-        rank = np.select([~np.isfinite(costs), check.trusted, ~check.beyond], [3, 0, 1], 2)
-        order = np.lexsort((costs.reshape(shape), rank.reshape(shape)))
-        places = order[:, 0] + np.arange(len(order)) * order.shape[1]
-        return tuple(places[np.isfinite(costs.ravel()[places])].tolist())
+        cost = np.where(np.isfinite(self.n_active), self.columns[self.least], np.inf)
+
+        def rank(place: int) -> tuple[bool, bool, float]:
+            return not self.check.trusted.flat[place], bool(self.check.beyond.flat[place]), float(cost.flat[place])
+
+        places_by_loss: dict[float, list[int]] = {}
+        for place in np.flatnonzero(np.isfinite(cost)).tolist():
+            places_by_loss.setdefault(self.rows[place].loss, []).append(place)
+        return tuple(min(places, key=rank) for places in places_by_loss.values())
 
     @property
-    def best(self) -> Fields | None:
+    def best(self) -> Row | None:
         """The best row for the first loss; None if none reaches it."""
-        first_loss = np.ravel(self.loss)[0]
-        for place in self.bests:
-            if self.rows[place]["loss"] == first_loss:
-                return self.rows[place]
-        return None
+        bests = [self.rows[place] for place in self.bests]
+        return next((row for row in bests if row.loss == self.rows[0].loss), None)
 
     @property
     def trusted(self) -> bool:
         """Whether the best row is trusted, or no model reaches the loss."""
-        return self.best is None or bool(self.best["trusted"])
+        return self.best is None or bool(self.best.trusted)
 
     @property
     def warnings(self) -> Strings:
@@ -129,10 +117,10 @@ class Reached(ArrayAnswer):
         warnings = list(self.notes)
         for place in self.bests:
             row = self.rows[place]
-            name = f"E = {row['experts']:g}"
+            name = f"E = {row.experts:g}"
             if self.loss.size > 1:
-                name = f"loss {row['loss']:g}, {name}"
-            check = cast(RangeCheck, self.check).row(np.unravel_index(place, self.n_active.shape))
+                name = f"loss {row.loss:g}, {name}"
+            check = self.check.row(np.unravel_index(place, self.n_active.shape))
             warnings += [about(name, warning) for warning in check.warnings]
         return tuple(warnings)
 
@@ -140,66 +128,45 @@ class Reached(ArrayAnswer):
     def verdict(self) -> str:
         best = self.best
         if best is None:
-            return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
-        loss = f"loss {best['loss']:.3f}{bracket_interval(best['loss_interval'])}"
+            return f"no model reaches loss {self.rows[0].loss:.3f}"
+        loss = f"loss {best.loss:.3f}{bracket_interval(best.loss_interval)}"
         text = f"{loss} takes at least {self._cost(best)}, with {_describe_model(best)}"
-        if not best["trusted"]:
+        if not best.trusted:
             return f"{text}; not trusted"
-        rows = [row for row in self.rows if row["loss"] == best["loss"]]
+        rows = [row for row in self.rows if row.loss == best.loss]
         cheapest = min(rows, key=lambda row: float(row[self.least]))
         if cheapest[self.least] < best[self.least]:
-            text += f"; E = {cheapest['experts']:g} would take {self._cost(cheapest)}, but is not trusted"
+            text += f"; E = {cheapest.experts:g} would take {self._cost(cheapest)}, but is not trusted"
         return text
 
-    def _cost(self, row: Mapping[str, Any]) -> str:
+    def _cost(self, row: Row) -> str:
         """Say what a row costs."""
-        cost = row[self.least]
+        text = cell(row[self.least], COLUMNS[self.least])
         if self.least == "flops":
-            return f"{format_flops(cost)} FLOPs"
-        if self.least == "hours":
-            text = f"{cost:.3g} hours"
-            if row["hours_interval"] is not None:
-                text += " ({} to {})".format(*map(format_rough, row["hours_interval"]))
-            return text
-        return f"{format_bytes(cost)} of memory"
+            return f"{text} FLOPs"
+        if self.least == "memory_bytes":
+            return f"{text} of memory"
+        interval = " ({} to {})".format(*map(format_rough, row.hours_interval)) if row.hours_interval else ""
+        return f"{text} hours{interval}"
 
-    def summary(self) -> Table:
-        """Tabulate the rows, without what is the same in all: the loss that was asked for, and the limit of memory."""
-        table = super().summary()
-        header = list(table.header)
+    def _cells(self) -> list[Fields]:
+        """Return the rows without what is the same in all: the loss that was asked for, and the limit of memory."""
         hidden = []
-        for name in ("loss", "memory"):
-            column = header.index(name) if name in header else None
-            if column is not None and len({row[column] for row in table.rows}) == 1 and len(table.rows) > 1:
-                hidden.append(column)
-        columns = [i for i in range(len(header)) if i not in hidden]
-        rows = [[row[i] for i in columns] for row in table.rows]
-        return replace(table, header=[header[i] for i in columns], rows=rows)
-
-    def _columns(self) -> Fields:
-        return {**super()._columns(), "trusted": cast(RangeCheck, self.check).trusted}
-
-    def to_rows(self) -> list[Fields]:
-        """Return the rows, with the interval of the loss and, in hours, of these; None where there is none."""
-        rows = super().to_rows()
-        intervals = {"loss_interval": self.loss_interval}
-        if self.hours is not None:
-            intervals["hours_interval"] = self.hours_interval
-        for name, interval in intervals.items():
-            for i, row in enumerate(rows):
-                row[name] = None
-                if interval is not None and np.isfinite(interval[0].flat[i]):
-                    row[name] = (float(interval[0].flat[i]), float(interval[1].flat[i]))
-                # The remark stands at the end.
-                row["trusted"] = row.pop("trusted")
-        return rows
+        for name in ("loss", "memory_bytes"):
+            texts = {cell(row[name], COLUMNS[name]) for row in self.rows}
+            if len(texts) == 1 < len(self.rows):
+                hidden.append(name)
+        cells = []
+        for row in self.rows:
+            cells.append({name: value for name, value in row.items() if name not in hidden})
+        return cells
 
 
-def _describe_model(row: Mapping[str, Any]) -> str:
+def _describe_model(row: Row) -> str:
     """Describe the model of a row: "E = 4 (3.1B active of 9.02B parameters, 281B tokens)"."""
-    name, _, size = name_size(row["experts"], row["n_active"], row["n_total"]).partition(": ")
+    name, _, size = name_size(row.experts, row.n_active, row.n_total).partition(": ")
     model = "a dense model" if name == "dense" else name
-    return f"{model} ({size}, {format_count(row['tokens'])} tokens)"
+    return f"{model} ({size}, {format_count(row.tokens)} tokens)"
 
 
 @lists_keywords
@@ -238,12 +205,14 @@ def reach(
     notes = _explain(law, e, limits, check, is_reached)
     of_reached = {name: values[is_reached] for name, values in variables.items()}
     drawn_loss = drawn_losses(law, models.budget, of_reached, models.d_model[is_reached], limits)
-    hours = money = drawn_hours = None
+    costs: Fields = {}
+    drawn_hours = None
     if models.cluster is not None:
         trained = models.cluster.seconds(limits.widths(models.d_model, e), tokens)
         seconds = np.where(is_reached, trained, np.inf)
-        hours = seconds / 3600.0
-        money = models.cluster.cost(seconds)
+        costs["hours"] = seconds / 3600.0
+        if models.cluster.price is not None:
+            costs["money"] = models.cluster.cost(seconds)
     if models.cluster is not None and is_reached.any():
         cheapest = int(np.nanargmin(np.where(is_reached, models.flops, np.nan)))
         of_cheapest = limits.widths(models.d_model.flat[cheapest], variables["experts"].flat[cheapest])
@@ -251,33 +220,32 @@ def reach(
         if models.cluster.throughput.draws is not None:
             widths = limits.widths(models.d_model[is_reached], variables["experts"][is_reached])
             drawn_hours = models.cluster.seconds(widths, tokens[is_reached], drawn=True) / 3600.0
-    return Reached(
-        loss=target,
-        experts=e,
-        flops=np.where(is_reached, models.flops, np.inf),
-        memory_bytes=np.where(is_reached, limits.memory_bytes(models.d_model, e), np.inf),
-        n_active=n_active,
-        n_total=n_total,
-        tokens=tokens,
-        tokens_per_parameter=tokens / n_active,
-        least=models.least,
-        hours=hours,
-        money=money,
-        loss_interval=_interval(drawn_loss, is_reached),
-        hours_interval=_interval(drawn_hours, is_reached),
-        check=check,
-        notes=tuple(notes),
-    )
+    columns: Fields = {
+        "loss": target,
+        "experts": e,
+        "flops": np.where(is_reached, models.flops, np.inf),
+        "memory_bytes": np.where(is_reached, limits.memory_bytes(models.d_model, e), np.inf),
+        "n_active": n_active,
+        "n_total": n_total,
+        "tokens": tokens,
+        "tokens_per_parameter": tokens / n_active,
+        **costs,
+        "loss_interval": _intervals(drawn_loss, is_reached),
+    }
+    if models.cluster is not None:
+        columns["hours_interval"] = _intervals(drawn_hours, is_reached)
+    # The remark stands at the end.
+    columns["trusted"] = check.trusted
+    return Reached(columns=columns, least=models.least, check=check, notes=tuple(notes))
 
 
-def _interval(draws: FloatArray | None, is_reached: BoolArray) -> Intervals | None:
-    """Return the ends of the 95 % intervals of draws [n_draws, runs] at the models that are reached, NaN elsewhere."""
-    if draws is None:
-        return None
-    low = np.full(is_reached.shape, np.nan)
-    high = np.full(is_reached.shape, np.nan)
-    low[is_reached], high[is_reached] = percentile_interval(draws)
-    return low, high
+def _intervals(draws: FloatArray | None, is_reached: BoolArray) -> list[Interval | None]:
+    """Return the 95 % interval of draws [n_draws, runs] for each model that is reached, None elsewhere."""
+    intervals: list[Interval | None] = [None] * is_reached.size
+    if draws is not None:
+        for place, values in zip(np.flatnonzero(is_reached), draws.T, strict=True):
+            intervals[place] = percentile_interval(values)
+    return intervals
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from hub.base.errors import InputError, given
 from hub.base.inputs import reads
 from hub.base.notices import Notice
-from hub.base.tables import rows_of
 from hub.base.types import Fields, Strings
 from hub.base.units import format_bytes, format_count, format_flops
+from scaling_law.answer.answer import rows_of
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.conditions import RangeCheck
@@ -45,7 +44,7 @@ from scaling_law.size.architecture import (
     total_parameters,
     training_flops,
 )
-from scaling_law.size.arrays import BoolArray, FloatArray, Variables
+from scaling_law.size.arrays import BoolArray, FloatArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -116,15 +115,22 @@ def optimal(
     cluster = budget.cluster
     rates = LearningRateLaw.named(learning_rate_law) if isinstance(learning_rate_law, str) else learning_rate_law
     draws = drawn_losses(law, budget, models.variables, models.d_model, limits, models.most_tokens)
-    costs = partial(_costs, budget, named_gpus, question.get("gpus") is not None, limits, decode_batch)
-    make_rows = partial(_make_rows, law, budget, limits, rates, tasks)
-    costs_of_models = costs(models)
-    rows = make_rows(models, draws, costs_of_models)
+    trains = question.get("gpus") is not None
+
+    def columns_of_models(models: _Models, draws: FloatArray | None) -> Fields:
+        return {
+            **_columns(limits, models),
+            **_costs(budget, named_gpus, trains, limits, decode_batch, models),
+            **_worth(models, tasks, draws),
+            **_learning_rates(rates, budget, limits, models),
+        }
+
+    columns = columns_of_models(models, draws)
     edge = None
     if shares.size and not spends_enough:
-        (edge,) = make_rows(best_trusted, None, costs(best_trusted))
+        edge = OptimalRow(*rows_of(columns_of_models(best_trusted, None)))
     table = OptimalTable(
-        rows=rows,
+        columns=columns,
         edge=edge,
         trusted_losses=trusted.losses(trusted.check.trusted),
         losses_without_evidence=optima.losses(~optima.check.beyond),
@@ -142,15 +148,14 @@ def optimal(
         cluster=named_gpus,
         notes=(
             *_explain_smallest(budget, limits, models, force),
-            *describe_accuracies(tasks, [row.loss for row in rows]),
+            *describe_accuracies(tasks, models.loss.tolist()),
             *explain_undiscounted(law, models.experts, limits),
             *explain_ignored_design(law, limits),
-            *_explain_hours(named_gpus, limits, models, costs_of_models),
         ),
     )
     table = replace(table, largest=_explain_largest(table, candidates, law, experts is None))
     if cluster is None:
-        return table
+        return _with_training_memory(table, named_gpus) if named_gpus and trains else table
     equal_flops = optimal(
         law,
         table.best.training_flops,
@@ -206,7 +211,7 @@ class _Models(BestModels):
         """The trusted model of lowest loss alone, or none."""
         i = np.flatnonzero(self.check.trusted)
         i = i[np.argsort(self.loss[i], kind="stable")[:1]]
-        return replace(self.take(lambda values: values[i]), limited_by=self.limited_by[i])
+        return replace(self.take(lambda values: values[i]), limited_by=self.limited_by[i], check=self.check.row(i))
 
     def losses(self, where: BoolArray) -> dict[float, float]:
         """Return E → loss of some of the models."""
@@ -263,58 +268,71 @@ def _describe_trusted(best: _Models) -> str:
     return f"; the best model that can be trusted is {model}, with a loss of {best.loss[0]:.3f}"
 
 
-def _make_rows(
-    law: Formula,
-    budget: Budget,
-    limits: Limits,
-    rates: LearningRateLaw | None,
-    tasks: Sequence[Task],
-    models: _Models,
-    draws: FloatArray | None,
-    costs: Mapping[str, Any],
-) -> tuple[OptimalRow, ...]:
-    """Make the row of each model: its sizes, its loss with an interval, its learning rate and its accuracy."""
-    columns = {**_sizes(budget, limits, models), **costs}
-    rows = []
-    for i, sizes in enumerate(rows_of(columns)):
-        variables = {name: values[i] for name, values in models.variables.items()}
-        interval = None if draws is None else percentile_interval(draws[:, i])
-        rows.append(
-            OptimalRow(
-                **sizes,
-                **_worth(law, variables, limits),
-                **_learning_rate(rates, sizes, limits),
-                loss_interval=interval,
-                accuracy=predict_accuracies(tasks, sizes["loss"], interval, 0.95),
-                architecture=limits.architecture(sizes["d_model"], sizes["experts"]) if models.integral else None,
-            )
-        )
-    return tuple(rows)
-
-
-def _sizes(budget: Budget, limits: Limits, models: _Models) -> Fields:
+def _columns(limits: Limits, models: _Models) -> Fields:
     """Return the columns that follow from the widths."""
     d_model = models.d_model
     experts = models.experts
     n_active = models.variables["n_active"]
     tokens = models.variables["tokens"]
-    ramps = [budget.rule.run(*run) for run in zip(n_active.tolist(), tokens.tolist(), strict=True)]
+    architectures = None
+    if models.integral:
+        architectures = list(map(limits.architecture, d_model.tolist(), experts.tolist()))
+    weight_bytes = limits.weight_bytes(d_model, experts)
+    kv_cache_bytes = limits.kv_bytes(d_model)
     return {
         "experts": experts,
         "d_model": d_model,
         "n_active": n_active,
         "n_total": total_parameters(d_model, experts, vocab_size=limits.vocab_size),
-        "tokens": tokens,
+        "tokens": np.round(tokens) if models.integral else tokens,
         "tokens_per_parameter": tokens / n_active,
-        "weight_bytes": limits.weight_bytes(d_model, experts),
-        "kv_cache_bytes": limits.kv_bytes(d_model),
+        "weight_bytes": weight_bytes,
+        "kv_cache_bytes": kv_cache_bytes,
+        "memory_bytes": weight_bytes + kv_cache_bytes,
         "training_flops": training_flops(n_active, tokens),
         "inference_flops": inference_flops(n_active, limits.inference_tokens),
-        "loss": models.loss,
         "limited_by": models.limited_by,
         "epochs": tokens / limits.unique_tokens if limits.unique_tokens else None,
+        "architecture": architectures,
+    }
+
+
+def _worth(models: _Models, tasks: Sequence[Task], draws: FloatArray | None) -> Fields:
+    """Return the columns of what the law says of the models: loss, interval, accuracy, and how far it extrapolates."""
+    checks = list(map(models.check.row, range(models.loss.size)))
+    intervals = [None] * models.loss.size if draws is None else list(map(percentile_interval, draws.T))
+    accuracies = {}
+    if tasks:
+        losses = zip(models.loss.tolist(), intervals, strict=True)
+        accuracies["accuracy"] = [predict_accuracies(tasks, loss, interval, 0.95) for loss, interval in losses]
+    return {
+        "loss": models.loss,
+        "loss_interval": intervals,
+        "warnings": [check.warnings for check in checks],
+        "trusted": models.check.trusted,
+        "distrust": [check.distrust for check in checks],
+        "beyond_guard": models.check.beyond,
+        **accuracies,
+    }
+
+
+def _learning_rates(law: LearningRateLaw | None, budget: Budget, limits: Limits, models: _Models) -> Fields:
+    """Return the columns of the batches, and of the peak rates for the last batch of each run."""
+    tokens = models.variables["tokens"].tolist()
+    ramps = list(map(budget.rule.run, models.variables["n_active"].tolist(), tokens))
+    batches = [ramp.last_batch_tokens(count) for ramp, count in zip(ramps, tokens, strict=True)]
+    peaks = []
+    for sizes in zip(models.d_model.tolist(), models.experts.tolist(), tokens, batches, strict=True):
+        peaks.append(peak_rate(law, *sizes, limits.vocab_size))
+    return {
         "sequence_length": [ramp.sequence_length for ramp in ramps],
-        "batch_tokens": [ramp.last_batch_tokens(count) for ramp, count in zip(ramps, tokens.tolist(), strict=True)],
+        "batch_tokens": batches,
+        "learning_rate": [peak.learning_rate for peak in peaks],
+        "learning_rate_interval": [peak.interval for peak in peaks],
+        "learning_rate_law": [peak.law.source for peak in peaks],
+        "learning_rate_batch": [peak.batch_tokens for peak in peaks],
+        "learning_rate_from": [peak.law for peak in peaks],
+        "learning_rate_warnings": [peak.warnings for peak in peaks],
     }
 
 
@@ -344,7 +362,7 @@ def _costs(
 ) -> Fields:
     """Return the columns of training and serving on the GPUs of the budget, or on those named beside FLOPs."""
     cluster = budget.cluster or named_gpus
-    columns: Fields = {}
+    columns: Fields = dict.fromkeys(("hours", "mfu", "layout", "decode_seconds"))
     if cluster is None:
         if decode_batch is not None:
             raise InputError(given("decode_batch", decode_batch), " needs a gpu that serves, such as gpu='h100'")
@@ -363,48 +381,13 @@ def _costs(
         size = one_positive("decode_batch", decode_batch)
         gpu = named_gpu(cluster.throughput.device)
         cache = limits.kv_bytes(models.d_model)
-        columns["decode_seconds"] = seconds_of_token(widths, gpu, size, cache, limits.bytes_per_parameter)
+        seconds = seconds_of_token(widths, gpu, size, cache, limits.bytes_per_parameter)
+        columns["decode_seconds"] = seconds
+        if cluster.price is None:
+            columns["gpu_seconds_per_million"] = 1e6 * seconds
+        else:
+            columns["price_per_million"] = 1e6 * seconds * cluster.price / 3600.0
     return columns
-
-
-def _explain_hours(named_gpus: Cluster | None, limits: Limits, models: _Models, costs: Mapping[str, Any]) -> Strings:
-    """Say what hours rest on that FLOPs take on the GPUs named, and which E these cannot train."""
-    hours = costs.get("hours")
-    if named_gpus is None or hours is None:
-        return ()
-    best = int(np.argmin(models.loss))
-    model = limits.widths(models.d_model[best], models.experts[best])
-    notes = [*named_gpus.warnings(model, float(models.variables["tokens"][best]))]
-    impossible = models.experts[np.isinf(hours)]
-    if impossible.size:
-        need = f"training takes more memory than {named_gpus.hardware} have: see max_parameters"
-        notes.append(f"E = {list_experts(impossible)}: {need}")
-    return tuple(notes)
-
-
-def _worth(law: Formula, variables: Variables, limits: Limits) -> Fields:
-    """Say how far the law extrapolates for a model."""
-    check = law.check(**variables, unique_tokens=limits.unique_tokens)
-    return {
-        "warnings": check.warnings,
-        "trusted": bool(check.trusted),
-        "distrust": check.distrust,
-        "beyond_guard": bool(check.beyond),
-    }
-
-
-def _learning_rate(law: LearningRateLaw | None, sizes: Mapping[str, Any], limits: Limits) -> Fields:
-    """Return the peak rate of a model, for the last batch of its run, with the law that it is by."""
-    batch = sizes["batch_tokens"]
-    peak = peak_rate(law, sizes["d_model"], sizes["experts"], sizes["tokens"], batch, limits.vocab_size)
-    return {
-        "learning_rate": peak.learning_rate,
-        "learning_rate_interval": peak.interval,
-        "learning_rate_law": peak.law.source,
-        "learning_rate_batch": peak.batch_tokens,
-        "learning_rate_from": peak.law,
-        "learning_rate_warnings": peak.warnings,
-    }
 
 
 def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bool) -> Strings:
@@ -458,14 +441,15 @@ def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable
         need = f"training takes more memory than {cluster.hardware} have"
         advice = "a limit on total parameters leaves such models out"
         notes.append(Notice(f"{subject}: {need}; {advice}", f"{subject} cannot be trained in this memory"))
+    if table.budget.cluster is None:
+        return replace(table, notes=tuple(notes))
     if is_largest.any():
         limit = f"the largest model that the memory of {cluster.hardware} can train"
         # The column "limited by" says so.
         notes.append(Notice(f"E = {list_experts(experts[is_largest])}: {limit}"))
-    rows = []
-    for row, is_limited in zip(table, is_largest, strict=True):
-        rows.append(replace(row, limited_by="memory") if is_limited and row.limited_by != EVIDENCE else row)
-    return replace(table, rows=tuple(rows), notes=tuple(notes))
+    limits = [row.limited_by for row in table]
+    limited_by = np.where(is_largest & (np.array(limits) != EVIDENCE), "memory", limits)
+    return replace(table, columns={**table.columns, "limited_by": limited_by}, notes=tuple(notes))
 
 
 def _explain_nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -> str:

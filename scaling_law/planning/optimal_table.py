@@ -6,35 +6,37 @@ Intervals and comparisons take the losses of the same models under every draw, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
+from typing import Any, ClassVar
 
 import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.notices import Notice, about
-from hub.base.tables import Listed, Table, join_words
+from hub.base.tables import join_words
 from hub.base.types import Fields, Strings
 from hub.base.units import UNKNOWN, bracket_interval, format_bytes, format_count, format_experts, format_flops
+from scaling_law.answer.answer import Answer, Row, plain
 from scaling_law.formulas.accuracy import accuracy_cells
-from scaling_law.formulas.answers import Answer, plain, plain_fields
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import explain_left_out, list_experts
 from scaling_law.rates.batch import PublishedBatch, cite, describe_batches, published_batches
-from scaling_law.rates.law import LearningRateLaw, source_of_rate
-from scaling_law.size.architecture import HEAD_DIM, Architecture, name_size
+from scaling_law.rates.law import source_of_rate
+from scaling_law.size.architecture import HEAD_DIM, name_size
 from scaling_law.size.arrays import BoolArray, FloatArray, Interval
-from scaling_law.size.recipe import PAPER, BatchRamp
+from scaling_law.size.recipe import BatchRamp
 
 # E of which a comparison says how often each wins, or which is ahead.
 MOST_SHOWN = 6
 # Columns of a printed row, in their order; those without a value are left out.
-COLUMNS: Strings = (
+SHOWN: Strings = (
     "experts",
     "d_model",
     "n_active",
@@ -51,10 +53,10 @@ COLUMNS: Strings = (
     "loss",
     "loss_interval",
     "behind",
-    "at equal FLOPs",
-    "wins",
-    "GPU-s per M",
-    "price per M",
+    "equal_flops_loss",
+    "win_share",
+    "gpu_seconds_per_million",
+    "price_per_million",
     "learning_rate",
     "limited_by",
 )
@@ -64,29 +66,26 @@ TIE_SHARE = 0.9
 ROUNDING = 1e-9
 # What limits a model that would not be trusted with more tokens or parameters.
 EVIDENCE = "evidence"
-# Columns that a narrow terminal shows above the rest.
-FIRST = ("d_model", "N_act", "tokens", "loss", "")
-# Fields of a table that its JSON has in another form, or that are of its printed form alone.
-HIDDEN_FACTS = (
-    "rows",
-    "check",
-    "notes",
-    "law_error",
-    "draw_losses",
-    "largest",
-    "budget",
-    "equal_flops",
-    "cluster",
-    "losses_without_evidence",
-)
+# What the JSON of a table has beside its fields, always and with a budget of time.
+FACTS = ("comparison", "trusted_loss", "batch_tokens", "batch_source", "batches")
 TIMED_FACTS = ("budget", "reordered", "placement", "equal_flops")
+# Limits as the subtitle of a table names them, where they are given, and the format of each.
+LIMITS_IN_WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "inference_tokens": ("of which inference on {} tokens", format_count),
+    "max_parameters": ("N_total ≤ {}", format_count),
+    "memory": ("≤ {}", format_bytes),
+    "kv_tokens": ("KV cache of {} tokens", "{:,.0f}".format),
+    "granularity": ("granularity {}", "{:g}".format),
+    "unique_tokens": ("{} unique tokens", format_count),
+}
 
 
-@dataclass(frozen=True, repr=False)
-class OptimalRow(Listed):
+class OptimalRow(Row):
     """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token; intervals hold 95 %.
 
-    Unless the table is integral, `d_model` is fractional and `architecture` None. `limited_by`: "compute" or "time",
+    Sizes are `d_model`, `n_active`, `n_total` and, of an integral table, the `architecture`; else `d_model` is
+    fractional. `tokens`, `tokens_per_parameter`, `training_flops`, `inference_flops`, `weight_bytes`,
+    `kv_cache_bytes`, `memory_bytes` of both, `loss` and `loss_interval` follow. `limited_by`: "compute" or "time",
     "memory" (to serve or train), "evidence" where more would not be trusted, or "smallest" for one below d_model 64.
     `trusted`: no further outside the fitted
     ranges than backtests support (`RangeCheck`); `beyond_guard`: too far outside to compare; `warnings` say how far.
@@ -99,57 +98,15 @@ class OptimalRow(Listed):
     the last batch, in sequences of `sequence_length`.
     """
 
-    experts: float
-    d_model: float
-    n_active: float
-    n_total: float
-    tokens: float
-    tokens_per_parameter: float
-    weight_bytes: float
-    kv_cache_bytes: float
-    training_flops: float
-    inference_flops: float
-    loss: float
-    loss_interval: Interval | None
-    learning_rate: float | None
-    limited_by: str
-    warnings: Strings
-    trusted: bool
-    architecture: Architecture | None
-    epochs: float | None = None
-    hours: float | None = None
-    mfu: float | None = None
-    layout: str | None = None
-    sequence_length: int = PAPER.sequence_length
-    batch_tokens: int = 0
-    decode_seconds: float | None = None
-    beyond_guard: bool = False
-    accuracy: Mapping[str, Mapping[str, float]] | None = None
-    learning_rate_interval: Interval | None = None
-    learning_rate_law: str = ""
-    learning_rate_batch: int | None = None
-    learning_rate_warnings: Strings = ()
-    distrust: str = ""
-    learning_rate_from: LearningRateLaw | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.architecture is not None:
-            object.__setattr__(self, "tokens", round(self.tokens))
+    _hidden = ("learning_rate_from", "gpu_seconds_per_million", "price_per_million")
 
     def _headline(self) -> str:
-        """Say the sizes, the tokens and the loss."""
-        size = f"{format_count(self.n_active)} active of {format_count(self.n_total)} parameters"
-        return f"E = {self.experts:g}: {size}, {format_count(self.tokens)} tokens, loss {self.loss:.3f}"
+        return f"{self.model}, loss {self.loss:.3f}"
 
     @property
-    def memory_bytes(self) -> float:
-        return self.weight_bytes + self.kv_cache_bytes
-
-    def to_dict(self) -> Fields:
-        hidden = ["learning_rate_from"]
-        if self.accuracy is None:
-            hidden.append("accuracy")
-        return {**plain_fields(self, *hidden), "memory_bytes": self.memory_bytes}
+    def model(self) -> str:
+        """The sizes and the tokens."""
+        return f"{name_size(self.experts, self.n_active, self.n_total)}, {format_count(self.tokens)} tokens"
 
     def config_arguments(self) -> dict[str, int]:
         """Return keyword arguments of `SwitchMoeConfig`; ValueError for a fractional or another architecture."""
@@ -197,7 +154,7 @@ class Comparison:
         return f"{claim}: {difference}; lowest loss: E = {shares} of the draws"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class OptimalTable(Answer):
     """Rows in the order asked for; prints as a table with rich and in notebooks, and as text with str().
 
@@ -211,23 +168,24 @@ class OptimalTable(Answer):
     models, trusted or not.
     """
 
-    rows: tuple[OptimalRow, ...]
+    _row: ClassVar[type[Row]] = OptimalRow
+
     flops: float
-    budget: Budget
     limits: Limits
     integral: bool
     experts_that_do_not_fit: tuple[float, ...]
     law: str
-    experts_without_optimum: Mapping[float, str] = field(default_factory=dict)
-    forced: bool = False
-    law_error: float | None = None
-    draw_losses: FloatArray | None = field(default=None, repr=False, compare=False)
-    edge: OptimalRow | None = None
-    trusted_losses: Mapping[float, float] = field(default_factory=dict)
-    losses_without_evidence: Mapping[float, float] = field(default_factory=dict)
-    largest: str | None = None
-    equal_flops: OptimalTable | None = field(default=None, repr=False, compare=False)
-    cluster: Cluster | None = None
+    experts_without_optimum: Mapping[float, str]
+    forced: bool
+    edge: OptimalRow | None
+    trusted_losses: Mapping[float, float]
+    budget: Budget = field(repr=False)
+    law_error: float | None = field(repr=False)
+    draw_losses: FloatArray | None = field(repr=False)
+    losses_without_evidence: Mapping[float, float] = field(repr=False)
+    cluster: Cluster | None
+    largest: str | None = field(default=None, repr=False)
+    equal_flops: OptimalTable | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -237,10 +195,7 @@ class OptimalTable(Answer):
 
     def __getitem__(self, experts: float) -> OptimalRow:
         """Return the row with that many experts; KeyError if there is none."""
-        for row in self.rows:
-            if row.experts == experts:
-                return row
-        raise KeyError(f"no row for experts={experts}; there are {[row.experts for row in self.rows]}")
+        return self.row(experts=experts)
 
     @cached_property
     def compared(self) -> tuple[OptimalRow, ...]:
@@ -280,32 +235,27 @@ class OptimalTable(Answer):
     @cached_property
     def comparison(self) -> Comparison | None:
         """How far the best row is ahead, and which E the law cannot tell from it; None for a single row."""
-        best, *others = sorted(self.compared, key=lambda row: row.loss)
-        if not others:
+        ordered = sorted(self.compared, key=lambda row: row.loss)
+        if len(ordered) == 1:
             return None
-        rows = [best, *others]
-        in_order = [row.experts for row in self.compared]
-        differences = np.array([row.loss - best.loss for row in rows])
-        win_shares = {}
-        interval = None
+        experts = [row.experts for row in ordered]
+        differences = np.array([row.loss - ordered[0].loss for row in ordered])
         shares = None
+        interval = None
         if self.draw_losses is not None:
-            columns = {row.experts: column for row, column in zip(self.rows, self.draw_losses.T, strict=True)}
-            losses = np.stack([columns[row.experts] for row in rows], axis=-1)
+            losses = self.draw_losses[:, [self.rows.index(row) for row in ordered]]
             shares = share_wins(losses[np.isfinite(losses).all(axis=-1)])
-            shares_by_experts = dict(zip([row.experts for row in rows], shares.tolist(), strict=True))
-            win_shares = {e: shares_by_experts[e] for e in in_order}
             interval = percentile_interval(losses[:, 1] - losses[:, 0])
         ties = find_ties(differences, shares, self.law_error)
-        tied = tuple(row.experts for row, tie in zip(rows, ties, strict=True) if tie)
+        win_shares = {} if shares is None else dict(zip(experts, shares.tolist(), strict=True))
         return Comparison(
-            best=best.experts,
-            runner_up=others[0].experts,
+            best=experts[0],
+            runner_up=experts[1],
             difference=float(differences[1]),
             interval=interval,
             error=self.law_error,
-            tied=tied,
-            win_shares=win_shares,
+            tied=tuple(compress(experts, ties)),
+            win_shares={row.experts: win_shares[row.experts] for row in self.compared if win_shares},
         )
 
     @property
@@ -313,9 +263,13 @@ class OptimalTable(Answer):
         return self.comparison.tied if self.comparison else ()
 
     @property
+    def _win_shares(self) -> Mapping[float, float]:
+        return self.comparison.win_shares if self.comparison else {}
+
+    @property
     def verdict(self) -> str:
         best = self.best
-        text = f"{name_size(best.experts, best.n_active, best.n_total)}, {format_count(best.tokens)} tokens"
+        text = best.model
         if self.budget.cluster is not None:
             text += f" in batches of {format_count(self.batch_tokens)}"
         text += f": loss {best.loss:.3f}{bracket_interval(best.loss_interval)}"
@@ -361,9 +315,7 @@ class OptimalTable(Answer):
     @property
     def reordered(self) -> str | None:
         """How the order of the E in hours differs from that at equal FLOPs; None where it does not."""
-        if self.equal_flops is None:
-            return None
-        losses = {row.experts: row.loss for row in self.equal_flops}
+        losses = {row.experts: row.loss for row in self.equal_flops or ()}
         rows = [row for row in self.compared if row.experts in losses]
         by_hours = [row.experts for row in sorted(rows, key=lambda row: row.loss)]
         by_flops = sorted(by_hours, key=lambda e: losses[e])
@@ -473,98 +425,69 @@ class OptimalTable(Answer):
         return None
 
     def facts(self) -> Fields:
-        facts = {**plain_fields(self, *HIDDEN_FACTS), "comparison": plain(self.comparison)}
-        facts["trusted_loss"] = self.trusted_loss
+        names = [*FACTS, *(TIMED_FACTS if self.budget.cluster is not None else ())]
+        facts = {**super().facts(), **{name: plain(getattr(self, name)) for name in names}}
         facts["sequence_length"] = self.best.sequence_length
-        facts["batch_tokens"] = self.batch_tokens
-        facts["batch_source"] = self.batch_source
-        facts["batches"] = plain(self.batches)
-        facts["cluster"] = plain(self.cluster)
         if self.budget.cluster is not None:
-            facts |= {name: plain(getattr(self, name)) for name in TIMED_FACTS}
             facts["bottleneck"] = self.placement and self.placement.bottleneck
         return facts
 
     def to_rows(self) -> list[Fields]:
         """Return the values of each row, whether it is the `best`, and its `win_share` (None without draws)."""
-        shares = self.comparison.win_shares if self.comparison else {}
         rows = []
         for row in self.rows:
-            extra = {"trusted_loss": self.trusted_losses.get(row.experts), "win_share": shares.get(row.experts)}
-            rows.append({**row.to_dict(), "best": row is self.best, **extra})
+            extra = {"best": row is self.best, "trusted_loss": self.trusted_losses.get(row.experts)}
+            rows.append({**row.to_dict(), **extra, "win_share": self._win_shares.get(row.experts)})
         return rows
 
-    def summary(self) -> Table:
-        return Table.of(
-            [self._cells(row) for row in self.rows],
-            first=FIRST,
-            styles=[self._style(row) for row in self.rows],
-            title="\n".join(filter(None, [self.verdict, self.limit_of_trust, self._subtitle()])),
-            notes=[*self.training_notes, *self._describe_serving()],
-            warnings=self.warnings,
-        )
+    def _lines(self) -> str:
+        return "\n".join(filter(None, [self.verdict, self.limit_of_trust, self._subtitle()]))
 
-    def _style(self, row: OptimalRow) -> str:
-        if row is self.best:
-            return "bold green"
-        return "" if row.trusted else "dim"
+    def _footnotes(self) -> list[str]:
+        return [*self.training_notes, *self._describe_serving()]
+
+    def _styles(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        styles = super()._styles(self.rows)
+        styles[self.rows.index(self.best)] = "bold green"
+        return styles
 
     def _subtitle(self) -> str:
         """Name the budget, the limits, the law and how GPUs train the best row."""
-        limits = self.limits
         parts = [str(self.budget)]
         if self.cluster is not None and self.best.hours is not None:
             parts.append(f"on {self.cluster}")
-        if limits.inference_tokens:
-            parts.append(f"of which inference on {format_count(limits.inference_tokens)} tokens")
-        if limits.max_parameters:
-            parts.append(f"N_total ≤ {format_count(limits.max_parameters)}")
-        if limits.memory:
-            parts.append(f"≤ {format_bytes(limits.memory)}")
-        if limits.kv_tokens:
-            parts.append(f"KV cache of {limits.kv_tokens:,.0f} tokens")
-        if limits.granularity != 1:
-            parts.append(f"granularity {limits.granularity:g}")
-        if limits.unique_tokens:
-            parts.append(f"{format_count(limits.unique_tokens)} unique tokens")
+        for name, (text, form) in LIMITS_IN_WORDS.items():
+            value = getattr(self.limits, name)
+            if value and value != getattr(Limits, name):
+                parts.append(text.format(form(value)))
         subtitle = f"{', '.join(parts)}  ({self.law})"
         if self.placement:
             subtitle += f"\nbest row: {self.placement}. {self.placement.advice}"
         return subtitle
 
-    def _cells(self, row: OptimalRow) -> dict[str, object]:
-        """Return a row as it is printed: a text, or a value that its column formats."""
-        values = {**vars(row), **self._compared_values(row), **self._serving_cost(row)}
-        values["learning_rate"] = row.learning_rate or UNKNOWN
+    def _cells(self) -> list[Fields]:
+        """Return the rows as they are printed: with what sets one beside the others, and the cost of serving."""
+        hidden: Fields = {}
         if self.budget.cluster is None:
-            del values["training_flops"]
+            hidden["training_flops"] = None
         if not self.limits.kv_tokens:
-            del values["kv_cache_bytes"]
-        cells: dict[str, object] = {}
-        for name in COLUMNS:
-            value = values.get(name)
-            cells[name] = "" if value is None else value
-        return {**cells, **accuracy_cells(row.accuracy), "": self._remark(row)}
+            hidden["kv_cache_bytes"] = None
+        cells = []
+        for row in self.rows:
+            shown = Row({**row, **self._compared_values(row), **hidden})
+            shown["learning_rate"] = row.learning_rate or UNKNOWN
+            cells.append({**shown.cells(*SHOWN), **accuracy_cells(row.accuracy), "": self._remark(row)})
+        return cells
 
-    def _compared_values(self, row: OptimalRow) -> dict[str, float | None]:
+    def _compared_values(self, row: OptimalRow) -> Fields:
         """Return the columns that set a row beside the others, and beside itself at equal FLOPs."""
         is_behind = row in self.compared and row is not self.best
-        shares = self.comparison.win_shares if self.comparison else {}
         equal_flops = {other.experts: other.loss for other in self.equal_flops or ()}
         return {
             "behind": row.loss - self.best.loss if is_behind else None,
-            "wins": shares.get(row.experts),
-            "at equal FLOPs": equal_flops.get(row.experts),
+            "win_share": self._win_shares.get(row.experts),
+            "equal_flops_loss": equal_flops.get(row.experts),
         }
-
-    def _serving_cost(self, row: OptimalRow) -> dict[str, float]:
-        """Return the cost of a million generated tokens, in GPU-seconds or at the price of a GPU-hour."""
-        cluster = self.budget.cluster or self.cluster
-        if cluster is None or row.decode_seconds is None:
-            return {}
-        seconds = 1e6 * row.decode_seconds
-        price = cluster.price
-        return {"GPU-s per M": seconds} if price is None else {"price per M": price * seconds / 3600}
 
     def _describe_serving(self) -> list[str]:
         """Say what the column of the cost of serving holds."""

@@ -21,8 +21,8 @@ from hub.base.inputs import reads
 from hub.base.notices import Notice
 from hub.base.types import Fields
 from hub.base.units import format_count, format_experts, format_flops
+from scaling_law.answer.answer import Answer, span
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import has_optimum, numbers, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
@@ -65,15 +65,11 @@ def parse_experts(law: Formula, experts: Any) -> FloatArray:
     return positive("experts", counts, 1.0)
 
 
-@dataclass(frozen=True, repr=False)
-class ComputeOptimum(ArrayAnswer):
-    """Compute-optimal configurations; arrays of shape flops.shape + experts.shape (parameters, tokens, nats)."""
+class ComputeOptimum(Answer):
+    """Compute-optimal configurations: `flops`, `experts`, `n_active`, `tokens`, `tokens_per_parameter`, `loss`.
 
-    flops: FloatArray
-    experts: FloatArray
-    n_active: FloatArray
-    tokens: FloatArray
-    loss: FloatArray
+    Arrays of shape flops.shape + experts.shape.
+    """
 
     @property
     def verdict(self) -> str:
@@ -81,16 +77,6 @@ class ComputeOptimum(ArrayAnswer):
         tokens = span(self.tokens, format_count)
         loss = span(self.loss, "{:.3f}".format)
         return f"{span(self.flops, format_flops)} FLOPs: {size} active parameters on {tokens} tokens, loss {loss}"
-
-    def _columns(self) -> Fields:
-        return {
-            "flops": self.flops,
-            "experts": self.experts,
-            "n_active": self.n_active,
-            "tokens": self.tokens,
-            "tokens_per_parameter": self.tokens / self.n_active,
-            "loss": self.loss,
-        }
 
 
 @reads
@@ -111,7 +97,15 @@ def compute_optimal(
     # Numbers, where one budget and one E were asked for.
     n_active = variables["n_active"][()]
     tokens = variables["tokens"][()]
-    return ComputeOptimum(budget, e, n_active, tokens, law.loss(**variables), check=check)
+    columns = {
+        "flops": budget,
+        "experts": e,
+        "n_active": n_active,
+        "tokens": tokens,
+        "tokens_per_parameter": tokens / n_active,
+        "loss": law.loss(**variables),
+    }
+    return ComputeOptimum(columns=columns, check=check)
 
 
 def _optimum_without_limits(law: Formula, flops: FloatArray, experts: FloatArray) -> Fields:

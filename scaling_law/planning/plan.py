@@ -27,8 +27,8 @@ from hub.base.units import (
     format_flops,
     format_rough,
 )
+from scaling_law.answer.answer import Answer
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster
@@ -68,7 +68,7 @@ GIVEN = "given"
 WARMUP_SHARE = 0.1
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan(Answer):
     """A run to launch. Tokens, FLOPs, bytes, hours.
 
@@ -110,14 +110,6 @@ class Plan(Answer):
     time: Budget | None = None
     placement: Placement | None = None
     batch_source: str = OF_PAPER
-
-    @property
-    def rows(self) -> tuple[Fields, ...]:
-        """The measurements of the trunk, the shortest first."""
-        rows = []
-        for tokens in self.branches:
-            rows.append({"tokens": tokens, "training_flops": self.architecture.training_flops(tokens)})
-        return tuple(rows)
 
     @property
     def warnings(self) -> Strings:
@@ -201,9 +193,9 @@ class Plan(Answer):
         return comment + yaml.safe_dump(self.configuration(sweep), sort_keys=False)
 
     def summary(self) -> Table:
-        return Table((), list(self._lines().items()), title=self.verdict, warnings=self.warnings)
+        return Table((), list(self._facts_in_words().items()), title=self.verdict, warnings=self.warnings)
 
-    def _lines(self) -> dict[str, str]:
+    def _facts_in_words(self) -> dict[str, str]:
         """Return what is printed: a name and a text for each line."""
         a = self.architecture
         lines = {
@@ -328,6 +320,10 @@ def plan(
     if cluster is not None:
         warnings = list(dict.fromkeys([*warnings, *cluster.warnings(architecture, float(schedule.tokens))]))
     return Plan(
+        columns={
+            "tokens": list(schedule.branches),
+            "training_flops": list(map(architecture.training_flops, schedule.branches)),
+        },
         architecture=architecture,
         tokens=schedule.tokens,
         branches=schedule.branches,

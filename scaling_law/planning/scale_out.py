@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import reads
-from hub.base.tables import Table, join_words
-from hub.base.units import format_bytes, format_count, format_rough, parse_tokens
-from scaling_law.formulas.answers import Answer
+from hub.base.tables import join_words
+from hub.base.types import Fields, Strings
+from hub.base.units import format_amount, format_bytes, format_count, parse_tokens
+from scaling_law.answer.answer import Answer, Row, columns_of
+from scaling_law.answer.columns import format_interval
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
 from scaling_law.machine.gpus import Gpu, named_gpu
-from scaling_law.machine.layout import ENGINES, TRAIN_PY, DoesNotFit, Placement
+from scaling_law.machine.layout import ENGINES, TRAIN_PY, DoesNotFit
 from scaling_law.machine.throughput import Throughput
 from scaling_law.planning.batches import BatchRule
 from scaling_law.planning.budget import Cluster
@@ -31,13 +33,46 @@ READ_SEQUENCES = 1024
 # Tokens of a run where none are given: of the shortest that ends with the paper's last batch.
 TOKENS = PAPER.batch_ramp[-1].from_tokens + 1
 READ_LENGTH = 4096
+# Columns of a row that are None where no layout fits.
+OF_LAYOUT: Strings = (
+    "placement",
+    "passes",
+    "all_gather_bytes",
+    "reduce_bytes",
+    "compute_seconds",
+    "communication_seconds",
+    "step_seconds",
+    "mfu",
+    "mfu_limit",
+    "bottleneck",
+    "tokens_per_second",
+    "hours",
+    "hours_interval",
+    "money",
+)
+# Columns of a printed row, in their order; those without a value are left out.
+SHOWN: Strings = (
+    "gpus",
+    "memory",
+    "model state",
+    "layout",
+    "micro-batch",
+    "communication_seconds",
+    "compute_seconds",
+    "hours",
+    "cost",
+    "mfu",
+    "mfu_limit",
+    "bottleneck",
+    "moved_by",
+)
 
 
-@dataclass(frozen=True)
-class ScaleOutRow:
+class ScaleOutRow(Row):
     """A model on `gpus` GPUs, which share batches of `batch_tokens`.
 
-    Bytes and seconds are of one GPU and one step; None where no layout fits.
+    Bytes and seconds are of one GPU and one step; None where no layout fits: those that the model state and the passes
+    exchange (`all_gather_bytes`, `reduce_bytes`), and `tokens_per_second`, `step_seconds` and `mfu`.
 
     `placement` is the fastest layout that the engine can run. A step takes the longer of `compute_seconds` and
     `communication_seconds`, at the full speed of the links. `mfu_limit`: the MFU at which communication fills the
@@ -45,40 +80,19 @@ class ScaleOutRow:
     were given, with the 95 % interval of step times. `least_bytes`: of each GPU, in the layout that takes fewest.
     """
 
-    gpus: int
-    batch_tokens: int
-    expert_parallel_bytes: float
-    expert_parallel_seconds: float
-    placement: Placement | None = None
-    passes: int | None = None
-    all_gather_bytes: float | None = None
-    reduce_bytes: float | None = None
-    compute_seconds: float | None = None
-    communication_seconds: float | None = None
-    step_seconds: float | None = None
-    mfu: float | None = None
-    mfu_limit: float | None = None
-    limited_by: str = "memory"
-    bottleneck: str | None = None
-    moved_by: str = "more GPUs, or a smaller model"
-    tokens_per_second: float | None = None
-    hours: float | None = None
-    hours_interval: Interval | None = None
-    money: float | None = None
-    least_bytes: float | None = None
 
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ScaleOut(Answer):
     """One row for each number of GPUs, in the order asked for; `model` is the name of one that was read.
 
     `tokens` are those of a run, `price` is per GPU-hour; None where they were not given.
     """
 
+    _row: ClassVar[type[Row]] = ScaleOutRow
+
     architecture: Architecture
     gpu: str
     batch_tokens: int
-    rows: tuple[ScaleOutRow, ...]
     sequence_length: int = PAPER.sequence_length
     model: str | None = None
     tokens: float | None = None
@@ -90,7 +104,7 @@ class ScaleOut(Answer):
         timed = [row for row in self.rows if row.hours is not None]
         if not timed:
             return f"{size}: {self._limits}"
-        spans = ", ".join(f"{_amount(row.hours)} hours on {row.gpus} GPUs" for row in timed)
+        spans = ", ".join(f"{format_amount(row.hours)} hours on {row.gpus} GPUs" for row in timed)
         return f"{size}, {format_count(self.tokens)} tokens: {spans}; {self._limits}"
 
     @property
@@ -105,7 +119,7 @@ class ScaleOut(Answer):
             places.append(f"by {limit} on {join_words(gpus)}")
         return f"limited {', '.join(places)} GPUs"
 
-    def summary(self) -> Table:
+    def _lines(self) -> str:
         a = self.architecture
         name = f"{self.model}: " if self.model else ""
         experts = f"E = {a.experts}" if a.experts_per_token == 1 else f"{a.experts_per_token} of {a.experts} experts"
@@ -114,46 +128,30 @@ class ScaleOut(Answer):
         batches = f"{self.batch_tokens:,}" if largest == self.batch_tokens else f"{self.batch_tokens:,} to {largest:,}"
         batch = f"batches of {batches} tokens, sequences of {self.sequence_length:,}, on {self.gpu}"
         model = f"{name}d_model {a.d_model}, {a.blocks} blocks, {experts}: {size}; {batch}"
-        rows = [_cells(row, self.tokens is not None, self.price is not None) for row in self.rows]
-        return Table.of(rows, title=f"{self.verdict}\n{model}", warnings=self.warnings)
+        return f"{self.verdict}\n{model}"
+
+    def _cells(self) -> list[Fields]:
+        return list(map(_cells_of, self.rows))
 
 
-def _amount(value: float | None) -> str:
-    """Format hours or costs with three digits or all before the point; nothing for None."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _cells(row: ScaleOutRow, is_timed: bool, is_priced: bool) -> dict[str, str]:
+def _cells_of(row: ScaleOutRow) -> Fields:
     """Return a row as it is printed."""
-
-    def cell(value: float | None, text: str) -> str:
-        return "" if value is None else text.format(value)
-
-    cells = {"GPUs": str(row.gpus)}
-    if row.placement is None:
+    placement = row.placement
+    cells = Row(row, bottleneck=row.bottleneck or row.limited_by)
+    if placement is None:
         cells["memory"] = f"{format_bytes(row.least_bytes)}: does not fit"
-        cells |= dict.fromkeys(("model state", "layout", "micro-batch"), "")
     else:
-        memory = row.placement.memory
+        memory = placement.memory
         cells["memory"] = format_bytes(memory.total)
         cells["model state"] = format_bytes(memory.weights + memory.gradients + memory.optimizer)
-        cells["layout"] = row.placement.ways
-        cells["micro-batch"] = f"{row.passes} × {row.placement.micro_batch_sequences}"
-    cells["communication"] = cell(row.communication_seconds, "{:.2g} s")
-    cells["compute"] = cell(row.compute_seconds, "{:.2g} s")
-    if is_timed:
-        cells["hours"] = _amount(row.hours)
-    if row.hours_interval is not None:
-        cells["hours"] += " ({}…{})".format(*map(format_rough, row.hours_interval))
-    if is_priced:
-        cells["cost"] = _amount(row.money)
-    cells["MFU"] = cell(row.mfu, "{:.1%}")
-    cells["at most"] = cell(row.mfu_limit and min(row.mfu_limit, 1.0), "{:.0%}")
-    cells["limited by"] = row.bottleneck or row.limited_by
-    cells["moved by"] = row.moved_by
-    return cells
+        cells["layout"] = placement.ways
+        cells["micro-batch"] = f"{row.passes} × {placement.micro_batch_sequences}"
+    if row.hours is not None:
+        interval = "" if row.hours_interval is None else f" ({format_interval(row.hours_interval)})"
+        cells["hours"] = f"{format_amount(row.hours)}{interval}"
+    if row.money is not None:
+        cells["cost"] = format_amount(row.money)
+    return cells.cells(*SHOWN)
 
 
 @reads
@@ -211,12 +209,12 @@ def scale_out(
         rule = BatchRule.of(count, engine == TRAIN_PY, batch=batch, sequence_length=sequence_length)
         ramp = rule.run(architecture.n_active, run_tokens or TOKENS)
         clusters.append(Cluster(count, throughput, ramp, engine, price=price))
-    rows = tuple(_make_row(architecture, cluster, sheet, run_tokens) for cluster in clusters)
+    rows = [_make_row(architecture, cluster, sheet, run_tokens) for cluster in clusters]
     return ScaleOut(
         architecture=architecture,
         gpu=sheet.name,
-        batch_tokens=min(row.batch_tokens for row in rows),
-        rows=rows,
+        columns=columns_of(rows),
+        batch_tokens=min(row["batch_tokens"] for row in rows),
         sequence_length=clusters[0].ramp.sequence_length,
         model=None if source is None else source.name,
         tokens=run_tokens,
@@ -237,18 +235,21 @@ def _explain(source: Model | None, cluster: Cluster, architecture: Architecture)
     return (*notes, *cluster.throughput.warnings(architecture))
 
 
-def _make_row(a: Architecture, cluster: Cluster, sheet: Gpu, run_tokens: float | None) -> ScaleOutRow:
+def _make_row(a: Architecture, cluster: Cluster, sheet: Gpu, run_tokens: float | None) -> Fields:
     """Lay the model out on these GPUs: the fastest layout, what it exchanges, and the hours of a run."""
     gpus = cluster.gpus
     tokens = max(cluster.batches) * cluster.ramp.sequence_length
     exchange = Sent(all_to_all_bytes(a, tokens / gpus, gpus), gpus, is_ring=False)
-    row = ScaleOutRow(
-        gpus=gpus,
-        batch_tokens=tokens,
-        expert_parallel_bytes=float(exchange.received),
-        expert_parallel_seconds=float(exchange.seconds(sheet)),
-        least_bytes=float(cluster.steps(a).least),
-    )
+    row = {
+        **dict.fromkeys(OF_LAYOUT),
+        "gpus": gpus,
+        "batch_tokens": tokens,
+        "expert_parallel_bytes": float(exchange.received),
+        "expert_parallel_seconds": float(exchange.seconds(sheet)),
+        "least_bytes": float(cluster.steps(a).least),
+        "limited_by": "memory",
+        "moved_by": "more GPUs, or a smaller model",
+    }
     try:
         placement = cluster.place(a)
     except DoesNotFit:
@@ -261,29 +262,28 @@ def _make_row(a: Architecture, cluster: Cluster, sheet: Gpu, run_tokens: float |
     received = {name: float(collective.received) for name, collective in traffic.items()}
     compute_seconds, communication_seconds = (sum(side.values()) for side in placement.sides)
     if run_tokens is not None:
-        row = _with_hours(row, a, cluster, run_tokens)
-    return replace(
-        row,
-        placement=placement,
-        passes=passes,
-        all_gather_bytes=received.get("all-gather", 0.0),
-        reduce_bytes=received.get("reduce-scatter", 0.0) + received.get("all-reduce", 0.0),
-        compute_seconds=compute_seconds,
-        communication_seconds=communication_seconds,
-        step_seconds=placement.step_seconds,
-        mfu=ideal / placement.step_seconds,
-        mfu_limit=ideal / communication_seconds if communication_seconds else None,
-        limited_by="communication" if communication_seconds > compute_seconds else "compute",
-        bottleneck=placement.bottleneck,
-        moved_by=placement.moved_by,
-        tokens_per_second=tokens / placement.step_seconds,
-    )
+        row |= _hours(a, cluster, run_tokens)
+    return row | {
+        "placement": placement,
+        "passes": passes,
+        "all_gather_bytes": received.get("all-gather", 0.0),
+        "reduce_bytes": received.get("reduce-scatter", 0.0) + received.get("all-reduce", 0.0),
+        "compute_seconds": compute_seconds,
+        "communication_seconds": communication_seconds,
+        "step_seconds": placement.step_seconds,
+        "mfu": ideal / placement.step_seconds,
+        "mfu_limit": ideal / communication_seconds if communication_seconds else None,
+        "limited_by": "communication" if communication_seconds > compute_seconds else "compute",
+        "bottleneck": placement.bottleneck,
+        "moved_by": placement.moved_by,
+        "tokens_per_second": tokens / placement.step_seconds,
+    }
 
 
-def _with_hours(row: ScaleOutRow, a: Architecture, cluster: Cluster, tokens: float) -> ScaleOutRow:
-    """Return the row with the hours of a run, their interval where step times have one, and their cost."""
+def _hours(a: Architecture, cluster: Cluster, tokens: float) -> Fields:
+    """Return the hours of a run, their interval where step times have one, and their cost."""
     seconds = float(cluster.seconds(a, tokens))
     interval = None
     if cluster.throughput.draws is not None:
         interval = percentile_interval(cluster.seconds(a, tokens, drawn=True) / 3600)
-    return replace(row, hours=seconds / 3600, hours_interval=interval, money=cluster.cost(seconds))
+    return {"hours": seconds / 3600, "hours_interval": interval, "money": cluster.cost(seconds)}

@@ -15,8 +15,8 @@ as D grows (ζ < 0): at equal N_act, which costs the same to serve, few tokens f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,11 +24,12 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import as_it_is, numbers_of, reads
 from hub.base.notices import about
-from hub.base.tables import Listed, Table, cell, join_words, rows_of
+from hub.base.tables import cell, join_words
 from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_ends, format_flops
+from scaling_law.answer.answer import Answer, Row, columns_of, span
+from scaling_law.answer.columns import COLUMNS
 from scaling_law.formulas import Formula
-from scaling_law.formulas.answers import Answer, plain_fields, span
 from scaling_law.formulas.law import one_positive, positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
@@ -64,13 +65,11 @@ TOKENS_RANGE = (1e3, 1e15)
 CROSSOVER_POINTS = 400
 # The factors of a row, and what they multiply.
 FACTORS = {"compute": "FLOPs", "data": "tokens", "time": "hours"}
-# Columns that tell rows apart, by their labels, and fields of rows that no table shows.
-KEYS = ("size", "set", "run", "N_act", "E")
+# Columns of rows that no table shows.
 HIDDEN = ("hours", "unreached", "warnings")
 
 
-@dataclass(frozen=True, repr=False, kw_only=True)
-class SpeedupRow(Listed):
+class SpeedupRow(Row):
     """One way for the baseline to reach the model's loss: at its "best size", or at a given one with more tokens.
 
     `compute`, `data` and `time` are the baseline's FLOPs, tokens and hours over the model's, each with 95 % of its
@@ -79,24 +78,8 @@ class SpeedupRow(Listed):
     `hours` and `time` are None. `trusted`: no further outside the fitted ranges than backtests support.
     """
 
-    size: str
-    n_active: float
-    tokens: float
-    flops: float
-    compute: float
-    compute_interval: Interval | None
-    data: float
-    data_interval: Interval | None
-    time: float | None = None
-    time_interval: Interval | None = None
-    hours: float | None = None
-    floor: float
-    unreached: float
-    trusted: bool
-    warnings: Strings = ()
 
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Speedup(Answer):
     """The worth of a model or of measured runs, by what a baseline needs for their loss.
 
@@ -111,8 +94,10 @@ class Speedup(Answer):
     with its `factor` and the interval from `low` to `high`.
     """
 
-    rows: tuple[Any, ...]
-    claim: str
+    _question: ClassVar[Strings] = ("size", "set", "run", "n_active", "experts")
+    _row: ClassVar[type[Row]] = SpeedupRow
+
+    claim: str = field(repr=False)
     match: str
     model: str | None = None
     baseline: str | None = None
@@ -158,29 +143,22 @@ class Speedup(Answer):
         return float(ratio ** (1.0 / self.exponent))
 
     def facts(self) -> Fields:
-        facts = plain_fields(self, "rows", "check", "notes", "claim")
-        return {name: value for name, value in facts.items() if value is not None}
+        return {name: value for name, value in super().facts().items() if value is not None}
 
-    def summary(self) -> Table:
-        rows = self.to_rows()
-        columns: Fields = {}
-        for name in rows[0]:
-            values = [row[name] for row in rows]
-            if name not in HIDDEN and values != [None] * len(rows):
-                columns[f"× {FACTORS[name]}" if name in FACTORS else name] = values
-        cells = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        notes = [] if self.asymptote is None else [self._describe_asymptote(self.asymptote)]
-        title = self.claim
-        if self.n_active is not None:
-            size = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
-            title += f"\n{self.model}: {size}, {format_flops(self.flops)} FLOPs, loss {self.loss:.4f}  ({self.law})"
-        return Table.of(
-            cells,
-            title=title,
-            keys=KEYS,
-            notes=notes,
-            warnings=self.warnings,
-        )
+    def _cells(self) -> list[Fields]:
+        names = [name for name in self.columns if name not in HIDDEN]
+        shown = [name for name in names if any(row[name] is not None for row in self.rows)]
+        return [{name: row[name] for name in shown} for row in self.rows]
+
+    def _lines(self) -> str:
+        if self.n_active is None:
+            return self.claim
+        size = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
+        model = f"{self.model}: {size}, {format_flops(self.flops)} FLOPs, loss {self.loss:.4f}  ({self.law})"
+        return f"{self.claim}\n{model}"
+
+    def _footnotes(self) -> list[str]:
+        return [] if self.asymptote is None else [self._describe_asymptote(self.asymptote)]
 
     def _describe_asymptote(self, asymptote: float) -> str:
         """Name the baseline's asymptote, and the factors that its other values would give."""
@@ -189,7 +167,7 @@ class Speedup(Answer):
         places = "{} to {}".format(*format_ends(*bounds))
         if self.exponent is None or self.factor == np.inf:
             return f"{text}, 95 % of its draws {places}" if self.asymptote_interval else text
-        factors = " to ".join(cell("× FLOPs", self.at_asymptote(bound)) for bound in bounds)
+        factors = " to ".join(cell(self.at_asymptote(bound), COLUMNS["compute"]) for bound in bounds)
         return (
             f"{text}, α = {self.exponent:.4f}. With the asymptote at {places} it would take {factors} times the FLOPs."
         )
@@ -274,7 +252,7 @@ def speedup(
         notes += [about(row.size, warning) for warning in row.warnings]
     costs = join_words(_describe_costs(rows[0], headline))
     return Speedup(
-        rows=tuple(rows),
+        columns=columns_of(rows),
         claim=f"{_describe(baseline)} needs {costs} of {name} for its loss of {loss:.3f}",
         match=match,
         model=name,
@@ -297,7 +275,7 @@ def _describe_costs(row: SpeedupRow, headline: str) -> list[str]:
     for name in sorted(FACTORS, key=lambda name: name != headline):
         factor = getattr(row, name)
         if factor is not None:
-            costs.append(f"{cell('× FLOPs', factor)} times the {FACTORS[name]}")
+            costs.append(f"{cell(factor, COLUMNS['compute'])} times the {FACTORS[name]}")
     return costs
 
 
@@ -450,7 +428,9 @@ class _Target:
             hours = float(costs["time"][0] / 3600.0)
             if np.isinf(hours) and np.isfinite(tokens[0]):
                 warnings = (*warnings, f"training takes more memory than {self.cluster.hardware} have")
-        factors: Fields = {}
+        factors: Fields = dict.fromkeys(
+            ("compute", "compute_interval", "data", "data_interval", "time", "time_interval")
+        )
         for name, values in costs.items():
             ratios = values / self.costs[name]
             factors[name] = float(ratios[0])
@@ -460,12 +440,12 @@ class _Target:
             n_active=float(first["n_active"]),
             tokens=float(tokens[0]),
             flops=float(costs["compute"][0]),
+            **factors,
             hours=hours,
             floor=least_loss,
             unreached=unreached,
             trusted=bool(check.trusted),
             warnings=warnings,
-            **factors,
         )
 
 
@@ -614,7 +594,7 @@ def _find_crossovers(
         "tokens_high": high,
     }
     return Speedup(
-        rows=tuple(rows_of(columns)),
+        columns=columns,
         claim=f"{span(n, format_count)} active parameters, E = {span(e, '{:g}'.format)}: {claim}",
         match="served",
         check=check,

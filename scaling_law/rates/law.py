@@ -28,9 +28,8 @@ from hub.base import strict_json
 from hub.base.errors import InputError, given, unknown
 from hub.base.notices import Notice, about
 from hub.base.paths import local_path
-from hub.base.tables import Listed
 from hub.base.types import Strings
-from scaling_law.formulas.answers import span
+from scaling_law.answer.answer import Listed, span
 from scaling_law.formulas.conditions import Conditions, RangeCheck, rate_guard_of
 from scaling_law.formulas.law import Values, check_level, positive
 from scaling_law.rates.batch import usual_batch

@@ -23,9 +23,10 @@ import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.inputs import reads, shorten, whole
-from hub.base.tables import Summarised, Table, Tables, rows_of
+from hub.base.tables import Summarised, Table, Tables
 from hub.base.types import Fields
 from hub.base.units import format_count
+from scaling_law.answer.answer import rows_of
 from scaling_law.formulas.law import one_positive, percentile_interval
 from scaling_law.rates.law import COEFFICIENTS, PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix

@@ -21,7 +21,8 @@ from scaling_law import (
     scale_out,
     speedup,
 )
-from scaling_law.formulas.answers import Answer, ArrayAnswer
+from scaling_law.answer.answer import Answer
+from scaling_law.answer.columns import COLUMNS
 from scaling_law.planning import candidate_grid, log_optimal_parameters
 from scaling_law.planning.question import QuestionFields
 from tests.scaling_law.configs import SWITCH
@@ -56,9 +57,8 @@ ANSWERS = {
 
 
 def kinds(base: type) -> set[type]:
-    """The classes below it, but for those that only others derive from."""
-    below = {kind for child in base.__subclasses__() for kind in (child, *kinds(child))}
-    return below - {ArrayAnswer}
+    """The classes below it."""
+    return {kind for child in base.__subclasses__() for kind in (child, *kinds(child))}
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -123,6 +123,13 @@ def test_print_is_a_table_and_repr_a_line(name):
     assert len(str(result).splitlines()) > 1
     assert "object at 0x" not in str(result)
     assert "<table>" in result._repr_html_()
+
+
+def test_every_column_has_a_meaning_that_a_notebook_shows():
+    assert all(column.meaning for column in COLUMNS.values())
+    answer = ANSWERS["optimal"]()
+    assert {*answer.summary().header} <= {column.label for column in COLUMNS.values()}
+    assert 'title="Active parameters, with embedding and head [parameters]"' in answer._repr_html_()
 
 
 def test_whole_counts_are_integers():

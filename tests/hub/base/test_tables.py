@@ -8,8 +8,15 @@ from xml.etree import ElementTree
 import pytest
 from rich.text import Text
 
-from hub.base.tables import Table, Tables, as_text, cell, html, print_table, show
+from hub.base.tables import Column, Table, Tables, as_text, cell, html, print_table, show
+from hub.base.units import format_count
 
+COLUMNS = {
+    "experts": Column("E", "{:g}".format),
+    "n_active": Column("N_act", format_count),
+    "tokens": Column("tokens", format_count),
+    "loss": Column("loss", "{:.4f}".format, infinite="none"),
+}
 ROWS = [
     {"experts": 8, "n_active": 1.1e9, "tokens": 999_936, "loss": 2.2, "note": "best <of> [all]"},
     {"experts": 16, "n_active": 9e8, "tokens": 3e9, "loss": float("nan"), "note": ""},
@@ -18,14 +25,14 @@ ROWS = [
 
 @pytest.mark.parametrize("width", [20, 30, 60, 200])
 def test_every_cell_is_shown_whole_in_a_terminal_of_any_width(width: int) -> None:
-    text = as_text(Table.of(ROWS, title="Models", warnings=["far outside"]), width)
+    text = as_text(Table.of(ROWS, COLUMNS, title="Models", warnings=["far outside"]), width)
     for shown in ("Models", "E", "N_act", "1.1B", "900M", "1M", "3B", "2.2000", "<of>", "[all]", "⚠ far outside"):
         assert shown in text
     assert all(len(line) <= width for line in text.splitlines())
 
 
 def test_a_split_table_repeats_its_keys_and_starts_with_the_first_columns() -> None:
-    parts = as_text(Table.of(ROWS, keys=("E",), first=("loss",)), 24).split("┏")[1:]
+    parts = as_text(Table.of(ROWS, COLUMNS, keys=("E",), first=("loss",)), 24).split("┏")[1:]
     assert len(parts) > 1
     assert all(part.split("┃")[1].strip() == "E" for part in parts)
     assert "loss" in parts[0]
@@ -44,9 +51,10 @@ def test_without_a_header_and_without_rows() -> None:
 
 
 def test_cells() -> None:
-    values = {"flops": float("inf"), "tokens": float("inf"), "loss": None, "steps": 12, "trusted": False, "mfu": 0.25}
-    shown = {name: cell(name, value) for name, value in values.items()}
-    assert list(shown.values()) == ["not reached", "∞", "–", "12", "not trusted", "25.0%"]
+    infinite = float("inf")
+    values = {"loss": infinite, "tokens": infinite, "experts": None, "steps": 12, "n_active": 1.1e9, "seconds": 0.25}
+    shown = [cell(value, COLUMNS.get(name)) for name, value in values.items()]
+    assert shown == ["none", "∞", "–", "12", "1.1B", "0.25"]
 
 
 def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +88,7 @@ def test_a_notebook_gets_elements_with_their_styles_and_no_markup_from_a_name() 
 
 
 def test_a_notebook_gets_the_cells_aligned_and_styled() -> None:
-    table = Table.of([{"law": "joint", "loss": 2.5}, {"law": "dense", "loss": None}], styles=["bold", ""])
+    table = Table.of([{"law": "joint", "loss": 2.5}, {"law": "dense", "loss": None}], COLUMNS, styles=["bold", ""])
     head, best, other = ElementTree.fromstring(html(table)).iter("tr")
     assert [[cell.text for cell in row] for row in (head, best, other)] == [
         ["law", "loss"],

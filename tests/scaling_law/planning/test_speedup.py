@@ -64,7 +64,7 @@ def test_marins_own_example():
     """A = 87.7 through 3.5422 at 3.82e17 FLOPs; their issue 8096 asks for this test."""
     budget, floor, alpha = 3.82e17, 1.6, 0.0941
     assert (3.5422 - floor) * budget**alpha == pytest.approx(87.7, abs=0.1)
-    named = {"rows": (), "model": "variant", "baseline": "usual", "n_active": 1e8, "tokens": 1e9, "law": ""}
+    named = {"model": "variant", "baseline": "usual", "n_active": 1e8, "tokens": 1e9, "law": ""}
     asymptote = {"asymptote": floor, "asymptote_interval": None, "exponent": alpha, "baseline_loss": 3.5422}
     answer = Speedup(**named, claim="", match="flops", flops=budget, loss=3.52, check=None, **asymptote)
     hours = answer.at_asymptote(floor) * 410_000 / 433_986

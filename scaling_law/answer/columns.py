@@ -1,0 +1,58 @@
+"""The registry of columns: label, format, unit and meaning of each quantity, from `columns.json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hub.base import strict_json
+from hub.base.tables import Column, Table
+from hub.base.units import format_bytes, format_count, format_ends, format_flops, format_rough
+
+REGISTRY = Path(__file__).with_name("columns.json")
+FORMAT = "columns"
+VERSION = 1
+
+
+def format_interval(bounds: tuple[float, float]) -> str:
+    """Write an interval of factors or hours with the digits that draws determine; an end may be infinite."""
+    return "…".join("∞" if math.isinf(bound) else format_rough(bound) for bound in bounds)
+
+
+# Formats that have a name; the others are format specifications, such as ".4f", or ".2g s" with a unit.
+FORMS: dict[str, Callable[[Any], str]] = {
+    "text": str,
+    "count": format_count,
+    "flops": format_flops,
+    "bytes": format_bytes,
+    "factors": format_interval,
+    "share": lambda share: f"{min(share, 1.0):.0%}",
+    "losses": lambda bounds: "…".join(format_ends(*bounds)),
+    "trust": lambda is_trusted: "" if is_trusted else "not trusted",
+}
+
+
+def _read() -> dict[str, Column]:
+    columns = {}
+    for name, row in strict_json.read(REGISTRY, FORMAT, VERSION)["columns"].items():
+        form = row.pop("form")
+        if form not in FORMS:
+            digits, _, unit = form.partition(" ")
+            FORMS[form] = f"{{:{digits}}} {unit}".rstrip().format
+        columns[name] = Column(form=FORMS[form], **row)
+    return columns
+
+
+COLUMNS = _read()
+
+
+def label(name: str) -> str:
+    """Return the label of a column; one that is not registered has its name."""
+    return COLUMNS[name].label if name in COLUMNS else name
+
+
+def tabulate(rows: Sequence[Mapping[str, object]], **options: Any) -> Table:
+    """Lay out rows with the labels and formats of the registry."""
+    return Table.of(rows, COLUMNS, **options)
