@@ -133,7 +133,7 @@ class _Running:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 # If this process is killed, the launcher goes on to hold the lock.
-                pass_fds=[self.lock._context.lock_file_fd],
+                pass_fds=[self.lock._context.lock_file_fd] if self.lock else [],
             )
         executor = Executor(platform.node(), os.getpid(), self.launcher.pid)
         atomic.write_json(folder / "process.json", asdict(executor))
