@@ -23,10 +23,10 @@ import numpy as np
 
 from hub.base.errors import InputError
 from hub.base.units import format_bytes, format_count
-from scaling_law.machine.communication import Degrees, bubble, communication
+from scaling_law.machine.communication import DEGREES, Degrees, bubble, communication
 from scaling_law.machine.efficiency import MEGATRON, TRAIN_PY
 from scaling_law.machine.gpus import find_gpu
-from scaling_law.machine.memory import Sharding, TrainingMemory, training_memory
+from scaling_law.machine.memory import SHARDINGS, Sharding, TrainingMemory, training_memory
 from scaling_law.machine.throughput import Model, Throughput
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.arrays import FloatArray, IntArray, first_smallest
@@ -129,9 +129,8 @@ class Option(Degrees):
         return f"{micro_batches}, {self.ways}" if self.ways else micro_batches
 
 
-# Fields of an option that decide neither its micro-batch nor what is recomputed.
-OF_WAY = ("dp", "fsdp", "tp", "pp", "ep", "cp", "reshard")
-ARRAYS = ("micro_batch_sequences", "gradient_checkpointing", *OF_WAY)
+# Fields of an option that are numbers.
+ARRAYS = (*DEGREES, "micro_batch_sequences", "gradient_checkpointing", "reshard")
 
 
 @dataclass(frozen=True)
@@ -317,8 +316,7 @@ class Layouts:
         costs = self._costs(model, candidates, largest)
         fits = costs.memory_bytes <= self.available
         seconds = np.where(fits, np.maximum(costs.slowdown * costs.compute, costs.exchange), np.inf)
-        option = first_smallest(seconds[candidates.rows])
-        best = candidates.rows[option]
+        best = first_smallest(seconds)
         is_possible = np.isfinite(_choose(seconds, best))
         gpu_shares = []
         slowdowns = []
@@ -334,7 +332,7 @@ class Layouts:
             slowdowns.append(np.where(is_possible, _choose(costs_of_stage.slowdown, best), np.inf))
             exchanges.append(_choose(costs_of_stage.exchange, best))
         least = costs.memory_bytes.min(0).reshape(shape)
-        return Steps(option, tuple(gpu_shares), np.stack(slowdowns), np.stack(exchanges), is_possible, least)
+        return Steps(best, tuple(gpu_shares), np.stack(slowdowns), np.stack(exchanges), is_possible, least)
 
     def _costs(self, model: Sized, candidates: _Candidates, batch: int) -> _Costs:
         """Compute the costs of each option in a batch, a group at a time."""
@@ -351,7 +349,7 @@ class Layouts:
                 memory_bytes=np.where(_is_divisible(model, option), self.memory(model, option).total, np.inf),
             )
             for values, values_of_group in zip(costs, costs_of_group, strict=True):
-                values[group.rows].reshape(*group.shape, *shape)[...] = values_of_group
+                values[group.rows] = values_of_group
         return costs
 
     def fits(self, model: Sized) -> Any:
@@ -411,40 +409,32 @@ class _Costs(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Options of one sharding among as many GPUs: each micro-batch, recomputed or not, in each of several ways.
-
-    The arrays of `option` lie along the axes that they decide, of `shape` (micro-batches, 2, ways), so that what
-    depends on one of them is computed once for all others. `rows` of arrays of all groups are its own.
-    """
+    """All options of one sharding, as one whose fields are arrays; `rows` are their places among all options."""
 
     option: Option
-    shape: tuple[int, ...]
-    rows: slice
+    rows: IntArray
 
 
 class _Candidates(NamedTuple):
-    """All options of an engine, the preferred first, and in groups; `rows` [options] are the places of the former."""
+    """All options of an engine, the preferred first, and in groups."""
 
     options: list[Option]
     groups: list[_Group]
-    rows: IntArray
 
     def in_batch(self, batch: int) -> _Candidates:
         """Return the options in a smaller batch, with the largest micro-batches that divide theirs and its shares."""
         groups = []
-        for group in self.groups:
-            option = group.option
-            replicas = (option.dp * option.fsdp).flat[0]
-            sizes = np.gcd(option.micro_batch_sequences, batch // replicas)
-            groups.append(group._replace(option=replace(option, micro_batch_sequences=sizes)))
+        for option, rows in self.groups:
+            sizes = np.gcd(option.micro_batch_sequences, batch // (option.dp * option.fsdp))
+            groups.append(_Group(replace(option, micro_batch_sequences=sizes), rows))
         return self._replace(groups=groups)
 
     def join(self, values: Sequence[Any]) -> Any:
         """Join the values of each group, [options]."""
-        parts = []
+        joined = np.empty(len(self.options))
         for group, values_of_group in zip(self.groups, values, strict=True):
-            parts.append(np.broadcast_to(values_of_group, group.shape).ravel())
-        return np.concatenate(parts)
+            joined[group.rows] = values_of_group
+        return joined
 
 
 def _choose(values: FloatArray, option: Any) -> FloatArray:
@@ -511,44 +501,18 @@ def _candidate_layouts(engine: str, gpus: int, shared: int, largest: int, node: 
 
 
 def _group_options(options: list[Option]) -> _Candidates:
-    """Group options so that each group has every combination of its micro-batches and ways, recomputed or not."""
-    members: dict[tuple[str, int], list[int]] = {}
-    for place, option in enumerate(options):
-        members.setdefault((option.sharding, option.dp * option.fsdp), []).append(place)
-    groups: list[_Group] = []
-    rows = np.empty(len(options), int)
-    start = 0
-    for places in members.values():
-        end = start + len(places)
-        option, rows_of_group = _arrange([options[place] for place in places])
-        rows[places] = start + rows_of_group
-        shape = (option.micro_batch_sequences.size, 2, option.dp.size)
-        groups.append(_Group(option, shape, slice(start, end)))
-        start = end
-    return _Candidates(options, groups, rows)
-
-
-def _arrange(options: list[Option]) -> tuple[Option, IntArray]:
-    """Make one option of arrays along the axes of a group, and return the place of each option in their product."""
-    sizes = sorted({option.micro_batch_sequences for option in options})
-    ways = list(dict.fromkeys(map(_way, options)))
-    places = []
-    for option in options:
-        size = sizes.index(option.micro_batch_sequences)
-        is_recomputed = int(option.gradient_checkpointing)
-        places.append((2 * size + is_recomputed) * len(ways) + ways.index(_way(option)))
-    arrays = dict(zip(OF_WAY, map(np.array, zip(*ways, strict=True)), strict=True))
-    group = Option(
-        micro_batch_sequences=np.array(sizes).reshape(-1, 1, 1),
-        gradient_checkpointing=np.array([False, True]).reshape(2, 1),
-        sharding=options[0].sharding,
-        **arrays,
-    )
-    return group, np.array(places)
-
-
-def _way(option: Option) -> tuple[Any, ...]:
-    return tuple(getattr(option, name) for name in OF_WAY)
+    """Group options by their sharding."""
+    groups = []
+    for sharding in SHARDINGS:
+        rows = [row for row, option in enumerate(options) if option.sharding == sharding]
+        if rows:
+            arrays = {}
+            for name in ARRAYS:
+                values = [getattr(options[row], name) for row in rows]
+                # What is the same in all options is computed once.
+                arrays[name] = np.array(values if len({*values}) > 1 else values[:1])
+            groups.append(_Group(Option(sharding=sharding, **arrays), np.array(rows)))
+    return _Candidates(options, groups)
 
 
 def _shardings(replicas: int, is_alone: bool, node: int) -> list[dict[str, Any]]:

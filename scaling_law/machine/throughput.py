@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads
+from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads, whole
 from hub.base.notices import Notice
 from hub.base.tables import literal
 from hub.base.types import Fields
@@ -168,7 +168,7 @@ class Measurement(NamedTuple):
     memory_bytes: float | None = None
 
 
-@reads
+@reads(devices=whole(1))
 @dataclass(frozen=True, repr=False)
 class Throughput(Listed):
     """Step times of one device model, at one precision.
@@ -215,7 +215,7 @@ class Throughput(Listed):
     sharded_draws: FloatArray | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.device, str) and self.device):
+        if not self.device:
             raise InputError(f"device={self.device!r} must be a name")
         unknown = set(self.seconds) - set(TERMS)
         if unknown:
@@ -225,8 +225,6 @@ class Throughput(Listed):
                 raise InputError(f"seconds of {name}={value!r} must be finite and at least 0")
         if not any(self.seconds.values()):
             raise InputError("seconds: all are 0; at least one must be positive")
-        if not (isinstance(self.devices, int) and self.devices >= 1):
-            raise InputError(f"devices={self.devices!r} must be a whole number of at least 1")
         if self.draws is not None and (self.draws.ndim != 2 or self.draws.shape[1] != len(self.seconds)):
             raise InputError(f"draws have shape {self.draws.shape}; [n, {len(self.seconds)}] is needed")
 
@@ -255,7 +253,14 @@ class Throughput(Listed):
             is_sharded = np.asarray(is_sharded, bool)
         except (TypeError, ValueError):
             raise InputError(f"is_sharded={literal(is_sharded)} must be true or false, one or several") from None
-        work = self._work(model, tokens_per_step, micro_batch_tokens, sequence_length, devices, shards)
+        work = self._work(
+            model,
+            tokens_per_step=tokens_per_step,
+            micro_batch_tokens=micro_batch_tokens,
+            sequence_length=sequence_length,
+            devices=devices,
+            shards=shards,
+        )
         on_one_node: Any = 0.0
         for name, value in self.seconds.items():
             factor = np.where(is_sharded, self.sharded.get(name, 1.0), 1.0)
@@ -280,7 +285,7 @@ class Throughput(Listed):
             raise InputError(
                 f"the throughput of {self.device} has no draws: its step times are not fitted to measurements"
             )
-        work = self._work(model, tokens_per_step, **batch)
+        work = self._work(model, tokens_per_step=tokens_per_step, **batch)
         amounts = [np.asarray(work[name], float) for name in self.seconds]
         terms = np.stack(np.broadcast_arrays(*amounts))
         seconds = np.tensordot(self.draws, terms, axes=1)
@@ -339,36 +344,16 @@ class Throughput(Listed):
         count = self.devices if devices is None else devices
         return max(1.0, count / self.node)
 
-    def _work(
-        self,
-        model: Model,
-        tokens_per_step: ArrayLike,
-        micro_batch_tokens: ArrayLike | None = None,
-        sequence_length: int | None = None,
-        devices: int | None = None,
-        shards: ArrayLike = 1,
-    ) -> Fields:
+    def _work(self, model: Model, **step: Any) -> Fields:
         """Compute the work of one device in one step. ValueError names what is not positive."""
-        if micro_batch_tokens is None:
-            micro_batch_tokens = self.micro_batch_tokens
-        if sequence_length is None:
-            sequence_length = self.sequence_length
-        if devices is None:
-            devices = self.devices
-        step = {
-            "tokens_per_step": tokens_per_step,
-            "micro_batch_tokens": micro_batch_tokens,
-            "sequence_length": sequence_length,
-            "devices": devices,
-            "shards": shards,
-        }
+        for name in ("micro_batch_tokens", "sequence_length", "devices"):
+            if step.get(name) is None:
+                step[name] = getattr(self, name)
         for name, value in step.items():
-            if value is None:
-                continue
-            numbers = np.asarray(value)
+            numbers = np.asarray(1.0 if value is None else value)
             if not np.all((numbers >= 1 / LARGEST) & (numbers <= LARGEST)):
                 raise InputError(f"{name}={literal(value)} must be positive and finite")
-        return _work_of(model).in_step(tokens_per_step, micro_batch_tokens, sequence_length, devices, shards)
+        return _work_of(model).in_step(**step)
 
     # -- origins
 

@@ -130,26 +130,20 @@ def submitting(sweep: Sweep) -> Iterator[None]:
         raise EngineError(f"{sweep.folder}: another `run` has been submitting it for {LOCK_SECONDS} s") from None
 
 
-def was_submitted(engine: Engine, runs: Sequence[SweepRun]) -> bool:
-    """Return whether the engine may have jobs of these runs, by past submits and by listed jobs."""
-    engines = {job.engine for job in itertools.chain(*map(Job.of, runs))}
-    for path in {run.folder.parent / SUBMITS for run in runs}:
-        engines.update(dict(_read_submits(path)))
-    return engine.name in engines
+def was_submitted(engine: Engine, folder: Path) -> bool:
+    """Return whether the engine may have jobs of the sweep in this folder."""
+    return engine.name in _read_submits(folder)
 
 
-def _read_submits(path: Path) -> list[tuple[str, str]]:
+def _read_submits(folder: Path) -> dict[str, str]:
     """Read the engines to which a sweep was submitted, each with a text that no engine reads any more."""
-    submits: list[tuple[str, str]] = atomic.read_json(path, [], list[tuple[str, str]])
-    return submits
+    return dict(atomic.read_json(folder / SUBMITS, [], list[tuple[str, str]]))
 
 
 def note_submit(engine: Engine, sweep: Sweep) -> None:
     """Note that the engine gets jobs; done before any is sent, so that `queue` finds those of a killed submit."""
-    path = sweep.folder / SUBMITS
-    submits = _read_submits(path)
-    if engine.name not in dict(submits):
-        atomic.write_json(path, [*submits, (engine.name, "")])
+    submits = _read_submits(sweep.folder)
+    atomic.write_json(sweep.folder / SUBMITS, [*({engine.name: ""} | submits).items()])
 
 
 def select_unfinished(engine: Engine, sweep: Sweep) -> tuple[Sweep, Outcome]:

@@ -69,7 +69,7 @@ class RunPlan:
     placement: Placement | None = None
 
     @classmethod
-    def of(cls, run: SweepRun, seconds: float | None, shards: int, placement: Placement | None) -> RunPlan:
+    def of(cls, run: SweepRun, shards: int, placement: Placement | None, seconds: float | None) -> RunPlan:
         """Plan a run that takes so many seconds, laid out so, or else sharded over `shards` devices."""
         arch = run.architecture
         separate_tokens = sum(branch.tokens for branch in run.branches)
@@ -142,7 +142,7 @@ class SweepPlan(Summarised):
             "",
             str(branches),
             format_count(self.total("tokens")),
-            format_flops(self.total("training_flops")),
+            self.total("training_flops"),
             format_seconds(self.seconds),
             "",
             format_bytes(self.total("disk_bytes")),
@@ -186,17 +186,17 @@ class SweepPlan(Summarised):
         return f"time: {self.timed_by}, one run at a time{cost}"
 
 
-def _table_row(run: RunPlan) -> tuple[str, ...]:
+def _table_row(run: RunPlan) -> tuple[object, ...]:
     progress = f" {run.share_done:.0%}" if 0 < run.share_done < 1 else ""
     return (
         run.name,
-        format_count(run.n_active),
-        format_count(run.n_total),
+        run.n_active,
+        run.n_total,
         ", ".join(format_count(branch.target_tokens) for branch in run.branches),
         format_count(run.tokens),
-        format_flops(run.training_flops),
+        run.training_flops,
         format_seconds(run.seconds),
-        str(run.placement) if run.placement else format_bytes(run.memory_bytes),
+        str(run.placement) if run.placement else run.memory_bytes,
         format_bytes(run.disk_bytes),
         run.state + progress,
     )
@@ -217,25 +217,20 @@ def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) 
         raise InputError(f"shards={shards} must be at least 1")
     for run in sweep.runs:
         check_rate(run.arguments, run.architecture, *run.arguments.longest_run())
-    placements: Sequence[Placement | None] = [None] * len(sweep.runs)
-    times: Sequence[float | None] = [None] * len(sweep.runs)
+    layouts: Sequence[tuple[Placement | None, float | None]] = [(None, None)] * len(sweep.runs)
     timed_by: str | None = None
     cost: float | None = None
     if any(value is not None for value in gpus.values()):
         cluster = Cluster.of(**gpus)
-        placements, seconds = zip(*(_estimate_seconds(run, cluster) for run in sweep.runs), strict=True)
-        times = seconds
+        layouts = [_estimate_seconds(run, cluster) for run in sweep.runs]
         timed_by = str(cluster)
-        cost = cluster.cost(sum(seconds))
+        cost = cluster.cost(sum(seconds or 0.0 for _, seconds in layouts))
     else:
         speed = measured_flops_per_second(sweep)
         if speed:
-            times = [run.cost / speed for run in sweep.runs]
+            layouts = [(None, run.cost / speed) for run in sweep.runs]
             timed_by = f"{format_flops(speed)} FLOP/s, measured in this sweep"
-    plans = [
-        RunPlan.of(run, time, shards, placement)
-        for run, time, placement in zip(sweep.runs, times, placements, strict=True)
-    ]
+    plans = [RunPlan.of(run, shards, *layout) for run, layout in zip(sweep.runs, layouts, strict=True)]
     return SweepPlan(sweep.name, tuple(plans), timed_by, cost, shards)
 
 

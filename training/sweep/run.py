@@ -101,15 +101,23 @@ def environments(count: int, processes: int = 1, accelerate_config: Path | None 
     return [{"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"} for _ in range(count)]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Running:
-    """A run that is being trained, in the environment that gives it its devices."""
+    """A run that is being trained, in the environment that gives it its devices.
+
+    Without a lock, another sweep started it, and was killed.
+    """
 
     run: SweepRun
     retries: int
     environment: dict[str, str]
-    lock: FileLock
+    lock: FileLock | None
     launcher: psutil.Popen = field(init=False)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if no process trains the run any more."""
+        return self.launcher.poll() is not None if self.lock else not _find_left_training(self.run)
 
     def start(self, command: list[str]) -> None:
         """Start `command` for the run; its output is appended to the run's `output.log`."""
@@ -125,7 +133,7 @@ class _Running:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 # If this process is killed, the launcher goes on to hold the lock.
-                pass_fds=[self.lock._context.lock_file_fd],
+                pass_fds=[self.lock._context.lock_file_fd] if self.lock else [],
             )
         executor = Executor(platform.node(), os.getpid(), self.launcher.pid)
         atomic.write_json(folder / "process.json", asdict(executor))
@@ -151,15 +159,17 @@ class _Running:
             os.killpg(self.launcher.pid, signal.SIGKILL)
             self.launcher.wait()
 
-    def release(self, *, stopped: bool) -> int:
-        """Save how the run ended, release it for other sweeps, and return the exit status.
+    def release(self, *, stopped: bool) -> Attempt | None:
+        """Save how the run ended and release it for other sweeps; None if another's run ended without a word.
 
         A launcher ends with 1 for any failure; the training that fails or is stopped says how.
         """
-        attempt = Attempt.load(self.run.folder) or Attempt(int(self.launcher.wait()), stopped)
-        replace(attempt, stopped=stopped or attempt.stopped).save(self.run.folder)
-        self.lock.release()
-        return attempt.exit_status
+        attempt = Attempt.load(self.run.folder)
+        if self.lock:
+            attempt = attempt or Attempt(int(self.launcher.wait()), stopped)
+            replace(attempt, stopped=stopped or attempt.stopped).save(self.run.folder)
+            self.lock.release()
+        return attempt
 
 
 def run_sweep(
@@ -194,16 +204,14 @@ def run_sweep(
     free = environments(workers, processes_per_run, accelerate_config)
     command = launch_command("ACCELERATE_USE_CPU" in free[0], processes_per_run, accelerate_config)
     busy: list[_Running] = []
-    # Runs that no sweep executes any more.
-    abandoned: list[tuple[SweepRun, int, dict[str, str]]] = []
     try:
-        while waiting or busy or abandoned:
+        while waiting or busy:
             while waiting and free:
                 run, retries_left = waiting.pop(0)
                 process = _find_left_training(run)
                 if process:
                     logger.warning("run %s: waiting for process %d, which trains it already", run.name, process.pid)
-                    abandoned.append((run, retries_left, _take(free, process)))
+                    busy.append(_Running(run, retries_left, _take(free, process), lock=None))
                     continue
                 lock = _lock_unless_busy(run, outcome)
                 if lock is not None:
@@ -211,27 +219,22 @@ def run_sweep(
                     running.start(command)
                     busy.append(running)
             time.sleep(0.5)
-            watch([*(running.run for running in busy), *(run for run, _, _ in abandoned)])
-            for run, retries_left, environment in [item for item in abandoned if not _find_left_training(item[0])]:
-                abandoned.remove((run, retries_left, environment))
-                free.append(environment)
-                attempt = Attempt.load(run.folder)
-                if attempt:
-                    outcome.add(run, attempt.exit_status)
-                else:
-                    waiting.append((run, retries_left))
-            for running in [running for running in busy if running.launcher.poll() is not None]:
+            watch([running.run for running in busy])
+            for running in [running for running in busy if running.has_ended]:
                 busy.remove(running)
                 free.append(running.environment)
-                exit_status = running.release(stopped=False)
-                if running.retries and state(running.run) == "failed":
+                attempt = running.release(stopped=False)
+                if attempt is None:
+                    waiting.append((running.run, running.retries))
+                elif running.retries and state(running.run) == "failed":
                     waiting.append((running.run, running.retries - 1))
                 else:
-                    outcome.add(running.run, exit_status)
+                    outcome.add(running.run, attempt.exit_status)
     finally:
-        for running in busy:
+        started = [running for running in busy if running.lock]
+        for running in started:
             running.interrupt()
-        for running in busy:
+        for running in started:
             running.join()
             running.release(stopped=True)
     return outcome
@@ -241,21 +244,17 @@ def _lock_unless_busy(run: SweepRun, outcome: Outcome) -> FileLock | None:
     """Lock a run; None, which `outcome` notes, if another sweep executes it or has finished it meanwhile."""
     run.folder.mkdir(parents=True, exist_ok=True)
     lock = lock_of(run)
-    try:
+    with suppress(Timeout):
         # A second is long enough for `status`, which tries the lock.
         lock.acquire(timeout=1)
-    except Timeout:
-        outcome.elsewhere.append(run.name)
-        return None
-    if find_trainer(run.folder):
+        if not (find_trainer(run.folder) or run.complete):
+            return lock
         lock.release()
-        outcome.elsewhere.append(run.name)
-        return None
     if run.complete:
-        lock.release()
         outcome.add(run, 0)
-        return None
-    return lock
+    else:
+        outcome.elsewhere.append(run.name)
+    return None
 
 
 def _find_left_training(run: SweepRun) -> psutil.Process | None:

@@ -157,7 +157,7 @@ class Slurm(Engine):
 
     def queue(self, runs: Sequence[SweepRun]) -> Mapping[Job, Queued]:
         """Return the state of the jobs by squeue, which forgets a job some minutes after its end."""
-        if not was_submitted(self, runs):
+        if not runs or not was_submitted(self, runs[0].folder.parent):
             return {}
         queue: dict[Job, Queued] = {}
         # Arrays with jobs that may be of these runs and are not noted, each with one of its jobs.
