@@ -141,7 +141,8 @@ NOT_QUESTIONS = {  # why → what
     "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
         Formula.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
         Formula.chinchilla_of StackLaw.coefficient_names StackLaw.summary
-        Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
+        Bootstrap.interval Bootstrap.to_rows Listed.summary ResultTable.summary ResultTable.to_rows
+        ResultTable.to_dataframe""",
     "makes a law, finds or stores one": """Formula.replace Formula.to_dict StackLaw.to_dict
         Law.save_pretrained Law.push_to_hub Law.from_pretrained
         JointLaw.published LearningRateLaw.published LearningRateLaw.named
