@@ -280,7 +280,7 @@ class RunRecord(_Part):
         try:
             return cls(**fields)
         except RecordError as error:
-            raise RecordError(f"{what}: {error}") from None
+            raise type(error)(f"{what}: {error}") from None
 
     @classmethod
     def from_json(cls, text: str | bytes, *, what: str = "run record") -> RunRecord:

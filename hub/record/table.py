@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from hub.base import atomic, strict_json
-from hub.base.errors import FilesError, RecordError, redact
+from hub.base.errors import FilesError, NewerError, RecordError, redact
 from hub.base.types import Fields
 from hub.record.foreign import csv_rows, json_rows
 from hub.record.run_record import RunRecord, type_of
@@ -107,26 +107,11 @@ def split_rows(
             records.append(RunRecord.from_dict(nested, what=label))
         except RecordError as error:
             line = row if isinstance(row, bytes) else b""
-            unreadable.append(_unreadable_row(line, fields, str(error)))
+            named = fields if isinstance(fields, dict) else {}
+            texts = {name: value for name, value in named.items() if isinstance(value, str)}
+            is_newer = isinstance(error, NewerError)
+            unreadable.append(UnreadableRow(line, str(error), texts.get("run_id"), texts.get("branch"), is_newer))
     return records, unreadable
-
-
-def _unreadable_row(line: bytes, fields: Any, reason: str) -> UnreadableRow:
-    """Describe a row by those of its fields that can be trusted."""
-    if not isinstance(fields, dict):
-        return UnreadableRow(line, reason, None, None, newer=False)
-    version = fields.get("schema_version")
-    return UnreadableRow(
-        line,
-        reason,
-        _text_or_none(fields.get("run_id")),
-        _text_or_none(fields.get("branch")),
-        newer=isinstance(version, int) and version > strict_json.SCHEMA_VERSION,
-    )
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _choose_reader(suffix: str, foreign: bool) -> Callable[[bytes, str], Iterator[tuple[str, Any]]]:
