@@ -186,18 +186,14 @@ def _change_file(path: Path, content: Change, sources: Mapping[str, Path]) -> No
     if isinstance(content, bytes):
         atomic.write_bytes(path, content)
         return
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     source = sources[content.commit] / path.name if isinstance(content, CopyOf) else content
-    try:
+    with atomic.replaced_file(path) as temporary:
         if isinstance(content, CopyOf) and source.suffix == ".safetensors":
             # Some disks have no hard links.
             with suppress(OSError):
                 os.link(source, temporary)
         if not temporary.exists():
             atomic.copy_file(source, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _size_of(content: Change) -> int:
