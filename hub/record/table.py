@@ -92,7 +92,13 @@ def split_rows(
     """
     records: list[Any] = []
     unreadable: list[UnreadableRow] = []
-    read_rows = _choose_reader(Path(name).suffix.lower(), foreign)
+    suffix = Path(name).suffix.lower()
+    # A reader yields rows, each as a mapping or as the bytes of its JSON.
+    read_rows: Callable[[bytes, str], Iterator[tuple[str, Any]]] = json_rows if foreign else _json_lines
+    if suffix == ".parquet":
+        read_rows = _parquet_rows
+    elif suffix in TEXT_SUFFIXES:
+        read_rows = csv_rows
     for count, (label, row) in enumerate(read_rows(content, name)):
         if count >= MAX_ROWS:
             raise RecordError(f"{name}: more than {MAX_ROWS:,} rows")
@@ -112,15 +118,6 @@ def split_rows(
             is_newer = isinstance(error, NewerError)
             unreadable.append(UnreadableRow(line, str(error), texts.get("run_id"), texts.get("branch"), is_newer))
     return records, unreadable
-
-
-def _choose_reader(suffix: str, foreign: bool) -> Callable[[bytes, str], Iterator[tuple[str, Any]]]:
-    """Choose the reader of files with this ending: it yields rows, each as a mapping or as the bytes of its JSON."""
-    if suffix == ".parquet":
-        return _parquet_rows
-    if suffix in TEXT_SUFFIXES:
-        return csv_rows
-    return json_rows if foreign else _json_lines
 
 
 def write_records(records: Iterable[RunRecord], folder: str | Path) -> tuple[Path, Path]:

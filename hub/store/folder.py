@@ -49,7 +49,8 @@ class LocalStore(Store):
         for repository in _folders_in(self.root / f"{kind}s"):
             if not repository.name.startswith(prefix):
                 continue
-            if tag is None or tag in _read_tags(repository / "main" / "README.md"):
+            card = repository / "main" / "README.md"
+            if tag is None or (card.is_file() and tag in tags_of(card.read_text(encoding="utf-8"))):
                 names.append(repository.name)
         return names
 
@@ -240,10 +241,6 @@ def _remove_abandoned(repository: Path) -> None:
         with suppress(FileNotFoundError, Timeout), FileLock(lock, timeout=0):
             shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
             lock.unlink()
-
-
-def _read_tags(card: Path) -> list[str]:
-    return tags_of(card.read_text(encoding="utf-8")) if card.is_file() else []
 
 
 def _folders_in(folder: Path) -> list[Path]:
