@@ -516,7 +516,10 @@ class _Cell(string.Formatter):
 def _run_table(record: RunRecord) -> str:
     """Write the settings and results of a run; a null value is "–", and a row that says nothing is left out."""
     fields = {**vars(record), **_describe_run(record)}
-    left_out = {label for label, names in _ROWS_THAT_NEED.items() if any(fields[name] is None for name in names)}
+    left_out = set()
+    for label, names in _ROWS_THAT_NEED.items():
+        if None in [fields[name] for name in names]:
+            left_out.add(label)
     if record.experts == 1:
         left_out.update(_ROUTED_ROWS)
     if record.model_type is None:

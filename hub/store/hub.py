@@ -260,11 +260,11 @@ class HubStore(Store):
         self.transport.require_token()
         sweep = index.removesuffix("-runs")
         datasets = self._search("dataset", sweep)
-        present = {name: private for name, private in self._search("model", sweep).items() if name in models}
-        private_models = sorted(name for name, private in present.items() if private)
+        privacy = {name: private for name, private in self._search("model", sweep).items() if name in models}
+        private_models = sorted(name for name, private in privacy.items() if private)
         if index in datasets:
-            present[index] = datasets[index]
-        public = sorted(name for name, private in present.items() if not private)
+            privacy[index] = datasets[index]
+        public = sorted(name for name, private in privacy.items() if not private)
         if self.private and public:
             raise FilesError(
                 f"private: {self._with_verb(public)} public; push without --private, choose another sweep name, or "
