@@ -113,8 +113,8 @@ def split_rows(
             records.append(RunRecord.from_dict(nested, what=label))
         except RecordError as error:
             line = row if isinstance(row, bytes) else b""
-            named = fields if isinstance(fields, dict) else {}
-            texts = {name: value for name, value in named.items() if isinstance(value, str)}
+            row_fields = fields if isinstance(fields, dict) else {}
+            texts = {name: value for name, value in row_fields.items() if isinstance(value, str)}
             is_newer = isinstance(error, NewerError)
             unreadable.append(UnreadableRow(line, str(error), texts.get("run_id"), texts.get("branch"), is_newer))
     return records, unreadable

@@ -516,17 +516,17 @@ class _Cell(string.Formatter):
 def _run_table(record: RunRecord) -> str:
     """Write the settings and results of a run; a null value is "–", and a row that says nothing is left out."""
     fields = {**vars(record), **_describe_run(record)}
-    left_out = set()
+    omitted_labels = set()
     for label, names in _ROWS_THAT_NEED.items():
         if None in [fields[name] for name in names]:
-            left_out.add(label)
+            omitted_labels.add(label)
     if record.experts == 1:
-        left_out.update(_ROUTED_ROWS)
+        omitted_labels.update(_ROUTED_ROWS)
     if record.model_type is None:
-        left_out.update(_ROUTED_ROWS[:2])
+        omitted_labels.update(_ROUTED_ROWS[:2])
     else:
-        left_out.add("Experts E (one active per token)")
-    rows = [(label, _Cell().vformat(text, (), fields)) for label, text in _ROWS.items() if label not in left_out]
+        omitted_labels.add("Experts E (one active per token)")
+    rows = [(label, _Cell().vformat(text, (), fields)) for label, text in _ROWS.items() if label not in omitted_labels]
     return Table(("", "Value"), rows).markdown()
 
 
