@@ -18,24 +18,30 @@ from typing import Any
 from hub.base.errors import IntegrityError, problem_lines
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the file `path` by `content`, atomically and durably; folders above it are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Provide a temporary name for a file that becomes `path` when the block ends, and is removed when it fails."""
     # mkstemp would give the file the mode 0600, which hides it from others.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        # A full disk would not say which file it was.
-        if isinstance(error, OSError) and error.errno is not None:
+        # A full disk would not say which file it was, and nobody knows the temporary name.
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
     sync(path.parent)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file `path` by `content`, atomically and durably; folders above it are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_file(path) as temporary, temporary.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: object) -> None:

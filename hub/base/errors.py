@@ -123,6 +123,10 @@ class RecordError(HubError, InputError):
     exit_status = 2
 
 
+class NewerError(RecordError):
+    """A record or a file that a newer version of this package wrote."""
+
+
 class FilesError(HubError, InputError):
     """A folder that cannot be released as it is: a file is missing, too large, unreadable, or holds a secret."""
 

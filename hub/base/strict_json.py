@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hub.base import atomic
-from hub.base.errors import InputError, RecordError
+from hub.base.errors import InputError, NewerError, RecordError
 from hub.base.paths import local_path
 from hub.base.types import Fields
 
@@ -101,13 +101,13 @@ def check_format(data: Any, format: str, newest: int, label: str) -> Fields:
 
 
 def check_version(fields: Mapping[str, Any], newest: int, label: str, name: str = "schema_version") -> None:
-    """Raise RecordError for an invalid version, or one that is newer than this package reads."""
+    """Raise RecordError for an invalid version, and NewerError for one that is newer than this package reads."""
     version = fields.get(name)
     if isinstance(version, bool) or not isinstance(version, (int, float)) or version < 1:
         raise RecordError(f"{label}: {name} is {version!r}, allowed are 1 to {newest}")
     if version > newest:
         advice = f"this version of the package reads up to {newest}: update the package"
-        raise RecordError(f"{label}: {name} is {version}, {advice}")
+        raise NewerError(f"{label}: {name} is {version}, {advice}")
 
 
 def _refuse_constant(token: str) -> NoReturn:

@@ -301,18 +301,15 @@ def _rows_of_grid(names: Any, grid: Any) -> list[Any] | None:
 def _rows_of_columns(value: Fields) -> list[Any] | None:
     """Read lists of one length, beside values that hold for all rows."""
     lists = [item for item in value.values() if isinstance(item, list)]
-    cells = itertools.chain(value.values(), *lists)
-    has_parts = any(isinstance(cell, dict) for cell in cells) or any(map(_has_lists, lists))
+    inner_cells = itertools.chain.from_iterable(lists)
+    has_parts = any(isinstance(cell, dict) for cell in value.values())
+    has_parts = has_parts or any(isinstance(cell, (dict, list)) for cell in inner_cells)
     if has_parts or len(set(map(len, lists))) != 1:
         return None
 
     columns = [item if isinstance(item, list) else [item] * len(lists[0]) for item in value.values()]
 
     return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _has_lists(cells: list[Any]) -> bool:
-    return any(isinstance(cell, list) for cell in cells)
 
 
 def _rows_by_name(value: Mapping[str, Fields]) -> list[Any] | None:
@@ -324,16 +321,15 @@ def _rows_by_name(value: Mapping[str, Fields]) -> list[Any] | None:
     is_numbered = all(name.isdigit() for name in inner_names)
     rows = dict(value)
     if is_numbered or (_has_fields(value) and not _has_fields(inner_names)):
-        rows = {name: _row_at(value, name) for name in inner_names}
+        rows = {name: {} for name in inner_names}
+        for column, cells in value.items():
+            for name, row in rows.items():
+                row[column] = cells.get(name)
 
     if all(name.isdigit() for name in rows):
         return list(rows.values())
 
     return [row if "run_id" in row else {"run_id": name, **row} for name, row in rows.items()]
-
-
-def _row_at(columns: Mapping[str, Fields], name: str) -> Fields:
-    return {column: cells.get(name) for column, cells in columns.items()}
 
 
 def _has_fields(names: Iterable[str]) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from hub.base import atomic, strict_json
 from hub.base.errors import FilesError, InputError, RecordError, problem_lines, redact, secret_in
@@ -56,13 +56,14 @@ def _number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Count = Annotated[int, BeforeValidator(_number), Field(ge=0, le=10**18)]
-PositiveCount = Annotated[int, BeforeValidator(_number), Field(ge=1, le=10**18)]
-Width = Annotated[int, BeforeValidator(_number), Field(ge=1, le=1 << 24)]
-Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, ge=0.0, le=1e40)]
-Loss = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, ge=0.0, le=1e4)]
-Fraction = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, ge=0.0, le=1.0)]
-Integer = Annotated[int, BeforeValidator(_number), Field(ge=-(1 << 63), lt=1 << 63)]
+_Number = BeforeValidator(_number)
+Count = Annotated[int, _Number, Field(ge=0, le=10**18)]
+PositiveCount = Annotated[int, _Number, Field(ge=1, le=10**18)]
+Width = Annotated[int, _Number, Field(ge=1, le=1 << 24)]
+Real = Annotated[float, _Number, Field(allow_inf_nan=False, ge=0.0, le=1e40)]
+Loss = Annotated[float, _Number, Field(allow_inf_nan=False, ge=0.0, le=1e4)]
+Fraction = Annotated[float, _Number, Field(allow_inf_nan=False, ge=0.0, le=1.0)]
+Integer = Annotated[int, _Number, Field(ge=-(1 << 63), lt=1 << 63)]
 
 
 class _Part(BaseModel):
@@ -167,7 +168,7 @@ class RunRecord(_Part):
     n_blocks: Width
     n_heads: Width
     n_kv_heads: Width | None = None
-    experts: Annotated[int, BeforeValidator(_number), Field(ge=1, le=1 << 16)]
+    experts: Annotated[int, _Number, Field(ge=1, le=1 << 16)]
     vocab_size: Width
     sequence_length: Width
     n_active: PositiveCount
@@ -204,8 +205,8 @@ class RunRecord(_Part):
     schedule: Schedule
     optimizer: OptimizerSettings
     micro_batch_sequences: PositiveCount | None = None
-    gradient_checkpointing: Annotated[bool, Field(strict=True)] | None = None
-    compile: Annotated[bool, Field(strict=True)] | None = None
+    gradient_checkpointing: StrictBool | None = None
+    compile: StrictBool | None = None
     expert_parallel: PositiveCount | None = None
     tensor_parallel: PositiveCount | None = None
     capacity_factor: Real | None = None
@@ -214,7 +215,7 @@ class RunRecord(_Part):
     z_loss_coefficient: Real | None = None
     balance_bias_rate: Real | None = None
     initialization: Line | None = None
-    final_norm: Annotated[bool, Field(strict=True)] | None = None
+    final_norm: StrictBool | None = None
     seed: Integer | None
     precision: Line
     attention_precision: Line | None = None
@@ -280,7 +281,7 @@ class RunRecord(_Part):
         try:
             return cls(**fields)
         except RecordError as error:
-            raise RecordError(f"{what}: {error}") from None
+            raise type(error)(f"{what}: {error}") from None
 
     @classmethod
     def from_json(cls, text: str | bytes, *, what: str = "run record") -> RunRecord:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from hub.base import atomic, strict_json
-from hub.base.errors import FilesError, RecordError, redact
+from hub.base.errors import FilesError, NewerError, RecordError, redact
 from hub.base.types import Fields
 from hub.record.foreign import csv_rows, json_rows
 from hub.record.run_record import RunRecord, type_of
@@ -92,7 +92,13 @@ def split_rows(
     """
     records: list[Any] = []
     unreadable: list[UnreadableRow] = []
-    read_rows = _choose_reader(Path(name).suffix.lower(), foreign)
+    suffix = Path(name).suffix.lower()
+    # A reader yields rows, each as a mapping or as the bytes of its JSON.
+    read_rows: Callable[[bytes, str], Iterator[tuple[str, Any]]] = json_rows if foreign else _json_lines
+    if suffix == ".parquet":
+        read_rows = _parquet_rows
+    elif suffix in TEXT_SUFFIXES:
+        read_rows = csv_rows
     for count, (label, row) in enumerate(read_rows(content, name)):
         if count >= MAX_ROWS:
             raise RecordError(f"{name}: more than {MAX_ROWS:,} rows")
@@ -107,35 +113,11 @@ def split_rows(
             records.append(RunRecord.from_dict(nested, what=label))
         except RecordError as error:
             line = row if isinstance(row, bytes) else b""
-            unreadable.append(_unreadable_row(line, fields, str(error)))
+            row_fields = fields if isinstance(fields, dict) else {}
+            texts = {name: value for name, value in row_fields.items() if isinstance(value, str)}
+            is_newer = isinstance(error, NewerError)
+            unreadable.append(UnreadableRow(line, str(error), texts.get("run_id"), texts.get("branch"), is_newer))
     return records, unreadable
-
-
-def _unreadable_row(line: bytes, fields: Any, reason: str) -> UnreadableRow:
-    """Describe a row by those of its fields that can be trusted."""
-    if not isinstance(fields, dict):
-        return UnreadableRow(line, reason, None, None, newer=False)
-    version = fields.get("schema_version")
-    return UnreadableRow(
-        line,
-        reason,
-        _text_or_none(fields.get("run_id")),
-        _text_or_none(fields.get("branch")),
-        newer=isinstance(version, int) and version > strict_json.SCHEMA_VERSION,
-    )
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _choose_reader(suffix: str, foreign: bool) -> Callable[[bytes, str], Iterator[tuple[str, Any]]]:
-    """Choose the reader of files with this ending: it yields rows, each as a mapping or as the bytes of its JSON."""
-    if suffix == ".parquet":
-        return _parquet_rows
-    if suffix in TEXT_SUFFIXES:
-        return csv_rows
-    return json_rows if foreign else _json_lines
 
 
 def write_records(records: Iterable[RunRecord], folder: str | Path) -> tuple[Path, Path]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from hub.base.errors import FilesError
 from hub.base.markdown import (
@@ -439,120 +441,117 @@ def _prediction_of(card: str) -> str:
     return next((line for line in lines if line.startswith(_PREDICTION)), "")
 
 
-# A label and its value; None leaves the row out.
-_Row = tuple[str, str | None]
+# The rows of a run's table: a label, and its text with fields of the record or of `_describe_run`.
+_ROWS = {
+    "Run": "{run_id} ({status})",
+    "Branched from": "{parent_run_id} after {branch_point_tokens:count} tokens",
+    "Experts E (one active per token)": "{experts}",
+    "Class in transformers": "{model_type}",
+    "Experts": "{experts_per_token} of {experts} per token{shared}",
+    "E of laws of top-1 models, granularity": "{experts_equivalent:g}, {granularity:g}",
+    "Active parameters": "{n_active:count} ({n_active:,})",
+    "Total parameters": "{n_total:count} ({n_total:,})",
+    "Width, blocks, heads": "{d_model}, {n_blocks}, {n_heads}",
+    "Vocabulary, sequence length": "{vocab_size:,}, {sequence_length:,}",
+    "Training tokens D": "{tokens:count} ({tokens:,}), {steps:,} steps",
+    "Tokens per active parameter": "{tokens_per_parameter:.4g}",
+    "Held-out loss (nats/token, dropless)": "{eval_loss:.4f}",
+    "Training loss (nats/token)": "{train_loss:.4f}{loss_window}",
+    "Tokens dropped by the router": "{drop_rate:.4f}",
+    "Largest expert load over the mean": "{expert_load_max_over_mean:.3f}",
+    "Peak learning rate": "{schedule.peak_learning_rate:.4g} ({schedule.learning_rate_law})",
+    "Schedule (tokens)": (
+        "warm-up {schedule.warmup_tokens:count}, decay {schedule.decay_tokens:count}, "
+        "horizon {schedule.horizon_tokens:count}"
+    ),
+    "Global batch (sequences)": "{batch_ramp}",
+    "Micro-batch (sequences)": "{micro_batch_sequences}",
+    "Expert capacity": "{capacity}",
+    "Capacity group (tokens)": "{capacity_group_tokens:,}",
+    "Auxiliary losses (coefficients)": "balance {balance_loss_coefficient:g}, z {z_loss_coefficient:g}",
+    "Optimizer": (
+        "{optimizer.name}, beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}, "
+        "weight decay {optimizer.weight_decay:g}{decayed}, clip {optimizer.gradient_clip_norm:g}"
+    ),
+    "Initialization": "{initialization}",
+    "Norm before the head": "{final_norm}",
+    "Precision, seed": "{precision}{attention}, {seed}",
+    "Data": "{dataset.id} (revision {dataset.revision}, fingerprint {dataset.fingerprint})",
+    "Tokenizer": "{tokenizer.id} (fingerprint {tokenizer.fingerprint})",
+    "Training compute": "{training_flops:.4g} FLOPs, {tokens_per_second:count} tokens/s, MFU {mfu:.3f}",
+    "Hardware, wall time": "{hardware}, {wall_time}",
+}
+# Rows that are left out where one of these fields is null.
+_ROWS_THAT_NEED = {
+    "Branched from": ("parent_run_id",),
+    "Class in transformers": ("model_type",),
+    "Micro-batch (sequences)": ("micro_batch_sequences",),
+    "Initialization": ("initialization",),
+    "Norm before the head": ("final_norm",),
+    "Expert capacity": ("capacity",),
+    "Capacity group (tokens)": ("capacity_group_tokens",),
+    "Auxiliary losses (coefficients)": ("balance_loss_coefficient", "z_loss_coefficient"),
+}
+# Rows of models that route, which a dense one lacks.
+_ROUTED_ROWS = (
+    "Experts",
+    "E of laws of top-1 models, granularity",
+    "Tokens dropped by the router",
+    "Largest expert load over the mean",
+    "Expert capacity",
+    "Capacity group (tokens)",
+    "Auxiliary losses (coefficients)",
+)
+
+
+class _Cell(string.Formatter):
+    """Writes a cell: a field that is null is "–", and the format `count` is that of `format_count`."""
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if value is None:
+            return UNKNOWN
+        return format_count(value) if spec == "count" else format(value, spec)
 
 
 def _run_table(record: RunRecord) -> str:
     """Write the settings and results of a run; a null value is "–", and a row that says nothing is left out."""
-    rows = [
-        *_model_rows(record),
-        *_result_rows(record),
-        *_schedule_rows(record),
-        *_optimizer_rows(record),
-        *_source_rows(record),
-    ]
-    return Table(("", "Value"), [row for row in rows if row[1] is not None]).markdown()
-
-
-def _model_rows(record: RunRecord) -> list[_Row]:
-    rows: list[_Row] = [("Run", f"{record.run_id} ({record.status})")]
-    if record.parent_run_id is not None:
-        branch_point = format_count(record.branch_point_tokens)
-        rows.append(("Branched from", f"{record.parent_run_id} after {branch_point} tokens"))
+    fields = {**vars(record), **_describe_run(record)}
+    omitted_labels = set()
+    for label, names in _ROWS_THAT_NEED.items():
+        if None in [fields[name] for name in names]:
+            omitted_labels.add(label)
+    if record.experts == 1:
+        omitted_labels.update(_ROUTED_ROWS)
     if record.model_type is None:
-        rows.append(("Experts E (one active per token)", str(record.experts)))
+        omitted_labels.update(_ROUTED_ROWS[:2])
     else:
-        rows.append(("Class in transformers", record.model_type))
-    if record.model_type is not None and record.experts > 1:
-        shared = f", {record.shared_experts} shared" if record.shared_experts else ""
-        rows.append(("Experts", f"{_text(record.experts_per_token)} of {record.experts} per token{shared}"))
-        equivalent = f"{_text(record.experts_equivalent, 'g')}, {_text(record.granularity, 'g')}"
-        rows.append(("E of laws of top-1 models, granularity", equivalent))
-    return [
-        *rows,
-        ("Active parameters", f"{format_count(record.n_active)} ({record.n_active:,})"),
-        ("Total parameters", f"{format_count(record.n_total)} ({record.n_total:,})"),
-        ("Width, blocks, heads", f"{record.d_model}, {record.n_blocks}, {record.n_heads}"),
-        ("Vocabulary, sequence length", f"{record.vocab_size:,}, {record.sequence_length:,}"),
-    ]
+        omitted_labels.add("Experts E (one active per token)")
+    rows = [(label, _Cell().vformat(text, (), fields)) for label, text in _ROWS.items() if label not in omitted_labels]
+    return Table(("", "Value"), rows).markdown()
 
 
-def _result_rows(record: RunRecord) -> list[_Row]:
-    tokens = f"{format_count(record.tokens)} ({record.tokens:,})"
-    train_loss = _text(record.train_loss, ".4f")
-    if record.train_loss is not None:
-        train_loss += f" over {format_count(record.train_loss_window_tokens)} tokens"
-    rows: list[_Row] = [
-        ("Training tokens D", f"{tokens}, {record.steps:,} steps"),
-        ("Tokens per active parameter", f"{record.tokens / record.n_active:.4g}"),
-        ("Held-out loss (nats/token, dropless)", _text(record.eval_loss, ".4f")),
-        ("Training loss (nats/token)", train_loss),
-    ]
-    # A dense model does not route.
-    if record.experts > 1:
-        rows.append(("Tokens dropped by the router", _text(record.drop_rate, ".4f")))
-        rows.append(("Largest expert load over the mean", _text(record.expert_load_max_over_mean, ".3f")))
-    return rows
-
-
-def _schedule_rows(record: RunRecord) -> list[_Row]:
-    schedule = record.schedule
-    warmup = format_count(schedule.warmup_tokens)
-    decay = format_count(schedule.decay_tokens)
-    horizon = format_count(schedule.horizon_tokens)
-    ramp = [f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in schedule.batch_ramp]
-    rows: list[_Row] = [
-        ("Peak learning rate", f"{schedule.peak_learning_rate:.4g} ({schedule.learning_rate_law})"),
-        ("Schedule (tokens)", f"warm-up {warmup}, decay {decay}, horizon {horizon}"),
-        ("Global batch (sequences)", " → ".join(ramp) or UNKNOWN),
-        ("Micro-batch (sequences)", _text_or_none(record.micro_batch_sequences)),
-    ]
-    if record.experts > 1:
-        capacity = "dropless" if record.capacity_factor == 0 else _text_or_none(record.capacity_factor, "g", "factor ")
-        rows.append(("Expert capacity", capacity))
-        rows.append(("Capacity group (tokens)", _text_or_none(record.capacity_group_tokens, ",")))
-        balance = record.balance_loss_coefficient
-        z_loss = record.z_loss_coefficient
-        if balance is not None and z_loss is not None:
-            rows.append(("Auxiliary losses (coefficients)", f"balance {balance:g}, z {z_loss:g}"))
-    return rows
-
-
-def _optimizer_rows(record: RunRecord) -> list[_Row]:
-    optimizer = record.optimizer
-    decayed = {None: "", "all": " on all parameters", "matrices": " on matrices"}[optimizer.weight_decay_on]
-    settings = (
-        f"{optimizer.name}, beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}, "
-        f"weight decay {optimizer.weight_decay:g}{decayed}, clip {_text(optimizer.gradient_clip_norm, 'g')}"
-    )
-    attention = "" if record.attention_precision is None else f", attention {record.attention_precision}"
-    return [
-        ("Optimizer", settings),
-        ("Initialization", record.initialization),
-        ("Norm before the head", {None: None, True: "yes", False: "no"}[record.final_norm]),
-        ("Precision, seed", f"{record.precision}{attention}, {_text(record.seed)}"),
-    ]
-
-
-def _source_rows(record: RunRecord) -> list[_Row]:
-    dataset = record.dataset
-    revision = f"revision {_text(dataset.revision)}, fingerprint {_text(dataset.fingerprint)}"
-    speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {_text(record.mfu, '.3f')}"
-    wall_time = UNKNOWN
+def _describe_run(record: RunRecord) -> Fields:
+    """Word what a run's table says beside the fields of its record."""
+    ramp = [f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in record.schedule.batch_ramp]
+    texts: Fields = {
+        "tokens_per_parameter": record.tokens / record.n_active,
+        "shared": f", {record.shared_experts} shared" if record.shared_experts else "",
+        "loss_window": f" over {format_count(record.train_loss_window_tokens)} tokens",
+        "batch_ramp": " → ".join(ramp) or None,
+        "capacity": None,
+        "decayed": "",
+        "final_norm": {None: None, True: "yes", False: "no"}[record.final_norm],
+        "attention": "",
+        "wall_time": None,
+    }
+    if record.train_loss is None:
+        texts["loss_window"] = ""
+    if record.optimizer.weight_decay_on is not None:
+        texts["decayed"] = {"all": " on all parameters", "matrices": " on matrices"}[record.optimizer.weight_decay_on]
+    if record.capacity_factor is not None:
+        texts["capacity"] = f"factor {record.capacity_factor:g}" if record.capacity_factor else "dropless"
+    if record.attention_precision is not None:
+        texts["attention"] = f", attention {record.attention_precision}"
     if record.wall_time_seconds is not None:
-        wall_time = f"{record.wall_time_seconds / 3600:.3g} h"
-    return [
-        ("Data", f"{dataset.id} ({revision})"),
-        ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_text(record.tokenizer.fingerprint)})"),
-        ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
-        ("Hardware, wall time", f"{_text(record.hardware)}, {wall_time}"),
-    ]
-
-
-def _text(value: object, spec: str = "") -> str:
-    return UNKNOWN if value is None else format(value, spec)
-
-
-def _text_or_none(value: object, spec: str = "", prefix: str = "") -> str | None:
-    return None if value is None else f"{prefix}{value:{spec}}"
+        texts["wall_time"] = f"{record.wall_time_seconds / 3600:.3g} h"
+    return texts

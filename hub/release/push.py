@@ -14,8 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hub.base import strict_json
-from hub.base.errors import AccessError, ConflictError, FilesError, HubError, InputError, RecordError, redact
+from hub.base.errors import (
+    AccessError,
+    ConflictError,
+    FilesError,
+    HubError,
+    InputError,
+    NewerError,
+    RecordError,
+    redact,
+)
 from hub.base.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
@@ -128,14 +136,9 @@ def _merge_record(record: RunRecord, record_json: bytes, present: bytes) -> byte
     """Return the stored record if it is equal, else the new one; ConflictError if it is another run's or newer."""
     place = f"branch {record.branch!r} of {record.repo}"
     try:
-        fields = strict_json.loads(present, what="run.json")
-        version = fields.get("schema_version") if isinstance(fields, dict) else None
-        if isinstance(version, int) and version > strict_json.SCHEMA_VERSION:
-            raise ConflictError(
-                f"{place} has a record with schema_version {version}, which a newer version of this package "
-                "wrote; update the package to push to it"
-            )
-        present_record = RunRecord.from_dict(fields)
+        present_record = RunRecord.from_json(present, what=place)
+    except NewerError as error:
+        raise ConflictError(str(error)) from None
     except RecordError:
         return record_json
     if present_record.run_id != record.run_id:

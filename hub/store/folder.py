@@ -49,7 +49,8 @@ class LocalStore(Store):
         for repository in _folders_in(self.root / f"{kind}s"):
             if not repository.name.startswith(prefix):
                 continue
-            if tag is None or tag in _read_tags(repository / "main" / "README.md"):
+            card = repository / "main" / "README.md"
+            if tag is None or (card.is_file() and tag in tags_of(card.read_text(encoding="utf-8"))):
                 names.append(repository.name)
         return names
 
@@ -186,18 +187,14 @@ def _change_file(path: Path, content: Change, sources: Mapping[str, Path]) -> No
     if isinstance(content, bytes):
         atomic.write_bytes(path, content)
         return
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     source = sources[content.commit] / path.name if isinstance(content, CopyOf) else content
-    try:
+    with atomic.replaced_file(path) as temporary:
         if isinstance(content, CopyOf) and source.suffix == ".safetensors":
             # Some disks have no hard links.
             with suppress(OSError):
                 os.link(source, temporary)
         if not temporary.exists():
             atomic.copy_file(source, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _size_of(content: Change) -> int:
@@ -244,10 +241,6 @@ def _remove_abandoned(repository: Path) -> None:
         with suppress(FileNotFoundError, Timeout), FileLock(lock, timeout=0):
             shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
             lock.unlink()
-
-
-def _read_tags(card: Path) -> list[str]:
-    return tags_of(card.read_text(encoding="utf-8")) if card.is_file() else []
 
 
 def _folders_in(folder: Path) -> list[Path]:

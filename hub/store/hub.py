@@ -109,7 +109,7 @@ class HubStore(Store):
         self._repositories: dict[tuple[Kind, str], _Repository] = {}
         # Trees at commits, which do not change.
         self._trees: dict[tuple[Kind, str, str], Mapping[str, StoredFile]] = {}
-        self._checked: set[tuple[Kind, str]] = set()
+        self._checked: set[str] = set()
         self._lock = threading.Lock()
         self._pace = pace or Pace(sleep=_pause)
 
@@ -253,33 +253,34 @@ class HubStore(Store):
         return config.parent
 
     def check_visibility(self, models: Iterable[str], index: str) -> None:
-        names: set[tuple[Kind, str]] = {("model", name) for name in models}
-        names.add(("dataset", index))
+        models = set(models)
+        names = {index, *models}
         if names <= self._checked:
             return
         self.transport.require_token()
         sweep = index.removesuffix("-runs")
-        visible = {"model": self._search("model", sweep), "dataset": self._search("dataset", sweep)}
-        existing = [(kind, name) for kind, name in sorted(names) if name in visible[kind]]
-        private = [(kind, name) for kind, name in existing if visible[kind][name]]
-        public = [(kind, name) for kind, name in existing if not visible[kind][name]]
+        datasets = self._search("dataset", sweep)
+        privacy = {name: private for name, private in self._search("model", sweep).items() if name in models}
+        private_models = sorted(name for name, private in privacy.items() if private)
+        if index in datasets:
+            privacy[index] = datasets[index]
+        public = sorted(name for name, private in privacy.items() if not private)
         if self.private and public:
             raise FilesError(
                 f"private: {self._with_verb(public)} public; push without --private, choose another sweep name, or "
                 "make the existing repositories private first"
             )
-        private_models = [(kind, name) for kind, name in private if kind == "model"]
-        if not self.private and private_models and ("dataset", index) not in private:
-            verb = "is" if ("dataset", index) in public else "would be"
+        if not self.private and private_models and not datasets.get(index):
+            verb = "is" if index in datasets else "would be"
             raise FilesError(
                 f"private: {self._with_verb(private_models)} private, and the index {self.repo_id(index)} {verb} "
                 "public; push with --private"
             )
         self._checked.update(names)
 
-    def _with_verb(self, repositories: Sequence[tuple[Kind, str]]) -> str:
+    def _with_verb(self, repositories: Sequence[str]) -> str:
         """Name the first of some repositories, with "is" or "are" behind them."""
-        names = ", ".join(self.repo_id(name) for _, name in repositories[:5])
+        names = ", ".join(map(self.repo_id, repositories[:5]))
         return f"{names} {'is' if len(repositories) == 1 else 'are'}"
 
     # -- writing

@@ -106,7 +106,7 @@ def test_a_record_that_says_the_same_or_is_not_ours_to_change_stays(store, check
     assert released(view, "run.json").encode() == older
     newer = pushed.to_json().replace('"schema_version": 1', '"schema_version": 9').encode()
     view = changed_by_hand(store, RUN, "run.json", newer)
-    with pytest.raises(ConflictError, match=r"branch '.*' of .* has a record with schema_version 9, .* newer version"):
+    with pytest.raises(ConflictError, match=r"branch '.*' of .*: schema_version is 9, .*: update the package"):
         push_run(view, folder, record)
     assert released(view, "run.json").encode() == newer
 
