@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, ClassVar, cast
 
-from hub.base.errors import reason_of
+from hub.base.errors import InputError, reason_of
 from hub.base.inputs import reads
 from hub.base.tables import Table
 from hub.base.types import Fields
@@ -127,6 +127,8 @@ def compare(
         names = [name for name in names if "tokens" in SHELF[name].variables]
     else:
         names = [laws] if isinstance(laws, str) else list(laws)
+        if not names:
+            raise InputError(f"laws={laws!r} must name one law or several")
     rows = []
     beyond_guard = []
     for name in names:

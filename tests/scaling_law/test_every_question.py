@@ -318,7 +318,7 @@ def test_programs_are_answered_as_the_shell_is():
         assert worth(partial(near, law="unranged")) == "flagged"
 
 
-@pytest.mark.parametrize("unit", ["flops", "hours"])
+@pytest.mark.parametrize("unit", ["flops", pytest.param("hours", marks=pytest.mark.slow)])
 def test_the_page_refuses_and_flags_under_every_view(unit):
     pytest.importorskip("plotly")
     from scaling_law.explorer.answer import answer
