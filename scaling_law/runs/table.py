@@ -21,7 +21,7 @@ from scaling_law.runs.columns import INPUTS
 from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
 from scaling_law.runs.settings import Blend, find_blend
-from scaling_law.runs.trunks import trunks_of
+from scaling_law.runs.trunks import OWN
 from scaling_law.runs.units import unit_warnings
 from scaling_law.size.architecture import training_flops
 from scaling_law.size.arrays import BoolArray, Columns, IntArray, merge_rounded
@@ -297,11 +297,16 @@ def _read_trunks(
 ) -> tuple[IntArray, str]:
     """Number the trunk of each run from 0, and say how it was found."""
     source = "given"
-    if trunk is None or isinstance(trunk, str):
-        if trunk not in (None, "auto", "run"):
+    if trunk is None or (isinstance(trunk, str) and trunk == "auto"):
+        # A bootstrap draws trunks by their numbers, which follow the sizes.
+        sizes = np.column_stack([n_active, experts])
+        trunk = np.unique(sizes, axis=0, return_inverse=True)[1]
+        source = "runs of equal n_active, experts"
+    elif isinstance(trunk, str):
+        if trunk != "run":
             raise InputError(f"trunk={trunk!r} must be 'auto', 'run' or one id for each run")
-        rows = [{"n_active": n, "experts": e} for n, e in zip(n_active, experts, strict=True)]
-        trunk, source = trunks_of(rows, trunk or "auto", "columns")
+        trunk = np.arange(len(n_active))
+        source = OWN
 
     try:
         return np.unique(np.asarray(trunk), return_inverse=True)[1].ravel(), source
