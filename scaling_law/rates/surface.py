@@ -200,9 +200,15 @@ class LearningRateFit(Summarised):
         """Show the rates of the models beside the law's, and the coefficients with what the law costs."""
         models = []
         for model, regret in zip(self.models, self.regrets.tolist(), strict=True):
-            cost = "outside its runs" if math.isnan(regret) else f"{regret:+.4f}"
-            size, *others, by_law = model.values()
-            models.append((format_count(size), *others, by_law, cost))
+            row = (
+                format_count(model["counted_parameters"]),
+                f"{model['experts']:g}",
+                format_count(model["tokens"]),
+                f"{model['best_learning_rate']:.3g}",
+                f"{model['law_learning_rate']:.3g}",
+                "outside its runs" if math.isnan(regret) else f"{regret:+.4f}",
+            )
+            models.append(row)
         intervals = self.intervals()
         rows = []
         for name, value in self.coefficients.items():
@@ -212,7 +218,7 @@ class LearningRateFit(Summarised):
         if regrets.size:
             largest = f"at most {regrets.max():.4f} ({regrets.size} of {len(self.regrets)} models)"
             rows.append(("expected to cost", f"{self.law.regret:.4f} nats", largest))
-        header = ("N", "E", "tokens", "best of the grid", "law", "loss it costs")
+        header = ("N", "E", "D", "best of the grid", "law", "loss it costs")
         coefficients = Table(("coefficient", "value", "95 % interval"), rows, title=self.law.source)
         return Tables((Table(header, models), coefficients))
 

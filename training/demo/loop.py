@@ -29,10 +29,11 @@ from transformers import AutoModelForCausalLM
 
 import modeling_switch_moe  # noqa: F401 - registers the architecture; else its code in the release is needed
 from hub import RunRecord, open_store, release_runs
-from hub.base.tables import Table, print_table
+from hub.base.tables import print_table
 from hub.base.units import format_bytes, format_flops
 from hub.release.cards import loading_code
 from scaling_law import FitResult, Law, load_runs
+from scaling_law.answer.columns import tabulate
 from scaling_law.commands.release import LawOnRuns, release_law
 from training.configuration.reading import read_yaml
 from training.data.text import TextSource
@@ -190,11 +191,11 @@ class Demo:
             f"{len(result.records)} revisions in {len(repositories)} model repositories ({format_bytes(size)} of "
             f"weights) and the index {result.indexes[sweep.name].repo}, under {self.folder / 'hub'}"
         )
-        columns = ("d_model", "experts", "n_active", "n_total", "tokens", "eval_loss")
         rows = []
         for record in result.records:
-            rows.append({name: getattr(record, name) for name in columns})
-        show(Table.of(rows))
+            sizes = {name: getattr(record, name) for name in ("d_model", "experts", "n_active", "n_total", "tokens")}
+            rows.append({**sizes, "loss": record.eval_loss})
+        show(tabulate(rows))
         return result.records
 
     def index(self, sweep: Sweep) -> Path:

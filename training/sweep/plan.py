@@ -142,7 +142,7 @@ class SweepPlan(Summarised):
             "",
             str(branches),
             format_count(self.total("tokens")),
-            self.total("training_flops"),
+            format_flops(self.total("training_flops")),
             format_seconds(self.seconds),
             "",
             format_bytes(self.total("disk_bytes")),
@@ -186,17 +186,17 @@ class SweepPlan(Summarised):
         return f"time: {self.timed_by}, one run at a time{cost}"
 
 
-def _table_row(run: RunPlan) -> tuple[object, ...]:
+def _table_row(run: RunPlan) -> tuple[str, ...]:
     progress = f" {run.share_done:.0%}" if 0 < run.share_done < 1 else ""
     return (
         run.name,
-        run.n_active,
-        run.n_total,
+        format_count(run.n_active),
+        format_count(run.n_total),
         ", ".join(format_count(branch.target_tokens) for branch in run.branches),
         format_count(run.tokens),
-        run.training_flops,
+        format_flops(run.training_flops),
         format_seconds(run.seconds),
-        str(run.placement) if run.placement else run.memory_bytes,
+        str(run.placement) if run.placement else format_bytes(run.memory_bytes),
         format_bytes(run.disk_bytes),
         run.state + progress,
     )

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from hub.base import atomic
 from hub.base.tables import Table
 from hub.base.types import Fields
+from hub.base.units import format_decimal
 from scaling_law.size.architecture import training_flops
 from training.run.attempt import Attempt, Holder, find_trainer
 from training.sweep.file import Sweep, SweepRun
@@ -241,7 +242,7 @@ def status_table(statuses: Sequence[RunStatus]) -> Table:
             "process": (run.process or "").removeprefix("process "),
             "tokens": f"{run.tokens:,} / {run.target_tokens:,}",
             "done": f"{run.tokens / run.target_tokens:.0%}",
-            "loss": run.loss,
+            "loss": format_decimal(run.loss),
             "final loss (forecast)": _final_loss(run),
             "tokens/s": None if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
             "time left": format_seconds(run.seconds_left),

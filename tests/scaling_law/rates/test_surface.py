@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -179,6 +180,9 @@ def test_the_shell_fits_a_public_table_of_settings(tmp_path):
     shown = shell.invoke(app, [*asked, "--with", "tokens,batch", "-o", str(law)])
     assert shown.exit_code == 0, shown.output
     assert "expected to cost" in shown.output
+    table, _ = fit_learning_rate(runs, ["tokens", "batch"], reading="paper").summary().members
+    assert table.header == ("N", "E", "D", "best of the grid", "law", "loss it costs")
+    assert re.fullmatch(r"[\d.]+M 1 [\d.]+B [\d.e-]+ [\d.e-]+ [+-]0\.\d{4}", " ".join(table.rows[0]))
     assert LearningRateLaw.load(law).slope_batch == pytest.approx(10 / 24, abs=1e-3)
     answer = json.loads(shell.invoke(app, [*asked, "--with", "tokens", "--json"]).output)
     assert answer["law"]["slope_d"] == pytest.approx(TUNED["slope_d"], abs=1e-2)

@@ -102,6 +102,10 @@ def test_the_whole_listing_is_a_sweep(tmp_path):
     assert len(plan.runs) == 51
     assert sum(len(run.branches) for run in plan.runs) == 270
     assert 0.49 < plan.saved < 0.51
+    table = plan.summary()
+    sizes = ("78.7M", "78.7M", "500M, 1B, 2B", "2.3B", "1.09e18", "–", "1.26 GB", "6.61 GB")
+    assert table.rows[0] == ("d512-E1-seed0", *sizes, "waiting")
+    assert table.total == ("total", "", "", "270", "1.11T", "4.77e21", "–", "", "7.6 TB", "")
     names = {run.name for run in plan.runs}
     assert {"d1408-E2-seed0", "d1408-b21-h11-E2-seed0"} <= names  # two shapes of one width
 
@@ -298,6 +302,7 @@ def test_progress_counts_the_trunk_once(run):
     write_log(run, run.folder_of(long).name, tokens=2304, seconds_ago=500, loss=1.25)
     now = status(run)
     assert (now.tokens, now.loss, now.tokens_per_second) == (2048 + 256 + 256, 1.25, 100.0)
+    assert "| 1.2500 |" in status_table([now]).markdown()
     assert now.seconds_left == 256 / 100
 
 
