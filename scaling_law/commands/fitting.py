@@ -122,13 +122,7 @@ def fit(
     exit_untrusted(trusted)
 
 
-def _show_split(
-    runs: Runs,
-    kind: str,
-    splits: Sequence[Split],
-    options: Fields,
-    as_json: bool,
-) -> bool:
+def _show_split(runs: Runs, kind: str, splits: Sequence[Split], options: Fields, as_json: bool) -> bool:
     """Print the errors of laws on held-out runs; return whether all fits of this kind are to be trusted."""
     fits: list[fitting.FitResult] = []
 

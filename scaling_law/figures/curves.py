@@ -191,14 +191,7 @@ def memory_curves(
     optimum = optimal_widths(law, budget, e, limits)
     sizes = limits.memory_bytes(optimum.d_model, e)[optimum.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
-    models, is_compared = _best_within(
-        law,
-        budget,
-        e,
-        limits,
-        memory,
-        prefers_trusted,
-    )
+    models, is_compared = _best_within(law, budget, e, limits, memory, prefers_trusted)
     is_shown = np.isfinite(models.loss) & near_the_runs(law, **models.variables)
     has_model = is_shown.any(axis=1)
     memory = memory[has_model]
@@ -225,12 +218,7 @@ def memory_curves(
 
 
 def _best_within(
-    law: Formula,
-    budget: Budget,
-    experts: FloatArray,
-    limits: Limits,
-    memory: FloatArray,
-    prefers_trusted: bool,
+    law: Formula, budget: Budget, experts: FloatArray, limits: Limits, memory: FloatArray, prefers_trusted: bool
 ) -> tuple[BestModels, BoolArray]:
     """Find the best model of each E within each of the ascending memory limits, [limits, ..., E] for several budgets.
 
@@ -241,11 +229,7 @@ def _best_within(
     largest = limits.width_of_memory(memory.reshape(-1, *[1] * optimum.exists.ndim), experts)
     d_model = np.minimum(optimum.d_model, largest)
     variables = budget.models(law, d_model, experts, limits)
-    loss = np.where(
-        optimum.exists,
-        limits.loss(law, law.columns, variables),
-        np.inf,
-    )
+    loss = np.where(optimum.exists, limits.loss(law, law.columns, variables), np.inf)
     models = _take_best_so_far(BestModels(d_model, loss, variables))
     is_compared = np.full(loss.shape, True)
     if prefers_trusted and not law.check(**variables).unknown:
@@ -255,18 +239,8 @@ def _best_within(
         _, tokens, trusted_loss = trusted_models(law, experts, budget, limits)(d_model)
         variables = limits.models(law, d_model, experts, tokens)
         has_model = np.isfinite(trusted_loss) & optimum.exists & (largest >= HEAD_DIM)
-        trusted = BestModels(
-            d_model,
-            np.where(has_model, trusted_loss, np.inf),
-            variables,
-        )
-        models, is_compared = prefer_trusted(
-            law,
-            budget,
-            limits,
-            models,
-            _take_best_so_far(trusted),
-        )
+        trusted = BestModels(d_model, np.where(has_model, trusted_loss, np.inf), variables)
+        models, is_compared = prefer_trusted(law, budget, limits, models, _take_best_so_far(trusted))
     return models, is_compared
 
 
@@ -310,11 +284,7 @@ def _boundaries(experts: FloatArray, memory: FloatArray, loss: FloatArray, draws
             continue
         is_behind = draws[:, points, second] >= draws[:, points, first]
         # The point after the last one at which more experts are behind.
-        n_ahead = np.where(
-            is_behind.any(axis=1),
-            np.argmax(is_behind[:, ::-1], axis=1),
-            len(points),
-        )
+        n_ahead = np.where(is_behind.any(axis=1), np.argmax(is_behind[:, ::-1], axis=1), len(points))
         crossings = memory[points[np.minimum(len(points) - n_ahead, len(points) - 1)]]
         low, high = np.quantile(crossings, LEVEL)
         pair = (float(experts[first]), float(experts[second]))
@@ -362,11 +332,7 @@ def budget_curves(
 def token_curves(law: Formula, table: OptimalTable, points: int = 120) -> tuple[Curve, ...]:
     """Compute the loss against training tokens for the model of each row of `table`, whose own tokens are marked."""
     row_tokens = [row.tokens for row in table]
-    token_range = np.geomspace(
-        min(row_tokens) / TOKENS,
-        max(row_tokens) * TOKENS,
-        points,
-    )
+    token_range = np.geomspace(min(row_tokens) / TOKENS, max(row_tokens) * TOKENS, points)
     curves = []
     for row in table:
         tokens = np.sort(np.append(token_range, row.tokens))
@@ -418,21 +384,10 @@ def best_experts(
     limits = Limits.of(law, **costs)
     budget = Budget.each(budgets[:, None])
     # Between the limits are more, and the memory of the smallest trusted models.
-    rungs = np.geomspace(
-        LEAST_MEMORY * memory_limits.min(),
-        memory_limits.max(),
-        RUNGS,
-    )
+    rungs = np.geomspace(LEAST_MEMORY * memory_limits.min(), memory_limits.max(), RUNGS)
     least = limits.memory_bytes(trusted_widths(law, e, limits)[0], e) * (1 + ROUNDING)
     ladder = np.unique(np.concatenate([memory_limits, rungs, least[np.isfinite(least)]]))
-    models, is_compared = _best_within(
-        law,
-        budget,
-        e,
-        limits,
-        ladder,
-        prefers_trusted=True,
-    )
+    models, is_compared = _best_within(law, budget, e, limits, ladder, prefers_trusted=True)
     rows = np.searchsorted(ladder, memory_limits)
     models = models.take(lambda values: values[rows])
     check = law.check(**models.variables)

@@ -75,13 +75,7 @@ def speedup(
     )
 
 
-def _compare(
-    name: str,
-    runs: Runs,
-    baseline: Runs,
-    pin: float | None,
-    level: float,
-) -> list[Fields]:
+def _compare(name: str, runs: Runs, baseline: Runs, pin: float | None, level: float) -> list[Fields]:
     """Fit a ladder to the baseline on an evaluation set, and make a row for each run."""
     baseline = replace(baseline, loss=baseline.positive(name), recipe={})
     n_fitted = 3 if pin is None else 2

@@ -82,11 +82,7 @@ def tokens_worth(effective: ArrayLike, unique_tokens: ArrayLike, r_star: float =
 
 
 def slope_along_flops(
-    loss: Callable[[Mapping[str, Any]], Any],
-    models: Models,
-    size: str,
-    tokens: FloatArray,
-    x: FloatArray,
+    loss: Callable[[Mapping[str, Any]], Any], models: Models, size: str, tokens: FloatArray, x: FloatArray
 ) -> FloatArray:
     """Return the change of the loss, relative to it, over a step in ln size `x` at the same 6·N·D."""
     n = models(x)[size]

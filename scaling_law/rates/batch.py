@@ -119,12 +119,7 @@ def first_tokens(n_active: Any, batch_tokens: Any) -> Any:
     return first
 
 
-def round_batch(
-    tokens: Any,
-    length: Any,
-    gpus: int = 1,
-    needs_sequence: bool = True,
-) -> Any:
+def round_batch(tokens: Any, length: Any, gpus: int = 1, needs_sequence: bool = True) -> Any:
     """Round a batch to sequences that GPUs share: the odd factor of their number times a power of two; broadcasts.
 
     A larger batch then has every micro-batch of a smaller one.

@@ -184,12 +184,7 @@ class LearningRateLaw(Listed):
             exponent = exponent + self.slope_batch * self._log_of("batch_tokens", batch_tokens, "a batch")
         return np.exp(exponent)
 
-    def _log_of(
-        self,
-        name: str,
-        tokens: Values,
-        owner: str,
-    ) -> Any:
+    def _log_of(self, name: str, tokens: Values, owner: str) -> Any:
         if tokens is None:
             requirement = f" must be given, the tokens of {owner}, on which the rates of this law depend"
             raise InputError(given(name, None), requirement)
@@ -249,33 +244,18 @@ class LearningRateLaw(Listed):
             refusal=refusal,
         )
 
-    def of(
-        self,
-        architecture: Architecture,
-        tokens: Count = None,
-        batch_tokens: Count = None,
-    ) -> PeakRate:
+    def of(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> PeakRate:
         """Return the rate of an architecture, or why there is none; a law that has the batch knows the usual one."""
         return self.peak(*self._inputs(architecture, tokens, batch_tokens))
 
-    def learning_rate(
-        self,
-        architecture: Architecture,
-        tokens: Count = None,
-        batch_tokens: Count = None,
-    ) -> float:
+    def learning_rate(self, architecture: Architecture, tokens: Count = None, batch_tokens: Count = None) -> float:
         """Compute the peak LR. Never refused: `of` says how far it extrapolates; errors as `at`.
 
         Without `batch_tokens` a law that has the batch takes that of `law.optimal` (`rates.batch.usual_batch`).
         """
         return float(self.at(*self._inputs(architecture, tokens, batch_tokens)))
 
-    def _inputs(
-        self,
-        architecture: Architecture,
-        tokens: Count,
-        batch: Count,
-    ) -> tuple[float, float, Count, Count]:
+    def _inputs(self, architecture: Architecture, tokens: Count, batch: Count) -> tuple[float, float, Count, Count]:
         """Return N as counted, E, D and the batch: that which is given, or of a law that has it the usual one."""
         if batch is None and tokens is not None and self.slope_batch:
             batch, _ = usual_batch(architecture.n_active, float(positive("tokens", tokens)))

@@ -199,12 +199,7 @@ class _Trial(NamedTuple):
 
 
 def _compare(
-    cell: IntArray,
-    loss: FloatArray,
-    sizes: Columns,
-    columns: Mapping[str, Any],
-    least: float,
-    equal: bool = True,
+    cell: IntArray, loss: FloatArray, sizes: Columns, columns: Mapping[str, Any], least: float, equal: bool = True
 ) -> Blend | None:
     """Choose columns that explain the losses within cells, one after the other, the best first; None if none is.
 
@@ -266,13 +261,7 @@ def _compare(
 
 
 def _try_column(
-    name: str,
-    codes: IntArray,
-    y: FloatArray,
-    base: FloatArray,
-    cell: IntArray,
-    log_n: FloatArray,
-    chance: float,
+    name: str, codes: IntArray, y: FloatArray, base: FloatArray, cell: IntArray, log_n: FloatArray, chance: float
 ) -> _Trial:
     """Test what the means of a column's values, which may change with ln N, explain beside a base: a spread, or 0.
 

@@ -74,10 +74,7 @@ def format_interval(low: float, high: float, between: tuple[float, float]) -> st
 def crossings_of(records: Sequence[RunRecord], law: Law) -> list[tuple[str, str, str, str]]:
     """List the model, the measured crossover, and the law's with its 95 % interval, for each size with experts."""
     all_gaps = Gaps.of(records)
-    span = (
-        float(min(min(gaps.gaps) for gaps in all_gaps)),
-        float(max(max(gaps.gaps) for gaps in all_gaps)),
-    )
+    span = (float(min(min(gaps.gaps) for gaps in all_gaps)), float(max(max(gaps.gaps) for gaps in all_gaps)))
     rows = []
     for gaps in all_gaps:
         (by_law,) = law.speedup(gaps.experts, n_active=gaps.n_active, between=span, force=True).rows

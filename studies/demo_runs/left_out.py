@@ -90,10 +90,7 @@ class Comparison(NamedTuple):
 
 
 def leave_out_each(
-    runs: Runs,
-    fit_law: Callable[[Runs], FitResult[Law]],
-    draws: int,
-    progress: bool = False,
+    runs: Runs, fit_law: Callable[[Runs], FitResult[Law]], draws: int, progress: bool = False
 ) -> Iterator[LeftOut]:
     """Leave out each of the runs in turn, then each model with all runs of its trunk."""
     groups = {"each run": np.arange(len(runs)), "each model": runs.trunk}
@@ -139,12 +136,7 @@ def predict_without_law(runs: Runs, group: NDArray[np.intp]) -> dict[str, FloatA
     return predictions
 
 
-def _nearest_loss(
-    runs: Runs,
-    values: FloatArray,
-    i: int,
-    is_candidate: NDArray[np.bool_],
-) -> float:
+def _nearest_loss(runs: Runs, values: FloatArray, i: int, is_candidate: NDArray[np.bool_]) -> float:
     """Return the loss of the candidate whose value is nearest to that of run i by its ratio; NaN without any."""
     if not is_candidate.any():
         return np.nan

@@ -258,10 +258,7 @@ def main() -> int:
         source = TextSource(**task["source"])
         until_tokens = task["until_tokens"]
         n_bytes = until_tokens and until_tokens * TokenCache(folder).dtype.itemsize
-        with (
-            explain_full_disk("its tokens", folder, n_bytes, lambda: _ADVICE),
-            lock_of(folder, timeout=1),
-        ):
+        with explain_full_disk("its tokens", folder, n_bytes, lambda: _ADVICE), lock_of(folder, timeout=1):
             build(source, folder, until_tokens)
     except Timeout:
         return _BUSY
