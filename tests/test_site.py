@@ -73,12 +73,6 @@ def address(pages) -> Iterator[str]:
 WIDE_TABLES = {"benchmarks.html"}
 CUT_TABLES = """() => [...document.querySelectorAll('.md-typeset__scrollwrap')]
     .filter(table => table.scrollWidth > table.clientWidth).length"""
-# Pixels that a digit takes at 100: 56 in Arial and fonts of its widths, 64 in DejaVu, in which more tables are cut.
-WIDTH_OF_DIGIT = """() => {
-    const context = document.createElement("canvas").getContext("2d");
-    context.font = "100px " + getComputedStyle(document.body).fontFamily;
-    return context.measureText("0").width;
-}"""
 
 
 @pytest.mark.browser
@@ -103,7 +97,6 @@ def test_in_a_browser(pages, address, browser, scheme, widths):
     page.keyboard.press("Control+k")
     page.keyboard.type("memory_optimal")
     page.get_by_role("link", name=re.compile("memory_optimal")).locator("visible=true").first.wait_for()
-    has_usual_widths = page.evaluate(WIDTH_OF_DIGIT) < 60
     page.close()
     assert (hosts - {None}, problems, wide) == ({"127.0.0.1"}, [], [])
-    assert cut_tables <= WIDE_TABLES or not has_usual_widths
+    assert cut_tables <= WIDE_TABLES
