@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -29,15 +29,13 @@ from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import ChinchillaLaw, Law, shelf
 from scaling_law.law import compare as comparing
 from scaling_law.law import describe as describing
+from scaling_law.planning.speedup import MATCH_MEANING, Match
 from scaling_law.size.architecture import VOCAB_SIZE
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8, or doublings: 2-8."
 OF_TIME = ("gpus", "gpu", "throughput", "mfu", "engine", "precision", "sequence_length", "batch")
 OF_DESIGN = ("granularity", "shared_ratio", "vocab_size")
-MATCH = (
-    "What the baseline is chosen by: flops, hours, memory (equal N_total), or served (equal N_act). [default: flops]"
-)
 COMPUTE_ONLY = ("baseline", "match", *OF_TIME, *OF_DESIGN)
 LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
 
@@ -202,7 +200,7 @@ def speedup(
     ] = None,
     experts: Annotated[Any, quantity(SOME_EXPERTS, WHICH_EXPERTS, default="8; with --n-active the law's own")] = None,
     baseline: Annotated[float, option("E of the baseline, which must reach its loss.", min=1)] = 1.0,
-    match: Annotated[Literal["flops", "hours", "memory", "served"] | None, option(MATCH)] = None,
+    match: Annotated[Match | None, option(f"{MATCH_MEANING} [default: flops]")] = None,
     **question: Any,
 ) -> Answer | tuple[Answer, Fields]:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off.

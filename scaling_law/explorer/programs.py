@@ -21,6 +21,7 @@ from scaling_law.fitting.fitting import fit as fit_runs
 from scaling_law.law import Law
 from scaling_law.law.describe import describe as describe_model
 from scaling_law.planning.question import FIELD_TYPES, FIELDS, Field, describe_field
+from scaling_law.planning.speedup import MATCH_MEANING
 from scaling_law.runs.loading import load_runs
 
 Tool = Callable[..., Fields]
@@ -63,10 +64,7 @@ ARGUMENTS = {
             parse_count,
             default_meaning="1",
         ),
-        "match": Field(
-            "What the baseline is chosen by: flops, hours, memory (equal N_total), or served (equal N_act).",
-            default_meaning="flops",
-        ),
+        "match": Field(MATCH_MEANING, default_meaning="flops"),
         "n_active": Field(
             "Instead of flops, for the crossover tokens: active parameters, 1.1B or 1e8,1e9.",
             _parse_sizes,
@@ -91,9 +89,7 @@ ARGUMENTS = {
     },
     "fit": {
         "runs": Field("Table of runs: runs.csv, a .jsonl or .parquet file, a folder, or org/name on the Hub."),
-        "kind": Field(
-            "joint, chinchilla, routed, …, or a law's file; all: ranked by forecasts.", default_meaning="joint"
-        ),
+        "kind": Field("joint, chinchilla, routed, …, or a law's file.", default_meaning="joint"),
         "prior": Field("What runs leave open is as in other labs' laws (public), or as in a law: published."),
         "where": Field("A filter on the columns: E in {1, 8}."),
     },

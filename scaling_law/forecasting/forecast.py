@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import norm
 
 from hub.base import strict_json
+from hub.base.commands import version
 from hub.base.errors import InputError, given, unknown
 from hub.base.inputs import as_it_is, reads, whole
 from hub.base.notices import Notice
@@ -51,10 +51,9 @@ from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import rows_of_curves, sample_of, with_few_checkpoints
 from scaling_law.size.arrays import Columns, FloatArray, IntArray, first_largest
 
-# The file of a forecast, and the library that made it.
+# The file of a forecast.
 FORMAT = "forecast"
 VERSION = 2
-LIBRARY = "joint-moe-scaling-laws"
 MODEL = ("n_active", "tokens", "experts")
 # Standard deviations of ln loss and ln D between the prior's corpora and tokenizers and another.
 UNITS = (0.1, 0.15)
@@ -155,7 +154,7 @@ class Forecast(Answer):
             raise InputError(f"{file}: the file exists; a forecast is not changed")
         fields: Fields = {
             "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "library": f"{LIBRARY} {version(LIBRARY)}",
+            "library": f"joint-moe-scaling-laws {version()}",
             "level": self.level,
             "runs": len(self.runs),
             "source": self.runs.source,

@@ -3,13 +3,14 @@
 from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, predicted_loss
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.optimum import drawn_optimum, optimal_widths
-from scaling_law.planning.speedup import find_crossing
+from scaling_law.planning.speedup import find_crossing, find_crossovers
 
 __all__ = [
     "advantage",
     "candidate_grid",
     "drawn_optimum",
     "find_crossing",
+    "find_crossovers",
     "flop_savings",
     "log_optimal_parameters",
     "optimal_widths",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 Model = float | Architecture
 Match = Literal["flops", "hours", "memory", "served"]
-MATCHES = ("flops", "hours", "memory", "served")
+MATCHES = get_args(Match)
+MATCH_MEANING = "What the baseline is chosen by: flops, hours, memory (equal N_total), or served (equal N_act)."
 # Widths are searched from the start divided by this to the start times this, at so many points.
 AROUND = 50.0
 POINTS = 33
@@ -217,20 +218,11 @@ def speedup(
     match = match or "flops"
     cluster, limits = read_costs(law, **question)
     if match == "hours" and cluster is None:
-        raise InputError(
-            given("match", match),
-            " takes step times: give ",
-            given("gpus"),
-            " and ",
-            given("gpu"),
-        )
+        raise InputError(given("match", match), " takes step times: give ", given("gpus"), " and ", given("gpu"))
     model = _read_model("experts", 8.0 if model is None else model)
     baseline = _read_model("baseline", baseline)
     if isinstance(baseline, Architecture) and match in ("memory", "served"):
-        raise InputError(
-            given("match", match),
-            " sets the size of the baseline: give its E, no Architecture",
-        )
+        raise InputError(given("match", match), " sets the size of the baseline: give its E, no Architecture")
     variables, sized = _read_spending(law, model, flops, tokens, limits, force)
     check = law.check(**variables)
     check.refuse(force)
@@ -307,26 +299,14 @@ class _Target:
     costs: dict[str, FloatArray]
 
     @classmethod
-    def of(
-        cls,
-        law: Formula,
-        variables: Variables,
-        model: Sized,
-        cluster: Cluster | None,
-    ) -> _Target:
+    def of(cls, law: Formula, variables: Variables, model: Sized, cluster: Cluster | None) -> _Target:
         coefficients = coefficients_of(law)
         loss = np.asarray(law.evaluate(coefficients, variables), float)
         loss[1:] = law.add_extrapolation(loss[1:], variables, 1)
         tokens = np.full(len(loss), float(variables["tokens"]))
         return cls(law, cluster, coefficients, loss, _costs(cluster, variables, model, tokens))
 
-    def rows(
-        self,
-        baseline: Model,
-        limits: Limits,
-        match: str,
-        model: Sized,
-    ) -> tuple[list[SpeedupRow], Fields]:
+    def rows(self, baseline: Model, limits: Limits, match: str, model: Sized) -> tuple[list[SpeedupRow], Fields]:
         """List the ways of a baseline, the one that is matched first, and describe the curve of its best models."""
         if isinstance(baseline, Architecture):
             variables = baseline.variables()
@@ -348,17 +328,9 @@ class _Target:
         """Return L∞ of endlessly large models with the same E, and 95 % of its values under the draws."""
         endless = {name: value * ENDLESS if is_size(name) else value for name, value in variables.items()}
         floors = floor(self.law, self.coefficients, endless)[:, 0]
-        return {
-            "asymptote": float(floors[0]),
-            "asymptote_interval": _interval(floors[1:]),
-        }
+        return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
 
-    def frontier(
-        self,
-        experts: float,
-        limits: Limits,
-        asymptote: float,
-    ) -> Fields:
+    def frontier(self, experts: float, limits: Limits, asymptote: float) -> Fields:
         """Return α and the loss at the model's FLOPs, along the best models with E experts."""
         budgets = Budget.each(self.costs["compute"][0] * np.array([1.0, 2.0]))
         widths = optimal_widths(self.law, budgets, experts, limits).free
@@ -380,13 +352,7 @@ class _Target:
             loss[1:] /= self.law.add_extrapolation(np.ones_like(loss[1:]), models, 1)
         return loss
 
-    def cheapest(
-        self,
-        start: float,
-        experts: float,
-        limits: Limits,
-        cluster: Cluster | None,
-    ) -> FloatArray:
+    def cheapest(self, start: float, experts: float, limits: Limits, cluster: Cluster | None) -> FloatArray:
         """Find the d_model of least FLOPs that reaches the loss under each draw, [1 + n_draws, 1]; NaN for none.
 
         With a cluster it is that of fewest seconds, under the law itself.
@@ -399,13 +365,7 @@ class _Target:
         width = np.exp(least(lambda log_width: models(np.exp(log_width))[2], low, high, POINTS))
         return np.broadcast_to(width, loss.shape)
 
-    def row(
-        self,
-        size: str,
-        variables: Variables,
-        model: Sized,
-        least_loss: float | None = None,
-    ) -> SpeedupRow:
+    def row(self, size: str, variables: Variables, model: Sized, least_loss: float | None = None) -> SpeedupRow:
         """Say what these models need, under the law itself and as intervals; `least_loss` where the size is free."""
         if least_loss is None:
             least_loss = float(floor(self.law, self.coefficients, variables)[0, 0])
@@ -454,12 +414,7 @@ def _models(d_model: Any, experts: float, limits: Limits) -> tuple[Fields, Sized
     return limits.variables(d_model, experts, 1.0), limits.widths(np.ravel(d_model), experts)
 
 
-def _costs(
-    cluster: Cluster | None,
-    variables: Variables,
-    model: Sized,
-    tokens: FloatArray,
-) -> dict[str, FloatArray]:
+def _costs(cluster: Cluster | None, variables: Variables, model: Sized, tokens: FloatArray) -> dict[str, FloatArray]:
     """Return what models take to train on the tokens [1 + n_draws]: FLOPs, tokens and, of a cluster, seconds.
 
     The seconds are those of the step times, then those of their draws, which are repeated where they are fewer.
@@ -523,13 +478,7 @@ def _read_model(name: str, value: Any) -> Model:
     counts = list(value) if isinstance(value, (list, tuple)) else [value]
     if len(counts) > 1:
         several = given("experts", value, f"--experts {','.join(map(str, counts))}")
-        raise InputError(
-            several,
-            ": one E goes with ",
-            given("flops"),
-            ", several with ",
-            given("n_active"),
-        )
+        raise InputError(several, ": one E goes with ", given("flops"), ", several with ", given("n_active"))
     is_number = counts != [] and isinstance(counts[0], (int, float, np.number)) and not isinstance(counts[0], bool)
     if not is_number:
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
@@ -542,13 +491,7 @@ def _describe(model: Model) -> str:
     return f"d_model {model.d_model}, E = {model.experts_equivalent:.4g}"
 
 
-def _find_crossovers(
-    law: Formula,
-    n_active: Any,
-    experts: Any,
-    between: Interval,
-    force: bool,
-) -> Speedup:
+def _find_crossovers(law: Formula, n_active: Any, experts: Any, between: Interval, force: bool) -> Speedup:
     """Find the token count at which an MoE overtakes the dense model of equal N_act, for each size and E.
 
     ValueError for a law that does not depend on N_act, D and E, and for E of 1 or less.
@@ -557,8 +500,8 @@ def _find_crossovers(
     if missing:
         variables = ", ".join(sorted(missing))
         raise InputError(f"a crossover needs a law that depends on {variables}; the {law.name} law does not")
-    limits = numbers_of("between", between)
-    if limits.shape != (2,) or not 0 < limits[0] < limits[1] < np.inf:
+    bounds = numbers_of("between", between)
+    if bounds.shape != (2,) or not 0 < bounds[0] < bounds[1] < np.inf:
         raise InputError(f"between={between!r} must be two increasing positive numbers of tokens")
     size = parse_positive("n_active", n_active)
     e = parse_experts(law, experts)
@@ -567,17 +510,12 @@ def _find_crossovers(
     if not (e.size and np.all(e > 1)):
         raise InputError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")
     n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
-    searched = np.geomspace(*between, CROSSOVER_POINTS)
-
-    def cross(loss: Callable[..., FloatArray]) -> FloatArray:
-        gaps = loss(n[..., None], searched, e[..., None]) - loss(n[..., None], searched, 1.0)
-        return find_crossing(np.log(searched), gaps)
-
-    tokens = cross(law.loss)
+    tokens = find_crossovers(law.loss, n, e, between)
     low = high = np.full(n.shape, np.nan)
     if law.draws is not None:
+        drawn = find_crossovers(law.loss_draws, n, e, between)
         # Some may be infinite, between which and a number no quantile can fall.
-        low, high = np.quantile(cross(law.loss_draws), [0.025, 0.975], axis=0, method="nearest")
+        low, high = np.quantile(drawn, [0.025, 0.975], axis=0, method="nearest")
     check = law.check(n, np.where(np.isfinite(tokens) & (tokens > 0), tokens, np.nan), e)
     check.refuse(force)
     if np.isinf(tokens).all():
@@ -586,19 +524,26 @@ def _find_crossovers(
         claim = "ahead of dense models throughout the searched tokens"
     else:
         claim = f"dense models are overtaken at {span(tokens[np.isfinite(tokens)], format_count)} tokens"
-    columns = {
-        "n_active": n,
-        "experts": e,
-        "tokens": tokens,
-        "tokens_low": low,
-        "tokens_high": high,
-    }
+    columns = {"n_active": n, "experts": e, "tokens": tokens, "tokens_low": low, "tokens_high": high}
     return Speedup(
         columns=columns,
         claim=f"{span(n, format_count)} active parameters, E = {span(e, '{:g}'.format)}: {claim}",
         match="served",
         check=check,
     )
+
+
+def find_crossovers(
+    loss: Callable[..., FloatArray], n_active: FloatArray, experts: FloatArray, between: Interval
+) -> FloatArray:
+    """Find the D from which MoE models are ahead of dense ones of equal N_act, as `find_crossing` does.
+
+    `loss` is that of a law or of its draws; N_act and E have one shape, behind the axis of draws.
+    """
+    tokens = np.geomspace(*between, CROSSOVER_POINTS)
+    size = np.asarray(n_active)[..., None]
+    gaps = loss(size, tokens, np.asarray(experts)[..., None]) - loss(size, tokens, 1.0)
+    return find_crossing(np.log(tokens), gaps)
 
 
 def find_crossing(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:

@@ -33,7 +33,7 @@ from scaling_law import (
     load_runs,
 )
 from scaling_law.fitting import finite
-from scaling_law.planning import find_crossing
+from scaling_law.planning import find_crossovers
 from studies.common import LEVEL, FloatArray, Value, check_texts, rms, write_once
 from studies.crossing.cells import BEYOND, Cells, Gap, gaps_of, ratio_of, with_precision
 from studies.crossing.records import (
@@ -67,8 +67,6 @@ PRIOR = "fit with the published law as a prior"
 BENT = "fit with κ"
 # The E of which most seeds were trained.
 MAIN = 8
-# Tokens at which draws are searched for a crossing.
-CROSSOVER_POINTS = 400
 # The least number of crossings that says how far a law is off.
 LEAST = 3
 # The D, in bytes, at which losses are forecast.
@@ -354,9 +352,8 @@ def prediction(results: Results, d_model: int, experts: int) -> dict[str, Any]:
     crossings = {}
     for name, law in results.laws.items():
         crossings[name] = finite(float(results.break_even(law, n_active, experts)))
-    tokens = np.geomspace(*results.search_range, CROSSOVER_POINTS)
-    loss = results.bootstrap.law.loss_draws
-    draws = find_crossing(np.log(tokens), loss(n_active, tokens, experts) - loss(n_active, tokens, 1.0))
+    law = results.bootstrap.law
+    draws = find_crossovers(law.loss_draws, np.array(n_active), np.array(experts), results.search_range)
     ratios = _ratios_to_measured(results, experts)
     if len(ratios) >= LEAST:
         draws = np.outer(draws, 1.0 / ratios).ravel()

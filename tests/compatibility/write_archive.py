@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 import yaml
 
+from tests.conftest import WORDS
+
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
-WORDS = ("model", "expert", "token", "router", "loss", "data", "law", "scale", "train", "dense", "budget", "memory")
 CONFIGURATION = {
     "run": {
         "output_dir": "run",
