@@ -29,6 +29,13 @@ def _section(kind, own):
 
 
 EVERY = {kind: _section(kind, own) for kind, own in reversed(SHAPES)}
+# A dense class, one with a balance loss and one with shared experts are tried each time, the others by `make test-slow`.
+OFTEN = ("llama", "qwen3_moe", "deepseek_v3")
+
+
+def in_turn(kinds):
+    """Parameters: every class, those that are not tried often marked as slow."""
+    return [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
 
 
 def config_of(section):
@@ -59,7 +66,7 @@ def test_every_table_is_tried():
     assert set(EVERY) == set(FAMILIES) & set(model_types())
 
 
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("kind", in_turn(EVERY))
 def test_losses_and_gradients_are_those_of_the_class(kind):
     """With `output_router_logits`, which is off unless asked for, and a group of the whole batch."""
     config, (inputs, targets) = config_of(EVERY[kind]), batch()
@@ -126,7 +133,7 @@ def test_losses_in_chunks_are_those_of_all_logits(section, change, monkeypatch, 
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in EVERY if "num_experts_per_tok" in EVERY[kind]])
+@pytest.mark.parametrize("kind", in_turn(kind for kind in EVERY if "num_experts_per_tok" in EVERY[kind]))
 def test_what_is_routed_is_what_the_experts_get(kind, monkeypatch):
     """Whatever picks the experts (groups, biases, sigmoids), against the indices that reach the experts."""
     config, (inputs, targets) = config_of(EVERY[kind]), batch()
