@@ -29,7 +29,7 @@ def _section(kind, own):
 
 
 EVERY = {kind: _section(kind, own) for kind, own in reversed(SHAPES)}
-# A dense class, one with a balance loss and one with shared experts are tried each time, the others by `make test-slow`.
+# One dense class, one with a balance loss and one with shared experts are tried each time; the others are slow.
 OFTEN = ("llama", "qwen3_moe", "deepseek_v3")
 
 
