@@ -31,9 +31,9 @@ EXPECTED = {}
 
 
 def result_of_reference(model, tokens, labels, training, attention_mask):
-    """What the reference says in fp64: its result, the loss of the text, the whole loss, and gradients.
+    """Run the reference in fp64; returns its result, the loss of the text, the whole loss, and gradients.
 
-    Implementations share it: it is computed once for equal weights, configurations and inputs.
+    Implementations share them: they are computed once for equal weights, configurations and inputs.
     """
     weights = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
     given = [*weights.values(), tokens] + ([] if attention_mask is None else [attention_mask])

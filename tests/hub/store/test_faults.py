@@ -56,7 +56,7 @@ def test_the_sequence_of_requests(loopback, checkpoint, record):
 
 
 def is_often(number, kind):
-    """Whether a fault is tried each time: the loss of each response, and one of three other faults in turn."""
+    """Tell whether a fault is tried each time: the loss of each response, and one of three other faults in turn."""
     return kind == "lose" or kind == ("status", "drop", "cut")[number % 3]
 
 

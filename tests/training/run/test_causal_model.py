@@ -34,7 +34,7 @@ OFTEN = ("llama", "qwen3_moe", "deepseek_v3")
 
 
 def in_turn(kinds):
-    """Parameters: every class, those that are not tried often marked as slow."""
+    """Mark the classes that are not tried each time as slow."""
     return [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
 
 
