@@ -24,10 +24,10 @@ from hub import load_index, load_records, open_store
 from scaling_law import Architecture, JointLaw, load_runs
 from training import ConfigurationError, Sweep, from_dict
 from training.run.inputs import check_inputs
+from training.run.main import main
 
 ARCHIVE = Path(__file__).with_name("0.1.0.tar.xz")
 NOVEMBER = Path(__file__).with_name("0.1.0-6b50b4c4.tar.xz")
-TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_run_goes_on_from_its_configuration_cache_and_checkpoint(november):
     configuration["schedule"]["tokens"] = [1280, 2560]
     Path("longer.yaml").write_text(yaml.safe_dump(configuration))
     shards = {file: file.stat().st_mtime_ns for file in Path("cache").rglob("tokens-*.bin")}
-    subprocess.run([sys.executable, TRAIN, "--config", "longer.yaml"], check=True, capture_output=True)
+    assert main(["--config", "longer.yaml"]) == 0
     assert {file: file.stat().st_mtime_ns for file in shards} == shards
     (earlier,) = load_records(Path("store/datasets/old-runs/main/runs.jsonl"))
     for tokens, expected in november["runs"].items():

@@ -27,27 +27,45 @@ def assert_gradients_close(gradients, expected):
         assert error <= 1e-5 * scale + 1e-7 * largest, f"{name}: error {error:.1e} at scale {scale:.1e}"
 
 
+EXPECTED = {}
+
+
+def result_of_reference(model, tokens, labels, training, attention_mask):
+    """Run the reference in fp64; returns its result, the loss of the text, the whole loss, and gradients.
+
+    Implementations share them: they are computed once for equal weights, configurations and inputs.
+    """
+    weights = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
+    given = [*weights.values(), tokens] + ([] if attention_mask is None else [attention_mask])
+    fields = {name: value for name, value in model.config.to_dict().items() if "implementation" not in name}
+    key = repr(fields), training, *(tensor.detach().numpy().tobytes() for tensor in given)
+    if key not in EXPECTED:
+        expected = run(weights, model.config, tokens, training, attention_mask)
+        lm_loss = torch.nn.functional.cross_entropy(expected.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        loss = lm_loss
+        if training:
+            loss = loss + 0.01 * expected.balance_loss + 0.001 * expected.z_loss
+        loss.backward()
+        EXPECTED[key] = expected, lm_loss, loss, {name: weight.grad for name, weight in weights.items()}
+    return EXPECTED[key]
+
+
 def assert_equals_reference(model, tokens, training, attention_mask=None):
     """Compare everything, gradients of the whole training loss included; returns the reference's result (in fp64)."""
     model.train(training)
     labels = tokens if attention_mask is None else tokens.masked_fill(attention_mask == 0, -100)
     output, gradients = step(model, tokens, attention_mask=attention_mask, labels=labels)
-    weights = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
-    expected = run(weights, model.config, tokens, training, attention_mask)
+    expected, lm_loss, loss, expected_gradients = result_of_reference(model, tokens, labels, training, attention_mask)
     real = torch.ones_like(tokens).bool() if attention_mask is None else attention_mask.bool()
     close = functools.partial(torch.testing.assert_close, check_dtype=False, **CLOSE)
     close(output.logits[real], expected.logits[real])
     close(output.balance_loss, expected.balance_loss)
     close(output.z_loss, expected.z_loss)
-    loss = torch.nn.functional.cross_entropy(expected.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-    close(output.lm_loss, loss)
-    if training:
-        loss = loss + 0.01 * expected.balance_loss + 0.001 * expected.z_loss
+    close(output.lm_loss, lm_loss)
     close(output.loss, loss)
     assert output.routing.tokens_per_expert.tolist() == expected.counts
     assert output.routing.dropped_tokens.tolist() == [len(dropped) for dropped in expected.dropped]
-    loss.backward()
-    assert_gradients_close(gradients, {name: weight.grad for name, weight in weights.items()})
+    assert_gradients_close(gradients, expected_gradients)
     return expected
 
 

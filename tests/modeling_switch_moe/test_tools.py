@@ -14,7 +14,7 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("experts", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_compiled_evaluation_has_no_graph_breaks(make_model, tokens, experts):
     model = make_model(num_experts=experts).eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -28,10 +28,10 @@ def test_compiled_evaluation_has_no_graph_breaks(make_model, tokens, experts):
 @pytest.mark.parametrize(
     ("changes", "output_logits"),
     [
-        ({}, False),
+        pytest.param({}, False, marks=pytest.mark.slow),
         ({"capacity_group_tokens": 9, "num_hidden_layers": 1}, False),
         ({"capacity_group_tokens": 7, "capacity_factor": None, "num_hidden_layers": 1}, True),
-        ({"num_experts": 1}, False),
+        pytest.param({"num_experts": 1}, False, marks=pytest.mark.slow),
     ],
 )
 def test_compiled_training_step_has_no_graph_breaks(make_model, tokens, changes, output_logits):
@@ -45,7 +45,7 @@ def test_compiled_training_step_has_no_graph_breaks(make_model, tokens, changes,
     torch.testing.assert_close(found, gradients, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("strict", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_export_with_free_batch_and_length(make_model, tokens, strict):
     model = make_model(capacity_group_tokens=48).eval()  # of training: it sets no bound on what is exported
     shapes = {"input_ids": {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", min=2, max=64)}}

@@ -100,15 +100,14 @@ def test_errors_are_one_line_and_leave_nothing(server, command, tmp_path):
     server.state.put("model", REPOSITORY, "main", {"64/4/1/7629.pt": b"no tensors", "64/8/1/7629.pt": checkpoint()})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("")
+    of_48 = ["48/4/3/9000.pt", "48/4/3/15258.pt", "48/8/3/15258.pt"]
+    of_64 = ["64/4/1/7629.pt", "64/8/1/7629.pt"]
     for words, reason in (
         (["48", "8", "3", "15258", "--to", tmp_path / "out"], "holds a model of width, experts and heads (48, 4, 3)"),
         (["64", "4", "1", "7629", "--to", tmp_path / "out"], "cannot be read as a checkpoint"),
         (["48", "4", "3", "1", "--to", tmp_path / "out"], "available: 48/4/3/9000.pt, 48/4/3/15258.pt"),
-        (
-            ["48", "2", "3", "1", "--to", tmp_path / "out"],
-            "48/4/3/15258.pt, 48/8/3/15258.pt",
-        ),
-        (["99", "1", "1", "1", "--to", tmp_path / "out"], "available: 48/4/3/9000.pt"),
+        (["48", "2", "3", "1", "--to", tmp_path / "out"], f"available: {', '.join(of_48)}\n"),
+        (["99", "1", "1", "1", "--to", tmp_path / "out"], f"available: {', '.join([*of_48, *of_64])}\n"),
         ([*ARGUMENTS, "--to", tmp_path / "out", "--repository", "org/none"], "not found"),
         ([*ARGUMENTS, "--to", tmp_path / "full"], "not an empty folder; nothing was fetched"),
     ):

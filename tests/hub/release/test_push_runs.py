@@ -74,7 +74,7 @@ def test_threads_ask_once_for_what_they_share(loopback, runs):
 
 
 @pytest.mark.parametrize(("kind", "status"), [("status", 503), ("status", 429), ("drop", 0), ("lose", 0)])
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_every_seventh_request_fails(loopback, runs, kind, status, workers):
     hit: set[tuple[str, str]] = set()
 

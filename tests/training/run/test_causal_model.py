@@ -29,6 +29,13 @@ def _section(kind, own):
 
 
 EVERY = {kind: _section(kind, own) for kind, own in reversed(SHAPES)}
+# One dense class, one with a balance loss and one with shared experts are tried each time; the others are slow.
+OFTEN = ("llama", "qwen3_moe", "deepseek_v3")
+
+
+def in_turn(kinds):
+    """Mark the classes that are not tried each time as slow."""
+    return [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
 
 
 def config_of(section):
@@ -59,7 +66,7 @@ def test_every_table_is_tried():
     assert set(EVERY) == set(FAMILIES) & set(model_types())
 
 
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("kind", in_turn(EVERY))
 def test_losses_and_gradients_are_those_of_the_class(kind):
     """With `output_router_logits`, which is off unless asked for, and a group of the whole batch."""
     config, (inputs, targets) = config_of(EVERY[kind]), batch()
@@ -126,7 +133,7 @@ def test_losses_in_chunks_are_those_of_all_logits(section, change, monkeypatch, 
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in EVERY if "num_experts_per_tok" in EVERY[kind]])
+@pytest.mark.parametrize("kind", in_turn(kind for kind in EVERY if "num_experts_per_tok" in EVERY[kind]))
 def test_what_is_routed_is_what_the_experts_get(kind, monkeypatch):
     """Whatever picks the experts (groups, biases, sigmoids), against the indices that reach the experts."""
     config, (inputs, targets) = config_of(EVERY[kind]), batch()
@@ -156,8 +163,15 @@ def test_the_balance_loss_is_a_mean_over_groups():
 @pytest.mark.parametrize(
     ("section", "change"),
     [
-        *((section, "recomputed") for section in (*CLASSES.values(), NOISY)),
-        *((section, "traced") for section in (TOP_K, SHARED)),
+        (SHARED, "recomputed"),
+        (NOISY, "recomputed"),
+        (TOP_K, "traced"),
+        *(
+            pytest.param(section, "recomputed", marks=pytest.mark.slow)
+            for section in CLASSES.values()
+            if section is not SHARED
+        ),
+        pytest.param(SHARED, "traced", marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else value["type"],
 )

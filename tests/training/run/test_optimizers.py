@@ -16,7 +16,6 @@ from hub import RunRecord
 from modeling_switch_moe import SwitchMoeConfig
 from scaling_law import Architecture
 from scaling_law.machine.memory import saved_bytes, training_memory
-from tests.model_classes import CLASSES
 from tests.training import ranks
 from tests.training.run.test_causal_model import EVERY, config_of
 from tests.training.run.test_processes import alone, divided, divides, measured, replicated, results, sharded
@@ -34,7 +33,13 @@ MUON = OptimizerArguments(name="muon")
 REST = re.compile(r"embed|lm_head|norm|bias|router|gate\.weight|sinks")
 
 
-@pytest.mark.parametrize("kind", [*CLASSES, "gpt_oss", "llama4_text", "mixtral"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("deepseek_v3", "gpt_oss", "llama4_text"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "qwen3_moe", "qwen2_moe", "mixtral")),
+    ],
+)
 def test_muon_has_the_hidden_matrices_and_adamw_the_rest(kind):
     model = build_model(config_of(EVERY[kind]), seed=0)
     muon, adamw = build_optimizers(model, MUON, CPU)

@@ -174,18 +174,25 @@ def test_longer_branches_can_be_added_and_equal_the_same_run_trained_alone(tiny,
 
 
 MUON = {"optimizer.name": "muon"}
+# On the trunk, at its branch point, in the decays.
+PLACES = {12: signal.SIGTERM, 22: signal.SIGTERM, 24: signal.SIGTERM, 3: signal.SIGINT, 21: signal.SIGINT}
+# What has a state of its own to resume: masks, selection biases and Muon's momentum, each of another class.
+OWN_STATE = {
+    "dropout and jitter": {"model": NOISY},
+    "balanced by a bias": {"model": BIAS},
+    "Muon": MUON,
+}
+OTHER_STATES = {
+    **{kind: {"model": section} for kind, section in CLASSES.items()},
+    "qwen3_moe by Muon": MUON | {"model": TOP_K},
+    "deepseek_v3 by Muon": MUON | {"model": SHARED},
+}
 STOPPED = [
-    # On the trunk, at its branch point, in the decays.
-    *(pytest.param({}, at, signal.SIGTERM, id=f"at {at}") for at in (12, 22, 24)),
-    *(pytest.param({}, at, signal.SIGINT, id=f"at {at}") for at in (3, 21)),
+    *(pytest.param({}, at, number, id=f"at {at}") for at, number in PLACES.items()),
+    *(pytest.param(settings, 5, signal.SIGTERM, id=name) for name, settings in OWN_STATE.items()),
     *(
-        pytest.param(settings, 5, signal.SIGTERM, id=name)
-        for name, settings in {
-            **{kind: {"model": section} for kind, section in CLASSES.items()},
-            **{"dropout and jitter": {"model": NOISY}, "balanced by a bias": {"model": BIAS}},
-            **{"Muon": MUON, "qwen3_moe by Muon": MUON | {"model": TOP_K}},
-            "deepseek_v3 by Muon": MUON | {"model": SHARED},
-        }.items()
+        pytest.param(settings, 5, signal.SIGTERM, id=name, marks=pytest.mark.slow)
+        for name, settings in OTHER_STATES.items()
     ),
 ]
 
