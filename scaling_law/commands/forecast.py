@@ -7,15 +7,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hub.base.commands import EXPERTS, PARAMETERS, TOKENS, several
 from hub.base.errors import InputError
+from hub.base.fields import Names, field
 from hub.base.tables import print_table, show
-from scaling_law.commands.options import command, exit_untrusted, names, option, quantity
+from scaling_law.commands.options import command, exit_untrusted, option
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
 from scaling_law.forecasting.laws import stack_laws
+from scaling_law.law import Law
 from scaling_law.law_files import FILE_NAME, law_to_dict
+from scaling_law.planning.question import ExpertCounts, SeveralSizes, SeveralTokens
 
 SAVE = "Write the forecast with its date to a new .json file, to compare with the loss once it is measured."
 OUTPUT = "Folder for scaling_law.json: the laws that compete as one, which --law of other commands takes."
@@ -25,6 +27,7 @@ OUTPUT = "Folder for scaling_law.json: the laws that compete as one, which --law
     "runs n_active tokens experts prior kinds level accuracy figure output overwrite save loss where "
     "best_of columns status format final config trunks skip_invalid mix unique_tokens at_unique_tokens",
     OfRuns,
+    asks=Law.optimal,
 )
 def forecast(
     as_json: bool,
@@ -33,13 +36,13 @@ def forecast(
     accuracy: Any,
     unique_tokens: str | None,
     runs: Annotated[str, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")],
-    n_active: Annotated[Any, quantity(several(PARAMETERS), "Active parameters with embeddings: 2B.")] = None,
-    tokens: Annotated[Any, quantity(several(TOKENS), "Training tokens: 8T.")] = None,
-    experts: Annotated[Any, quantity(EXPERTS, "E of the model: 256. [default: that of the runs]")] = None,
+    n_active: Annotated[SeveralSizes | None, field("Active parameters with embeddings: 2B.")] = None,
+    tokens: Annotated[SeveralTokens | None, field("Training tokens: 8T.")] = None,
+    experts: Annotated[ExpertCounts | None, field("E of the model: 256. [default: that of the runs]")] = None,
     prior: Annotated[Literal["public", "none"], option("none: laws of these runs alone.")] = "public",
-    kinds: Annotated[Any, quantity(names, "Laws that compete: chinchilla,prior. [default: all]")] = None,
+    kinds: Annotated[Names | None, field("Laws that compete: chinchilla,prior. [default: all]")] = None,
     at_unique_tokens: Annotated[
-        Any, quantity(several(TOKENS), "With --unique-tokens: those of the model: 5B. [default: all]", rare=True)
+        SeveralTokens | None, field("With --unique-tokens: those of the model: 5B. [default: all]", rare=True)
     ] = None,
     level: Annotated[float, option("Level of the intervals.")] = 0.9,
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,

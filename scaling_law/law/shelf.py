@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.tables import ResultTable, Summarised, Table
 from hub.base.types import Fields, Strings
 from scaling_law.formulas.conditions import LABELS, Conditions

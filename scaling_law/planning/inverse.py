@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
+from typing_extensions import Unpack
 
 from hub.base.errors import InputError
-from hub.base.inputs import reads
+from hub.base.fields import NUMBERS, field, reads
 from hub.base.notices import Notice, about
 from hub.base.tables import Table
 from hub.base.types import Fields, Strings
@@ -52,13 +53,10 @@ from scaling_law.planning.optimum import (
     refuse_other_variables,
     why_no_optimum,
 )
-from scaling_law.planning.question import Quantity, QuestionFields, lists_keywords
+from scaling_law.planning.question import BudgetFlops, Force, QuestionFields, SeveralExperts
 from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
 from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 # Parameters or tokens whose terms are nothing beside an asymptote.
 ENDLESS = 1e100
@@ -202,15 +200,14 @@ def _describe_model(row: Mapping[str, Any]) -> str:
     return f"{model} ({size}, {format_count(row['tokens'])} tokens)"
 
 
-@lists_keywords
 @reads
 def reach(
     law: Formula,
-    loss: ArrayLike,
-    experts: ArrayLike | None = None,
+    loss: Annotated[ArrayLike, NUMBERS, field("The loss to reach, nats per token: 2.2.")],
+    experts: SeveralExperts = None,
     *,
-    flops: Quantity | None = None,
-    force: bool = False,
+    flops: Annotated[BudgetFlops, field("With a budget: the least memory that reaches the loss within it.")] = None,
+    force: Force = False,
     **question: Unpack[QuestionFields],
 ) -> Reached:
     """Find the cheapest budget whose best model reaches `loss`, or the least memory that does within a budget.
@@ -334,7 +331,7 @@ def _find_smallest(
     loss: FloatArray,
     experts: FloatArray,
     force: bool,
-    flops: Quantity | None,
+    flops: float | str | None,
     question: QuestionFields,
 ) -> _ReachingModels:
     """Find the smallest models that reach the loss within the budget: trusted ones unless forced."""
