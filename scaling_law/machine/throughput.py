@@ -237,7 +237,7 @@ class Throughput(Listed):
     @reads
     def step_seconds(
         self,
-        model: Model,
+        model: Annotated[Model, UNREAD],
         tokens_per_step: Numbers,
         *,
         micro_batch_tokens: Numbers | None = None,
