@@ -240,7 +240,8 @@ def _refusal(name: str, value: Any, error: ValidationError, kind: Any) -> InputE
     for bound in FieldInfo.from_annotation(kind).metadata:
         bounds += [f"{word} {getattr(bound, limit)}" for limit, word in _BOUNDS.items() if hasattr(bound, limit)]
     if allowed[0] in bounds:
-        allowed = [" and ".join(bounds).replace("above 0", "positive and finite", len(bounds) == 1)]
+        number = "a whole number of " if form_of(kind) == "INTEGER" else ""
+        allowed = [number + " and ".join(bounds).replace("above 0", "positive and finite", len(bounds) == 1)]
     return InputError(f"{name}={shorten(value)} must be {' or '.join(dict.fromkeys(allowed))}")
 
 

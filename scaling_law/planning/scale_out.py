@@ -201,7 +201,7 @@ def scale_out(
     if not counts:
         raise InputError(f"gpus={gpus!r} must be one number or several")
     if price is not None and tokens is None:
-        raise InputError(f"price={price!r} is per GPU-hour: ", given("tokens", None), " must be given, those of a run")
+        raise InputError(f"price={price:g} is per GPU-hour: ", given("tokens", None), " must be given, those of a run")
     refuse_none("model", model)
     source: Model | None = None
     if isinstance(model, Architecture):
