@@ -176,7 +176,7 @@ def example(
 
 def test_good_values_pass_and_keep_what_they_are():
     values = example(RUNS, np.float64(0.5), np.int64(3), None, np.bool_(True), ["a"], other=object)
-    assert values == (RUNS, 0.5, 3, None, True, ["a"], {"other": object})
+    assert values == (RUNS, 0.5, 3, None, True, ("a",), {"other": object})
     assert example(RUNS, count=4.0)[3] == 4
     assert isinstance(example(RUNS, count=4.0)[3], int)
     assert inspect.signature(example).parameters["level"].default == 0.9
