@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hub.base.errors import InputError, given, reason_of
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.tables import Table, column_name
 from hub.base.types import Fields
 from scaling_law.answer.answer import ResultTable

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.progress import progress_line
 from scaling_law.answer.answer import ResultTable
 from scaling_law.fitting.problem import Problem

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError, given, unknown
-from hub.base.inputs import LARGEST, numbers_of, shorten
+from hub.base.errors import InputError, given, shorten, unknown
+from hub.base.fields import LARGEST, parse_numbers
 from hub.base.tables import Summarised, Table, literal
 from hub.base.types import Fields, Strings
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
@@ -77,7 +77,7 @@ class Formula(Summarised):
         if experts is not None:
             object.__setattr__(self, "experts", one_positive("experts", experts, 1.0))
         if self.draws is not None:
-            draws = numbers_of("draws", self.draws).copy()
+            draws = parse_numbers(self.draws, "draws").copy()
             columns = len(self.coefficient_names())
             if draws.ndim != 2 or draws.shape[1] != columns:
                 raise InputError(f"draws have shape {draws.shape}; [n, {columns}] is needed")

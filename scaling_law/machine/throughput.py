@@ -12,14 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads
+from hub.base.fields import LARGEST, NUMBERS, UNREAD, reads
 from hub.base.notices import Notice
 from hub.base.tables import literal
 from hub.base.types import Fields
@@ -168,6 +168,9 @@ class Measurement(NamedTuple):
     memory_bytes: float | None = None
 
 
+Numbers = Annotated[ArrayLike, NUMBERS]
+
+
 @reads
 @dataclass(frozen=True, repr=False)
 class Throughput(Listed):
@@ -232,16 +235,16 @@ class Throughput(Listed):
 
     # -- questions
 
-    @reads(tokens_per_step=numbers_of, micro_batch_tokens=optional(numbers_of), shards=numbers_of)
+    @reads
     def step_seconds(
         self,
-        model: Model,
-        tokens_per_step: ArrayLike,
+        model: Annotated[Model, UNREAD],
+        tokens_per_step: Numbers,
         *,
-        micro_batch_tokens: ArrayLike | None = None,
+        micro_batch_tokens: Numbers | None = None,
         sequence_length: int | None = None,
         devices: int | None = None,
-        shards: ArrayLike = 1,
+        shards: Numbers = 1,
         is_sharded: ArrayLike = False,
     ) -> Any:
         """Compute the seconds of a step of `tokens_per_step` tokens, shared by `devices` (default: as measured).
@@ -373,12 +376,12 @@ class Throughput(Listed):
     # -- origins
 
     @classmethod
-    @reads(gpu=as_it_is, mfu=as_it_is)
+    @reads
     def assumed(
         cls,
-        gpu: str = "h100",
+        gpu: Annotated[str, UNREAD] = "h100",
         devices: int = 1,
-        mfu: float | tuple[float, float] | None = None,
+        mfu: Annotated[float | tuple[float, float] | None, UNREAD] = None,
         precision: str | None = None,
         engine: str = TRAIN_PY,
     ) -> Throughput:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.notices import Notice
 from hub.base.types import Fields
 from hub.base.units import format_count, format_experts, format_flops

@@ -14,15 +14,17 @@ as D grows (ζ < 0): at equal N_act, which costs the same to serve, few tokens f
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from typing_extensions import Unpack
 
 from hub.base.errors import InputError, given, unknown
-from hub.base.inputs import as_it_is, numbers_of, reads
+from hub.base.fields import UNREAD, field, parse_numbers, reads
 from hub.base.notices import about
 from hub.base.tables import cell, join_words
 from hub.base.types import Fields, Strings
@@ -36,7 +38,7 @@ from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths, parse_experts, parse_positive
-from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, lists_keywords
+from scaling_law.planning.question import BudgetFlops, Force, LimitFields, QuestionFields, Tokens
 from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
 from scaling_law.size.architecture import (
     Architecture,
@@ -49,11 +51,11 @@ from scaling_law.size.architecture import (
 from scaling_law.size.arrays import FloatArray, Interval, Variables
 from scaling_law.size.widths import Sized
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 Model = float | Architecture
 Match = Literal["flops", "hours", "memory", "served"]
+MATCH = (
+    "What the baseline is chosen by: flops, hours, memory (equal N_total), or served (equal N_act). [default: flops]"
+)
 MATCHES = ("flops", "hours", "memory", "served")
 # Widths are searched from the start divided by this to the start times this, at so many points.
 AROUND = 50.0
@@ -97,7 +99,7 @@ class Speedup(Answer):
     _question: ClassVar[Strings] = ("size", "set", "run", "n_active", "experts")
     _row: ClassVar[type[Row]] = SpeedupRow
 
-    claim: str = field(repr=False)
+    claim: str = dataclasses.field(repr=False)
     match: str
     model: str | None = None
     baseline: str | None = None
@@ -173,19 +175,18 @@ class Speedup(Answer):
         )
 
 
-@lists_keywords
-@reads(model=as_it_is)
+@reads
 def speedup(
     law: Formula,
-    model: Any = None,
-    baseline: Model = 1.0,
+    model: Annotated[Any, UNREAD] = None,
+    baseline: Annotated[Model, field("E of the baseline, which must reach its loss. [default: 1]")] = 1.0,
     *,
-    match: Match | None = None,
-    flops: Quantity | None = None,
-    tokens: Quantity | None = None,
+    match: Annotated[Match | None, field(f"{MATCH} [default: flops]")] = None,
+    flops: BudgetFlops = None,
+    tokens: Tokens | None = None,
     n_active: ArrayLike | None = None,
     between: Interval = TOKENS_RANGE,
-    force: bool = False,
+    force: Force = False,
     **question: Unpack[QuestionFields],
 ) -> Speedup:
     """Say how many times the model's compute and tokens a baseline needs for its loss, with 95 % of the law's draws.
@@ -557,7 +558,7 @@ def _find_crossovers(
     if missing:
         variables = ", ".join(sorted(missing))
         raise InputError(f"a crossover needs a law that depends on {variables}; the {law.name} law does not")
-    limits = numbers_of("between", between)
+    limits = parse_numbers(between, "between")
     if limits.shape != (2,) or not 0 < limits[0] < limits[1] < np.inf:
         raise InputError(f"between={between!r} must be two increasing positive numbers of tokens")
     size = parse_positive("n_active", n_active)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hub.base.errors import InputError
-from hub.base.inputs import reads, shorten, whole
+from hub.base.fields import Whole, reads
 from hub.base.tables import Summarised, Table, Tables
 from hub.base.types import Fields
 from hub.base.units import format_count
@@ -217,19 +217,7 @@ class LearningRateFit(Summarised):
         return Tables((Table(header, models), coefficients))
 
 
-def _read_tables(name: str, value: Any) -> list[Runs]:
-    """Read one table or a list of them. InputError for anything else."""
-    tables = [value] if isinstance(value, Runs) else value
-    if not isinstance(tables, (list, tuple)) or not all(isinstance(table, Runs) for table in tables):
-        raise InputError(f"{name}={shorten(value)} must be Runs, or a list of several")
-    return list(tables)
-
-
-@reads(
-    runs=_read_tables,
-    draws=whole(),
-    seed=whole(),
-)
+@reads
 def fit_learning_rate(
     runs: Runs | Sequence[Runs],
     extras: Collection[Extra] = EXTRAS,
@@ -237,8 +225,8 @@ def fit_learning_rate(
     reading: Reading = "code",
     within: float = 0.03,
     huber_delta: float = 0.005,
-    draws: int = 1000,
-    seed: int = 0,
+    draws: Whole = 1000,
+    seed: Whole = 0,
     mix: str | Collection[str] = (),
 ) -> LearningRateFit:
     """Fit a learning-rate law to all runs of a grid of learning rates, and of batches where they vary.

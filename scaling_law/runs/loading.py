@@ -13,7 +13,7 @@ import numpy as np
 # Lazy: the rooms of hub are imported when runs are read.
 import hub
 from hub.base.errors import InputError, Message, RecordError, given, message
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.tables import column_name, literal
 from hub.base.types import Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
