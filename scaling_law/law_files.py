@@ -15,7 +15,7 @@ from hub.base.errors import InputError
 from hub.base.markdown import escape_markdown
 from hub.base.tables import Table
 from hub.base.units import format_count
-from scaling_law.figures import drawing, law_figures
+from scaling_law import figures
 from scaling_law.formulas import Conditions, Formula
 from scaling_law.formulas.files import FORMAT, VERSION
 from scaling_law.formulas.law import has_optimum
@@ -188,9 +188,9 @@ def law_pictures(law: Formula) -> dict[str, bytes]:
     if overall is not None:
         scale = 10.0 ** round(math.log10(overall.training_flops[1] / LARGEST_PAPER_RUN))
     budgets = [scale * flops for flops in ISOFLOP_BUDGETS]
-    isoflop = law_figures.isoflop(law, budgets, ISOFLOP_EXPERTS)
-    memory_optimal = law_figures.memory_optimal(law, scale * MEMORY_BUDGET)
+    isoflop = figures.law_figures.isoflop(law, budgets, ISOFLOP_EXPERTS)
+    memory_optimal = figures.law_figures.memory_optimal(law, scale * MEMORY_BUDGET)
     return {
-        "isoflop.png": drawing.png(isoflop),
-        "memory_optimal.png": drawing.png(memory_optimal),
+        "isoflop.png": figures.drawing.png(isoflop),
+        "memory_optimal.png": figures.drawing.png(memory_optimal),
     }

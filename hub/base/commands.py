@@ -24,7 +24,6 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from hub.base import units
 from hub.base.disk import describe_full_disk, find_full_disk
 from hub.base.errors import Given, InputError, redact, unknown
 from hub.base.output import guard_output
@@ -110,6 +109,8 @@ def worded(error: BaseException, command: Any) -> str:
             return part
         if part.in_shell or part.value in (..., None, True):
             return option
+        if isinstance(part.value, float) and part.value.is_integer():
+            return f"{option} {part.value:g}"
         return f"{option} {part.partition('=')[2]}"
 
     return error.message.worded(word) if isinstance(error, InputError) else str(error)
@@ -269,30 +270,6 @@ def parser(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
     parsed.__name__ = name
     return parsed
 
-
-COUNTS = parser(units.parse_counts, "counts")
-TOKENS = parser(units.parse_tokens, "count")
-BATCH = parser(units.parse_batch, "count")
-PARAMETERS = parser(units.parse_parameters, "count")
-FLOPS = parser(units.parse_flops, "count")
-HOURS = parser(units.parse_hours, "time")
-
-
-def several(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """A parser of values between commas, each of which `parse` reads."""
-
-    def parsed(text: str) -> list[Any]:
-        return [parse(part) for part in text.split(",")]
-
-    parsed.__name__ = "counts"
-    return parsed
-
-
-BYTES = parser(units.parse_bytes, "bytes")
-CONTEXT = parser(units.parse_context, "tokens")
-EXPERTS = parser(units.parse_experts, "experts")
-# Of a law that holds between whole numbers, too: 10.67 are 64 experts of which 6 are active.
-SOME_EXPERTS = parser(lambda text: [float(text)] if "." in text else units.parse_experts(text), "experts")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Store = Annotated[str, typer.Argument(metavar="STORE", help="A folder, or hf://ORGANISATION.")]

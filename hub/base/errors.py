@@ -14,6 +14,17 @@ from typing import Any
 # none, because an underscore follows within a few letters.
 _TOKEN = re.compile(r"\b(?:hf_(?:oauth_|jwt_|app_)?|api_org_)[A-Za-z0-9]{16,}")
 _PRIVATE_KEY = re.compile(r"---- ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY|\bPuTTY-User-Key-File-\d")
+# pydantic's words → ours.
+_ALLOWED = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "True or False",
+    "string": "text",
+    "dictionary": "a mapping",
+    "a Mapping": "a mapping",
+    "Input is not a valid path.*": "a path",
+    "tuple": "a pair",
+}
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
 
 
@@ -163,6 +174,24 @@ class UnavailableError(HubError, ConnectionError):
     retry_after: float | None = None
     passing: bool = True
     connected: bool = True
+
+
+def shorten(value: Any) -> str:
+    """Write a value as in code, but at most eighty characters of it."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"{str(value)[:1]}…, of {len(str(abs(value)))} digits"
+    # numpy's numbers are written as Python's.
+    text = repr(value.tolist() if hasattr(value, "tolist") else value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def allowed_by(problem: Any) -> str:
+    """Say what one of pydantic's problems would have allowed, as the end of "it must be"."""
+    reason = re.sub(r"^Input should be (a valid )?|, (got|unable).*", "", problem["msg"])
+    reason = re.sub(r"^an instance of (?=[^AEIOU])", "a ", reason).replace("an instance of", "an")
+    for words, ours in _ALLOWED.items():
+        reason = re.sub(f"^{words}\\b", ours, reason)
+    return reason
 
 
 def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:

@@ -95,11 +95,6 @@ def _parse_amount(text: str | float, field: str, suggestion: str) -> float:
     return value
 
 
-def parse_counts(text: str, field: str = "value") -> list[float]:
-    """Read comma-separated counts, such as "1e20,1e21"."""
-    return [parse_count(word, field) for word in text.split(",")]
-
-
 def parse_experts(text: str, field: str = "experts") -> list[int]:
     """Read expert counts: "1,2,4,8", a range "1-32" of doublings (1, 2, 4, … up to and with 32), or both mixed.
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hub.base import atomic, checksums
-from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError, given
-from hub.base.inputs import shorten
+from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError, given, shorten
 from hub.base.markdown import read_card
 from hub.base.paths import local_path
 from hub.record.names import index_name, repo_name

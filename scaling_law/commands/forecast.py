@@ -7,16 +7,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hub.base.commands import EXPERTS, PARAMETERS, TOKENS, several
 from hub.base.errors import InputError
+from hub.base.fields import Names, field
 from hub.base.tables import print_table, show
-from scaling_law.commands.options import command, exit_untrusted, names, option, quantity
+from scaling_law.commands.options import command, exit_untrusted, option
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
 from scaling_law.forecasting.laws import stack_laws
+from scaling_law.law import Law
 from scaling_law.law.modules import SUFFIX, read_kind
 from scaling_law.law_files import FILE_NAME
+from scaling_law.planning.question import ExpertCounts, SeveralSizes, SeveralTokens
 
 SAVE = "Write the forecast with its date to a new .json file, to compare with the loss once it is measured."
 KINDS = "Laws that compete: chinchilla,prior, or files of forms of your own: my_law.json. [default: all]"
@@ -27,6 +29,7 @@ OUTPUT = "Folder for scaling_law.json: the laws that compete as one, which --law
     "runs n_active tokens experts prior kinds level accuracy figure output overwrite save loss where "
     "best_of columns status format final config trunks skip_invalid mix unique_tokens at_unique_tokens",
     OfRuns,
+    asks=Law.optimal,
 )
 def forecast(
     as_json: bool,
@@ -35,13 +38,13 @@ def forecast(
     accuracy: Any,
     unique_tokens: str | None,
     runs: Annotated[str, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")],
-    n_active: Annotated[Any, quantity(several(PARAMETERS), "Active parameters with embeddings: 2B.")] = None,
-    tokens: Annotated[Any, quantity(several(TOKENS), "Training tokens: 8T.")] = None,
-    experts: Annotated[Any, quantity(EXPERTS, "E of the model: 256. [default: that of the runs]")] = None,
+    n_active: Annotated[SeveralSizes | None, field("Active parameters with embeddings: 2B.")] = None,
+    tokens: Annotated[SeveralTokens | None, field("Training tokens: 8T.")] = None,
+    experts: Annotated[ExpertCounts | None, field("E of the model: 256. [default: that of the runs]")] = None,
     prior: Annotated[Literal["public", "none"], option("none: laws of these runs alone.")] = "public",
-    kinds: Annotated[Any, quantity(names, KINDS)] = None,
+    kinds: Annotated[Names | None, field(KINDS)] = None,
     at_unique_tokens: Annotated[
-        Any, quantity(several(TOKENS), "With --unique-tokens: those of the model: 5B. [default: all]", rare=True)
+        SeveralTokens | None, field("With --unique-tokens: those of the model: 5B. [default: all]", rare=True)
     ] = None,
     level: Annotated[float, option("Level of the intervals.")] = 0.9,
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,

@@ -8,14 +8,16 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from hub.base.commands import BATCH, EXPERTS, TOKENS
 from hub.base.errors import InputError
+from hub.base.fields import field, parse_names
 from hub.base.tables import Table, show
 from hub.base.types import Fields
 from hub.base.units import format_count
-from scaling_law.commands.options import RATES, Mode, command, exit_untrusted, names, option, quantity, rare
+from scaling_law.commands.options import Mode, command, exit_untrusted, option, rare
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.formulas.law import positive
+from scaling_law.law import Law
+from scaling_law.planning.question import RATES, ExpertCounts, Tokens
 from scaling_law.rates.batch import GIVEN, cite, usual_batch
 from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw
 from scaling_law.rates.surface import LearningRateFit, fit_learning_rate
@@ -23,7 +25,7 @@ from scaling_law.size.architecture import Architecture, name_size
 from scaling_law.size.widths import Sized, Widths
 
 WITH = "To fit: what the law has besides N and E: tokens, batch, or tokens,batch. [default: neither]"
-EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8."
+EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8. [default: 1; to fit: all]"
 JUDGED_BY = "The column to judge by. [default: eval_loss, or the only loss column]"
 BATCH_HELP = (
     "Tokens of a batch, for laws that have it: 0.5M. [default: the paper's, above its largest run by Step Law]"
@@ -43,8 +45,8 @@ class OfRates(OfRuns):
     loss: Annotated[str | None, option(JUDGED_BY)] = None
     n_blocks: Annotated[int | None, rare("Number of blocks.")] = None
     n_heads: Annotated[int | None, rare("Number of heads.")] = None
-    tokens: Annotated[Any, quantity(TOKENS, "Tokens of the run, for laws that have them: 20B.", rare=True)] = None
-    batch_tokens: Annotated[Any, quantity(BATCH, BATCH_HELP, rare=True)] = None
+    tokens: Annotated[Tokens | None, field("Tokens of the run, for laws that have them: 20B.", rare=True)] = None
+    batch_tokens: Annotated[Tokens | None, field(BATCH_HELP, rare=True)] = None
     reading: Annotated[Literal["code", "paper"], rare("Fit with N as in the paper's runs, or as in its text.")] = (
         "code"
     )
@@ -56,6 +58,7 @@ class OfRates(OfRuns):
     "where columns format within mix",
     OfRates,
     MODES,
+    asks=Law.optimal,
 )
 def learning_rate(
     as_json: bool,
@@ -64,7 +67,7 @@ def learning_rate(
         list[str] | None, typer.Argument(help="To fit a law: tables of runs, as for `scaling-law fit`.")
     ] = None,
     d_model: Annotated[float | None, option("Width; blocks and heads follow as d_model / 64 unless given.")] = None,
-    experts: Annotated[Any, quantity(EXPERTS, EXPERTS_OF, default="1; to fit: all")] = None,
+    experts: Annotated[ExpertCounts | None, field(EXPERTS_OF)] = None,
     law: Annotated[str, option(RATES)] = DEFAULT_LAW,
     output: Annotated[Path | None, option("File for the fitted law (JSON).", "--output", "-o")] = None,
     **question: Any,
@@ -168,7 +171,7 @@ def _describe(answer: Fields) -> Table:
 
 def _fit(runs: list[str], experts: list[int] | None, question: Fields) -> LearningRateFit:
     """Fit the law of the runs in these tables, of these E where they are given."""
-    extras: Any = names(question["extras"] or "none")
+    extras: Any = parse_names(question["extras"] or "none")
     if extras == ("none",):
         extras = ()
     options = {name: question[name] for name in ("loss", "where", "columns", "format")}

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 import typer
+from pydantic.fields import FieldInfo
 
-from hub.base.commands import NOT_TRUSTED, Json, flag, parser
+from hub.base.commands import NOT_TRUSTED, Json, flag
 from hub.base.errors import InputError
+from hub.base.fields import SWITCH, Reader, arguments_of, form_of
 from hub.base.tables import join_words, show
 from hub.base.types import Fields, Strings
 from scaling_law.formulas.law import one_positive
 from scaling_law.law.modules import read_law
 from scaling_law.law_files import FILE_NAME
-from scaling_law.planning.limits import Limits
-from scaling_law.planning.question import FIELD_TYPES, FIELDS, parse_field, parse_names
-from scaling_law.rates.law import DEFAULT_LAW
 from scaling_law.size.architecture import HEAD_DIM
 
 
@@ -28,19 +27,7 @@ def option(help: str, *names: str, rare: bool = False, **settings: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="Advanced" if rare else None, **settings)
 
 
-def quantity(
-    parser: Any, help: str, *names: str, metavar: str | None = None, default: bool | str = True, rare: bool = False
-) -> Any:
-    """An option whose text `parser` reads (FLOPS, BYTES, …); a usage error names the option.
-
-    `default` says in words what the default value means.
-    """
-    metavar = metavar or parser.__name__.upper()
-    return option(help, *names, rare=rare, parser=parser, metavar=metavar, show_default=default)
-
-
 rare = partial(option, rare=True)
-names = parser(parse_names, "names")
 
 
 def named(read: Callable[[str], Any], form: str) -> Callable[[str], tuple[str, Any]]:
@@ -68,48 +55,37 @@ def by_name(pairs: list[tuple[str, Any]], flag: str) -> Fields:
     return values
 
 
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
 LAWS += "a name that `scaling-law compare` lists, a folder or file of a law, or a Hub repo."
-RATES = "public:ludziejewski (grids of labs, at the paper's level; public: any lab's), code (as the paper's runs), "
-RATES += "paper (as its text says), or a fitted law's file."
+
+
+Overwrite = Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")]
 
 
 class Shared:
     """Options of several commands that are no fields of a question."""
 
     law: Annotated[str, option(LAWS)] = "published"
-    overwrite: Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")] = False
-    learning_rate_law: Annotated[str, rare(RATES)] = DEFAULT_LAW
+    overwrite: Overwrite = False
     verbose: Annotated[bool, rare("Print every warning in full.", "--verbose", "-v")] = False
     as_json: Json = False
 
 
-# Fields of a question whose values have several types: the one that is typed in a shell.
-_TYPED = {"throughput": Path | None, "mfu": float | None, "money": float | None, "price": float | None}
-
-
-def field_option(name: str) -> inspect.Parameter:
-    """Make the option of a field of a question, with the default that it has in Python."""
-    field = FIELDS[name]
-    # Without a vocabulary a question takes that of its law; `Limits`, which may have no law, takes GPT-2's.
-    default = None if name == "vocab_size" else getattr(Limits, name, field.default)
-    if field.parse is None:
-        flags = [f"--{name}"] if FIELD_TYPES[name] is bool else []
-        if FIELD_TYPES[name] == bool | None:
-            flags = [f"--{name}/--no-{name}"]
-        kind = _TYPED.get(name, FIELD_TYPES[name])
-        settings = option(field.help, *flags, rare=field.is_rare)
-    else:
-        kind = Any
-        settings = quantity(
-            parser(partial(parse_field, name), field.form.lower()),
-            field.help,
-            default=field.default_meaning or True,
-            rare=field.is_rare,
-        )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, settings]
-    )
+def field_option(field: inspect.Parameter) -> inspect.Parameter:
+    """Make the option of a field: a text that is read as its type says, or a flag."""
+    info = FieldInfo.from_annotation(field.annotation)
+    extra: Any = info.json_schema_extra or {}
+    settings: Fields = {"help": info.description, "rich_help_panel": extra.get("panel")}
+    flag = f"--{field.name.replace('_', '-')}"
+    form = form_of(field.annotation)
+    if form == SWITCH:
+        flags = flag if field.default is False else f"{flag}/--no-{flag[2:]}"
+        return field.replace(annotation=Annotated[bool | None, typer.Option(flags, **settings)])
+    # Its meaning says what another default is.
+    is_shown = field.default is field.empty or isinstance(field.default, (str, int, float))
+    annotation = Annotated[str | None, typer.Option(flag, metavar=form, **settings)]
+    return field.replace(annotation=annotation, default=field.default if is_shown else None)
 
 
 class Mode(NamedTuple):
@@ -119,51 +95,74 @@ class Mode(NamedTuple):
     never: Strings = ()
 
 
-def command(shown: str, options: type = Shared, modes: Mapping[str, Mode] | None = None) -> Callable[..., Any]:
+def command(
+    shown: str = "",
+    options: type = Shared,
+    modes: Mapping[str, Mode] | None = None,
+    *,
+    asks: Callable[..., Any] | None = None,
+    without: Strings = (),
+) -> Callable[..., Any]:
     """Make a command of a function, with the options `shown` in this order, and --json.
 
-    An option that is no `Annotated` parameter of the function is one of `options`, or a field of a question. The
-    function takes all of them, for a shared --law the law itself; `as_json` only if it names it. Without --overwrite,
-    -o must not name a file that exists. The answer that the function returns, alone or with further keys of its JSON,
-    is printed; one that is not to be trusted sets the exit status, unless it was forced.
+    An option is an `Annotated` parameter of the function, or one of `options`, or an argument of the question that it
+    `asks`; without a list all of its own are shown, and those of the question but for some, and --law. The function
+    takes all of them, for a shared --law the law itself; `as_json` only if it names it. Without --overwrite, -o must
+    not name a file that exists. The answer that the function returns, alone or with further keys of its JSON, is
+    printed; one that is not to be trusted sets the exit status, unless it was forced.
     """
-    hints, keyword = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
 
     def made(function: Callable[..., Any]) -> Callable[..., None]:
         declared = inspect.signature(function, eval_str=True).parameters
-        ordered = [*shown.split(), "verbose", "as_json"]
+        own_options = {name: p for name, p in declared.items() if get_origin(p.annotation) is Annotated}
+        shared_options = {}
+        for name, kind in get_type_hints(options, include_extras=True).items():
+            default = getattr(options, name, inspect.Parameter.empty)
+            shared_options[name] = inspect.Parameter(name, KEYWORD, default=default, annotation=kind)
+        question = arguments_of(asks) if asks else {}
+        names = shown.split()
+        if not names:
+            names = [name for name in {**own_options, **question} if name not in ("law", *without)]
+            names += ["law"] if "law" in declared else []
+        names += ["verbose", "as_json"]
         # A function that prints by itself takes the options of printing that it has a use for.
         if "as_json" in declared and "verbose" not in declared:
-            ordered.remove("verbose")
-        described = {name: p for name, p in declared.items() if get_origin(p.annotation) is Annotated}
-        for name in {*ordered} - {*described}:
-            if name in hints:
-                default = getattr(options, name, inspect.Parameter.empty)
-                described[name] = inspect.Parameter(name, keyword, default=default, annotation=hints[name])
-            else:
-                described[name] = field_option(name)
+            names.remove("verbose")
+        readers = {}
+        parameters = []
+        for name in names:
+            parameter = own_options.get(name) or shared_options.get(name) or question[name]
+            if any(isinstance(metadata, FieldInfo) for metadata in parameter.annotation.__metadata__):
+                readers[name] = (Reader(parameter.annotation, reads_text=True), parameter.default)
+                parameter = field_option(parameter)
+            parameters.append(parameter.replace(kind=KEYWORD))
 
         def run(ctx: typer.Context, **values: Any) -> None:
             check_modes(ctx, modes or {})
+            for name, (reader, default) in readers.items():
+                value = values[name]
+                values[name] = default if value is None else reader(name, value)
             as_json = values["as_json"] if "as_json" in declared else values.pop("as_json")
             verbose = values.get("verbose", False)
             if "verbose" not in declared:
                 values.pop("verbose", None)
-            if not values.pop("overwrite", True) and (output := values["output"]):
+            output = values.get("output")
+            if not values.pop("overwrite", True) and output:
                 for file in filter(Path.is_file, (output, output / FILE_NAME)):
                     raise InputError(f"-o {file}: the file exists; --overwrite replaces it")
-            if described.get("law") is not declared.get("law"):
+            if "law" in values and "law" in shared_options and "law" not in own_options:
                 values["law"] = read_law(values["law"], declared["law"].annotation)
-            if (result := function(**values)) is not None:
-                answer, more = result if isinstance(result, tuple) else (result, {})
-                table = answer.summary().for_shell(verbose)
-                show(answer.to_dict() | more if as_json else None, as_json, table)
-                exit_untrusted(answer.trusted, values.get("force", False))
+            result = function(**values)
+            if result is None:
+                return
+            answer, more_json = result if isinstance(result, tuple) else (result, {})
+            table = answer.summary().for_shell(verbose)
+            show(answer.to_dict() | more_json if as_json else None, as_json, table)
+            exit_untrusted(answer.trusted, values.get("force", False))
 
         context = inspect.signature(run, eval_str=True).parameters["ctx"]
-        parameters = [context, *(described[name].replace(kind=keyword) for name in ordered)]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         return run
 

@@ -4,48 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
+import numpy as np
 import typer
 
 from hub.base.atomic import write_bytes
-from hub.base.commands import BATCH, CONTEXT, COUNTS, EXPERTS, FLOPS, TOKENS, Revision
+from hub.base.commands import parser
 from hub.base.errors import InputError, unknown
+from hub.base.fields import Parser, field
 from hub.base.tables import join_words, show
 from hub.base.types import Fields
-from hub.base.units import parse_count, parse_flops, parse_parameters, parse_tokens
+from hub.base.units import parse_batch, parse_count, parse_flops, parse_parameters, parse_tokens
 from scaling_law.answer.answer import Answer
-from scaling_law.commands.options import command, exit_untrusted, nearest_width, option, quantity, rare
-from scaling_law.formulas.law import one_positive, positive
+from scaling_law.commands.options import Overwrite, command, exit_untrusted, nearest_width, option, rare
+from scaling_law.formulas.law import positive
 from scaling_law.law import Law
-from scaling_law.machine.layout import TRAIN_PY
 from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
 from scaling_law.planning.launch import RENDEZVOUS
 from scaling_law.planning.plan import Plan
-from scaling_law.planning.question import GPU_FORMS
-from scaling_law.planning.scale_out import READ_LENGTH, READ_SEQUENCES
+from scaling_law.planning.question import Counts, Experts, Flops
 from scaling_law.runs.loading import read_models
 from scaling_law.size.architecture import Architecture
 
 SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
+WARMUP = "Tokens of warm-up: 130M. [default: that of the fitted runs]"
 CANDIDATES = "Table of the runs to choose from, with n_active, tokens, experts and, if not 6ND, flops."
-STEP = f"Tokens of a step: 4M. [default: as in plan; of a model that is read, without --tokens, {READ_SEQUENCES} × 4k]"
-LENGTH = f"Tokens of a sequence: 4k. [default: as in plan; of a model that is read {READ_LENGTH}]"
 
 
-@command(
-    "flops hours money gpus gpu throughput mfu precision price memory max_parameters kv_tokens inference_tokens "
-    "experts sequence_length batch granularity shared_ratio unique_tokens branches vocab_size sweep output overwrite "
-    "force law learning_rate learning_rate_law"
-)
+@command(asks=Law.plan, without=("engine",))
 def plan(
     law: Law,
     force: bool,
     as_json: bool,
     verbose: bool,
-    learning_rate: Annotated[float | None, rare("Peak learning rate. [default: by --learning-rate-law]")] = None,
-    branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
+    overwrite: Overwrite = False,
     sweep: Annotated[str, rare("Name of the sweep the run belongs to.")] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
     **question: Any,
@@ -67,7 +61,7 @@ def plan(
 
         scaling-law plan --law krajewski --flops 1e20 --experts 8 --granularity 8 --force -o run.yaml
     """
-    planned = law.plan(branches=branches, force=force, learning_rate=learning_rate, **question)
+    planned = law.plan(force=force, **question)
     has_rate = planned.learning_rate is not None
     if output is not None and has_rate:
         write_bytes(output, planned.to_yaml(sweep).encode())
@@ -89,17 +83,11 @@ def _launched(planned: Plan, output: Path) -> str:
     return f"wrote {output}\n{on_each if RENDEZVOUS in line else ''}{line}"
 
 
-@command("model experts gpus gpu mfu engine precision tokens price batch sequence_length revision")
+@command(asks=scaling.scale_out)
 def scale_out(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=SCALED)],
-    gpu: Annotated[str, option(GPU_FORMS)] = "h100",
-    experts: Annotated[int | None, option("With a width: experts, of which one is active. [default: 8]")] = None,
-    gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
-    tokens: Annotated[Any, quantity(TOKENS, "Tokens of a run, for its hours: 1T.")] = None,
-    batch: Annotated[Any, quantity(BATCH, STEP, rare=True)] = None,
-    sequence_length: Annotated[Any, quantity(CONTEXT, LENGTH, rare=True)] = None,
-    revision: Revision = None,
-    **others: Any,
+    experts: Annotated[int | None, field("With a width: experts, of which one is active. [default: 8]")] = None,
+    **question: Any,
 ) -> Answer:
     """Lay a model out on so many GPUs: memory, layout, what limits its speed, and hours and cost of a run.
 
@@ -120,10 +108,7 @@ def scale_out(
     if width is None and experts is not None:
         raise InputError(f"experts={experts} goes with a width, as in 2304: {model} has its own")
     source = model if width is None else Architecture(width, 8 if experts is None else experts)
-    counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
-    sizes: Fields = {"batch": batch, "sequence_length": sequence_length, "revision": revision}
-    engine = others.pop("engine") or TRAIN_PY
-    return scaling.scale_out(source, counts, gpu, tokens=tokens, engine=engine, **sizes, **others)
+    return scaling.scale_out(source, **question)
 
 
 def _width_of(model: str) -> int | None:
@@ -135,36 +120,36 @@ def _width_of(model: str) -> int | None:
     return nearest_width(float(positive("model", width)))
 
 
-def _pair(text: str) -> tuple[float, float]:
+def parse_range(text: str, field: str) -> tuple[float, float]:
+    """Read the ends of a range, "0.5:80"."""
     low, colon, high = text.partition(":")
     if not colon:
-        raise typer.BadParameter(f"{text!r} is not of the form low:high")
-    return parse_count(low), parse_count(high)
+        raise InputError(f"{field}={text!r} is not of the form low:high")
+    return parse_count(low, field), parse_count(high, field)
 
 
 @command(
     "flops ask candidates max_runs warmup_tokens experts widths tokens_per_parameter max_run_flops vocab_size noise "
-    "memory max_parameters kv_tokens force law"
+    "memory max_parameters kv_tokens force law",
+    asks=Law.optimal,
 )
 def next_runs(
     law: Law,
-    flops: Annotated[float, quantity(FLOPS, "Total budget of the new runs: 1e20.")],
+    flops: Annotated[Flops, field("Total budget of the new runs: 1e20.")],
     ask: Annotated[str, option("What to make certain: optimum:FLOPS,E, loss:N,D,E, or advantage:FLOPS,E1,E2.")],
     vocab_size: int | None,
     force: bool,
     candidates: Annotated[str | None, option(f"{CANDIDATES} [default: a grid of our models]")] = None,
     max_runs: Annotated[int, option("Maximum number of runs.")] = 24,
     warmup_tokens: Annotated[
-        Any, quantity(BATCH, "Tokens of warm-up: 130M. [default: that of the fitted runs]", "--warmup", rare=True)
+        Any, rare(WARMUP, "--warmup", parser=parser(parse_batch, "tokens"), metavar="TOKENS")
     ] = None,
-    experts: Annotated[Any, quantity(EXPERTS, "Experts of the runs: 1,2,4, or doublings 1-8.")] = "1,2,4,8,16,32",
+    experts: Annotated[Experts, field("Experts of the runs: 1,2,4, or doublings 1-8.")] = "1,2,4,8,16,32",
     widths: Annotated[
-        Any, quantity(COUNTS, "d_model of the runs: 256,512,768. [default: 256 to 3072]", rare=True)
+        Counts | None, field("d_model of the runs: 256,512,768. [default: 256 to 3072]", rare=True)
     ] = None,
-    tokens_per_parameter: Annotated[
-        Any, quantity(_pair, "D / N_act of the runs.", metavar="LOW:HIGH", rare=True)
-    ] = "0.5:80",
-    max_run_flops: Annotated[Any, quantity(FLOPS, "Budget of one run. [default: a quarter of all]", rare=True)] = None,
+    tokens_per_parameter: Annotated[Any, Parser(parse_range), field("D / N_act of the runs.", rare=True)] = "0.5:80",
+    max_run_flops: Annotated[Flops | None, field("Budget of one run. [default: a quarter of all]", rare=True)] = None,
     noise: Annotated[float | None, rare("Standard deviation of ln L of one run. [default: from the fit]")] = None,
     **limits: Any,
 ) -> tuple[Answer, Fields]:
@@ -184,14 +169,13 @@ def next_runs(
     """
     if law.draws is None:
         raise InputError("--law has no draws: fit that law with --bootstrap")
-    budget = one_positive("flops", flops)
     if candidates is not None:
         models = design.Candidates.of(read_models(candidates))
     else:
         vocabulary = law.vocab_size if vocab_size is None else vocab_size
         widths = widths and [nearest_width(width) for width in widths]
-        grid = {"experts": experts, "widths": widths, "tokens_per_parameter": tokens_per_parameter}
-        models = design.budget_grid(budget, max_run_flops, **grid, vocab_size=vocabulary)
+        grid = {"experts": np.atleast_1d(experts), "widths": widths, "tokens_per_parameter": tokens_per_parameter}
+        models = design.budget_grid(cast(float, flops), cast(Any, max_run_flops), **grid, vocab_size=vocabulary)
     answer = _answer(ask, limits, vocab_size)
     run: Fields = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}
     return law.next_runs(answer, flops, models, **run, force=force), {"ask": ask}

@@ -6,52 +6,47 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
-from hub.base.commands import (
-    CONTEXT,
-    EXPERTS,
-    FLOPS,
-    PARAMETERS,
-    SOME_EXPERTS,
-    TOKENS,
-    Revision,
-    several,
-)
 from hub.base.errors import InputError
+from hub.base.fields import field
 from hub.base.tables import Table, join_words, show
 from hub.base.types import Fields
 from hub.base.units import bracket_interval, parse_count
 from scaling_law.answer.answer import Answer
 from scaling_law.answer.columns import tabulate
-from scaling_law.commands.options import Mode, command, exit_untrusted, named, names, option, quantity, rare
+from scaling_law.commands.options import Mode, command, exit_untrusted, named, option
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import ChinchillaLaw, Law, shelf
 from scaling_law.law import compare as comparing
 from scaling_law.law import describe as describing
+from scaling_law.planning.question import ExpertCounts, Experts, Flops, SeveralSizes, SeveralTokens, Tokens
 from scaling_law.planning.speedup import MATCH_MEANING, Match
-from scaling_law.size.architecture import VOCAB_SIZE
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
-WHICH_EXPERTS = "E of the model, 8; with --n-active several: 2,8, or doublings: 2-8."
+WHICH_EXPERTS = "E of the model; with --n-active several: 2,8, or doublings: 2-8. [default: 8; or the law's own]"
 OF_TIME = ("gpus", "gpu", "throughput", "mfu", "engine", "precision", "sequence_length", "batch")
 OF_DESIGN = ("granularity", "shared_ratio", "vocab_size")
 COMPUTE_ONLY = ("baseline", "match", *OF_TIME, *OF_DESIGN)
-LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
 
 
-@command("n_active tokens experts unique_tokens variable law")
+@command()
 def loss(
     law: Law,
     as_json: bool,
     verbose: bool,
-    unique_tokens: Any,
-    n_active: Annotated[
-        Any, quantity(several(PARAMETERS), "Active parameters with embeddings: 1.1B or 1e8,1e9.")
+    n_active: Annotated[SeveralSizes | None, field("Active parameters with embeddings: 1.1B or 1e8,1e9.")] = None,
+    tokens: Annotated[SeveralTokens | None, field("Training tokens: 20B or 2e9,2e10.")] = None,
+    experts: Annotated[
+        ExpertCounts | None, field("8, or 1,2,4, or doublings 1-8. [default: 1, or the law's own]")
     ] = None,
-    tokens: Annotated[Any, quantity(several(TOKENS), "Training tokens: 20B or 2e9,2e10.")] = None,
-    experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or doublings 1-8. [default: 1, or the law's own]")] = None,
-    variable: Annotated[list[Any], quantity(named(parse_count, "name=number"), VARIABLE, metavar="NAME=NUMBER")] = [],  # noqa: B006
+    unique_tokens: Annotated[
+        Tokens | None, field("Unique tokens; more are repetitions, worth less: 100B.", rare=True)
+    ] = None,
+    variable: Annotated[
+        list[Any], option(VARIABLE, parser=named(parse_count, "name=number"), metavar="NAME=NUMBER")
+    ] = [],  # noqa: B006
 ) -> None:
     """Predict the loss of models, in nats per token.
 
@@ -127,11 +122,7 @@ def _losses_in_words(rows: list[Fields]) -> str:
     return text if first["trusted"] else f"{text}; not trusted"
 
 
-@command(
-    "flops hours money gpus gpu throughput mfu engine precision price decode_batch memory max_parameters kv_tokens "
-    "experts inference_tokens sequence_length batch bytes_per_parameter bytes_per_kv kv_heads_ratio granularity "
-    "shared_ratio unique_tokens vocab_size integral accuracy force law learning_rate_law"
-)
+@command(asks=Law.optimal)
 def optimal(law: Law, **question: Any) -> Answer:
     """Find the best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
 
@@ -155,16 +146,8 @@ def optimal(law: Law, **question: Any) -> Answer:
     return law.optimal(**question)
 
 
-@command(
-    "loss flops hours money gpus gpu throughput mfu engine precision price memory kv_tokens inference_tokens experts "
-    "sequence_length batch unique_tokens vocab_size force law"
-)
-def reach(
-    law: Law,
-    loss: Annotated[float, option("The loss to reach, nats per token: 2.2.")],
-    flops: Annotated[Any, quantity(FLOPS, "With a budget: the least memory that reaches the loss within it.")] = None,
-    **question: Any,
-) -> tuple[Answer, Fields]:
+@command(asks=Law.reach)
+def reach(law: Law, loss: float, **question: Any) -> tuple[Answer, Fields]:
     """Find the cheapest budget that reaches a loss; or, given a budget, the least memory that does.
 
         scaling-law reach --loss 2.2 --memory 24GB --kv-tokens 16k
@@ -178,29 +161,27 @@ def reach(
 
         scaling-law reach --loss 2.4 --gpu h100 --gpus 8 --price 2.5
     """
-    has_budget = any(value is not None for value in (flops, question["hours"], question["money"]))
+    has_budget = any(question[name] is not None for name in ("flops", "hours", "money"))
     if has_budget and question["memory"] is not None:
         raise InputError("--memory and a budget: give one of them; the other is the answer")
-    return law.reach(loss, flops=flops, **question), {"loss": loss}
+    return law.reach(loss, **question), {"loss": float(loss)}
 
 
 @command(
     "flops n_active experts baseline match gpus gpu throughput mfu engine precision sequence_length batch granularity "
     "shared_ratio vocab_size force law",
     modes={"n_active": Mode(never=("flops", *COMPUTE_ONLY))},
+    asks=Law.speedup,
 )
 def speedup(
     law: Law,
-    flops: Annotated[Any, quantity(FLOPS, "Training FLOPs of the model: 1e22. Answers in FLOPs and tokens.")] = None,
+    flops: Annotated[Flops | None, field("Training FLOPs of the model: 1e22. Answers in FLOPs and tokens.")] = None,
     n_active: Annotated[
-        Any,
-        quantity(
-            several(PARAMETERS), "Active parameters of both: 1.1B or 1e8,1e9. Answers with the crossover tokens."
-        ),
+        SeveralSizes | None,
+        field("Active parameters of both: 1.1B or 1e8,1e9. Answers with the crossover tokens."),
     ] = None,
-    experts: Annotated[Any, quantity(SOME_EXPERTS, WHICH_EXPERTS, default="8; with --n-active the law's own")] = None,
-    baseline: Annotated[float, option("E of the baseline, which must reach its loss.", min=1)] = 1.0,
-    match: Annotated[Match | None, option(f"{MATCH_MEANING} [default: flops]")] = None,
+    experts: Annotated[Experts | None, field(WHICH_EXPERTS)] = None,
+    match: Annotated[Match | None, field(f"{MATCH_MEANING} [default: flops]")] = None,
     **question: Any,
 ) -> Answer | tuple[Answer, Fields]:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off.
@@ -222,17 +203,23 @@ def speedup(
         scaling-law speedup --n-active 1e8,1e9 --experts 2,8 --json
     """
     if n_active is not None:
-        return law.speedup(experts, n_active=n_active, force=question["force"]), {"law": repr(law)}
+        model = None if experts is None else np.asarray(experts).tolist()
+        return law.speedup(model, n_active=n_active, force=question["force"]), {"law": repr(law)}
     if flops is None:
         raise InputError("--flops or --n-active is needed")
-    return law.speedup(experts, baseline, match=match, flops=flops, **question)
+    model = None if experts is None else np.asarray(experts).tolist()
+    return law.speedup(model, flops=flops, **question)
 
 
-@command("flops memory laws vocab_size force", modes={"flops": Mode(only=("memory", "vocab_size", "force"))})
+@command(
+    "flops memory laws vocab_size force",
+    modes={"flops": Mode(only=("memory", "vocab_size", "force"))},
+    asks=comparing.compare,
+)
 def compare(
     as_json: bool,
-    laws: Annotated[Any, quantity(names, LAWS)] = None,
-    vocab_size: Annotated[int, rare("Vocabulary of every model.")] = VOCAB_SIZE,
+    laws: Any,
+    flops: Annotated[Flops | None, field("Compute budget of training: 1e22.")] = None,
     **question: Any,
 ) -> Answer | None:
     """List the published laws; with a training budget, find the optimum of each law of the loss.
@@ -253,21 +240,17 @@ def compare(
 
         scaling-law compare --flops 1e21 --laws chinchilla,besiroglu,ludziejewski --json
     """
-    if question["flops"] is None:
+    if flops is None:
         published = shelf.Shelf(tuple(map(shelf.entry, laws))) if laws else shelf.laws()
         show(published.to_dict(), as_json, published.entries[0] if len(published.entries) == 1 else published)
         return None
-    return comparing.compare(laws=laws, vocab_size=vocab_size, **question)
+    return comparing.compare(flops, laws=laws, **question)
 
 
-@command("model tokens context kv_tokens bytes_per_parameter bytes_per_kv revision force law")
+@command(asks=describing.describe, without=("source",))
 def describe(
     law: Law,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="org/model on the Hub, a folder, or a config.json.")],
-    tokens: Annotated[Any, quantity(TOKENS, "Training tokens: 15T. [default: no loss is predicted]")] = None,
-    context: Annotated[Any, quantity(CONTEXT, "Length of a sequence, for attention and the KV cache: 4k.")] = None,
-    kv_tokens: Annotated[Any, quantity(CONTEXT, "Tokens in the KV cache, in sequences of --context: 64k.")] = None,
-    revision: Revision = None,
     **question: Any,
 ) -> Answer:
     """Describe a model (parameters, effective E, FLOPs, memory) from its config.json.
@@ -283,6 +266,4 @@ def describe(
 
         scaling-law describe openai/gpt-oss-20b --context 128k --kv-tokens 1M
     """
-    return describing.describe(
-        model, tokens, law=law, revision=revision, context=context, kv_tokens=kv_tokens, **question
-    )
+    return describing.describe(model, law=law, **question)

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hub.base.commands import join_filters
-from scaling_law.commands.options import Shared, by_name, named, names, option, quantity, rare
+from hub.base.fields import Names, field
+from scaling_law.commands.options import Shared, by_name, named, option, rare
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.logged import Final
 from scaling_law.runs.readers import READERS
@@ -51,8 +52,8 @@ class OfRuns(Shared):
     where: Annotated[
         list[str], option('Keep runs that match a filter: "E in {1, 8}, D <= 2B" (repeated ones must all hold).')
     ] = []  # noqa: RUF012
-    best_of: Annotated[Any, quantity(names, BEST)] = ""
-    columns: Annotated[list[Any], quantity(column, COLUMN, "--column", metavar="NAME=EXPRESSION")] = []  # noqa: RUF012
+    best_of: Annotated[Names, field(BEST)] = ""
+    columns: Annotated[list[Any], option(COLUMN, "--column", parser=column, metavar="NAME=EXPRESSION")] = []  # noqa: RUF012
     status: Annotated[str, rare("Keep runs of this status; 'all' keeps every run.")] = "final"
     format: Annotated[str | None, rare(f"A public table as its authors publish it: {', '.join(READERS)}.")] = None
     final: Annotated[Final | None, rare(FINAL)] = None
@@ -63,13 +64,13 @@ class OfRuns(Shared):
     skip_invalid: Annotated[bool, rare("Leave out unusable rows instead of stopping.", "--skip-invalid")] = False
     fixed: Annotated[
         list[Any],
-        quantity(fixed, FIXED, "--fix", metavar="NAME=VALUE", rare=True),
+        option(FIXED, "--fix", parser=fixed, metavar="NAME=VALUE", rare=True),
     ] = []  # noqa: RUF012
-    bounds: Annotated[list[Any], quantity(bound, BOUND, "--bound", metavar="NAME=LOW:HIGH", rare=True)] = []  # noqa: RUF012
+    bounds: Annotated[list[Any], option(BOUND, "--bound", parser=bound, metavar="NAME=LOW:HIGH", rare=True)] = []  # noqa: RUF012
     outliers: Annotated[
         Literal["keep", "set_aside"], rare("set_aside: fit without runs far from the law of the others.")
     ] = "keep"
-    mix: Annotated[Any, quantity(names, MIX, rare=True)] = ""
+    mix: Annotated[Names, field(MIX, rare=True)] = ""
     unique_tokens: Annotated[str | None, rare(REPEATED)] = None
 
 

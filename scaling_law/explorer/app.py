@@ -29,13 +29,22 @@ from hub.base.types import Fields
 from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import pick_law, tools
-from scaling_law.explorer.question import CHOICES, FLOPS, HOURS, LAW_FILE, PRESETS, PUBLISHED, VIEWS, Question
+from scaling_law.explorer.question import (
+    CHOICES,
+    FLOPS,
+    HOURS,
+    LAW_FILE,
+    PRESETS,
+    PUBLISHED,
+    VIEWS,
+    Question,
+    parse_field,
+)
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
 from scaling_law.formulas.conditions import ExtrapolationError
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import SHELF
 from scaling_law.law_files import law_to_json
-from scaling_law.planning.question import parse_field
 
 if TYPE_CHECKING:
     from gradio import Blocks

@@ -5,14 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
 from urllib.parse import urlencode
 
 from hub.base.errors import InputError, unknown
+from hub.base.fields import Reader, arguments_of
 from hub.base.types import Fields
-from hub.base.units import format_flops, parse_count
+from hub.base.units import format_flops
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
-from scaling_law.planning.question import RunFields, parse_field
+from scaling_law.planning.question import RunFields
 
 PUBLISHED = "published"
 # The law of --runs, which no --law names; the page saves it as a file.
@@ -30,12 +33,23 @@ VIEWS = {
     "isoflop": "Loss along the budget",
     "tokens": "Loss against tokens",
 }
+LIMITS = ("memory", "kv_tokens", "inference_tokens")
 # All other fields are texts.
 CHOICES = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS)}
 # Fields that a command names last.
 LAST_OPTIONS = ("experts", *RunFields.__annotations__, "accuracy")
 # Characters of a field.
 _LONGEST = 200
+
+
+@cache
+def _reader(name: str) -> Reader:
+    return Reader(arguments_of(Law.optimal)[name].annotation, reads_text=True)
+
+
+def parse_field(name: str, text: str) -> Any:
+    """Read the text of a field. InputError names the field, the text and what is allowed."""
+    return _reader(name)(name, text)
 
 
 @dataclass(frozen=True)
@@ -92,40 +106,19 @@ class Question:
         return urlencode(texts)
 
     def keywords(self) -> Fields:
-        """Return all as keyword arguments of `law.optimal` and `law.plan`."""
-        experts = parse_field("experts", self.experts) if self.experts.strip() else None
-        return {**self.budget_keywords(), **self.limits(), "experts": experts}
+        """Return all as keyword arguments of `law.optimal` and `law.plan`. InputError for a text that has no meaning.
 
-    def budget_keywords(self) -> Fields:
-        """Return the budget, with how a run reads its tokens, as keyword arguments."""
-        run = {name: parse_field(name, text) for name, text in self._run_texts().items()}
-        if self.unit == FLOPS:
-            return {FLOPS: parse_field(FLOPS, self.flops or "0"), **run}
-        gpus = parse_count(self.gpus or "0", "gpus")
-        return {
-            HOURS: parse_field(HOURS, self.hours or "0"),
-            "gpus": int(gpus) if gpus.is_integer() else gpus,
-            "gpu": self.gpu,
-            **run,
-        }
-
-    def _run_texts(self) -> dict[str, str]:
-        """Return the texts of the fields of a run that are not empty."""
-        texts = {name: getattr(self, name).strip() for name in RunFields.__annotations__}
-        return {name: text for name, text in texts.items() if text}
-
-    def limits(self) -> Fields:
-        """Return the limits as keyword arguments. ValueError names the field, the text and what is allowed."""
-        return {
-            "memory": parse_field("memory", self.memory) if self.memory else None,
-            "kv_tokens": parse_field("kv_tokens", self.kv_tokens or "0"),
-            "inference_tokens": parse_field("inference_tokens", self.inference_tokens or "0"),
-        }
+        A budget and its GPUs must be there; any other empty text leaves its field out.
+        """
+        budget = BUDGET_FIELDS[self.unit]
+        texts = {name: getattr(self, name).strip() for name in (*budget, *LIMITS, *RunFields.__annotations__)}
+        texts["experts"] = self.experts.strip()
+        return {name: parse_field(name, text or "0") for name, text in texts.items() if text or name in budget}
 
     def command(self, has_plan: bool = True) -> str:
         """Write the question for the shell: its optimum, and below it the plan of the run, where there is one."""
         options = []
-        for name in (*BUDGET_FIELDS[self.unit], "memory", "kv_tokens", "inference_tokens", *LAST_OPTIONS):
+        for name in (*BUDGET_FIELDS[self.unit], *LIMITS, *LAST_OPTIONS):
             text = "".join(getattr(self, name).split())
             if text not in ("", "0"):
                 options.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")

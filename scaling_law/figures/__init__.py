@@ -1,5 +1,5 @@
-"""Figures of laws, fits and runs; each draws on given axes."""
+"""Figures of laws, fits and runs; each draws on given axes. Names stand in `__init__.pyi`, for first use."""
 
-from scaling_law.figures.law_figures import isoflop, predicted_against_observed
+import lazy_loader
 
-__all__ = ["isoflop", "predicted_against_observed"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

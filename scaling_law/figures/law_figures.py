@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.types import Fields
 from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
@@ -112,7 +112,7 @@ def memory_optimal(
     experts: Sequence[float] = PAPER.experts,
     kv_tokens: float = 0.0,
     inference_tokens: float = 0.0,
-    ax: Axes | None = None,
+    ax: Any = None,
 ) -> Axes:
     """Draw the loss under a memory limit, a curve for each E up to its optimum, shaded where each E is best."""
     ax = drawing.axes_or_new(ax, 7.0, 4.6)

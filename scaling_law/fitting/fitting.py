@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
-from hub.base.inputs import as_it_is, reads, whole
+from hub.base.fields import UNREAD, Field, Whole, reads
 from hub.base.notices import Notice
 from hub.base.progress import progress_line
 from hub.base.tables import Table, Tables
@@ -288,11 +288,11 @@ class FitResult(Answer, Generic[LawT_co]):
         experts = self.runs.experts[self.used]
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
-    @reads(n_resamples=whole(2), seed=whole())
+    @reads
     def bootstrap(
         self,
-        n_resamples: int = 1000,
-        seed: int = 0,
+        n_resamples: Annotated[int, Field(ge=2)] = 1000,
+        seed: Whole = 0,
         progress: bool = False,
     ) -> Bootstrap:
         """Refit to resampled trunks, from the optimum; under a prior, each with a mean drawn from it."""
@@ -427,10 +427,10 @@ def errors_of(law: Law, runs: Runs) -> FloatArray:
     return np.asarray(law.loss(**{name: runs.column(name) for name in variables}) - runs.loss)
 
 
-@reads(prior=as_it_is)
+@reads
 def fit(
     runs: Any,
-    kind: str | Path | Law | type[Law] = "joint",
+    kind: Annotated[str | Path | Law | type[Law], UNREAD] = "joint",
     *,
     huber_delta: float = 0.01,
     weights: str | ArrayLike | None = None,
@@ -441,7 +441,7 @@ def fit(
     progress: bool = False,
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
-    prior: Prior | Law | str | None = None,
+    prior: Annotated[Prior | Law | str | None, UNREAD] = None,
     unique_tokens: str | ArrayLike | None = None,
 ) -> FitResult[Law]:
     """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).

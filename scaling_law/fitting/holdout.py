@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from hub.base.errors import InputError, given, reason_of
-from hub.base.inputs import reads
+from hub.base.fields import Field, reads
 from hub.base.tables import Table, column_name
 from hub.base.types import Fields
 from scaling_law.answer.answer import ResultTable
 from scaling_law.fitting.fitting import errors_of, fit, rms
-from scaling_law.formulas.law import check_count
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval
@@ -62,7 +61,7 @@ class Split(NamedTuple):
 def hold_out(
     runs: Runs,
     by: str = "flops",
-    test: int = 30,
+    test: Annotated[int, Field(ge=1)] = 30,
 ) -> list[Split]:
     """Divide the runs into those to fit and those held out.
 
@@ -80,7 +79,6 @@ def hold_out(
         models, index = np.unique(np.stack(columns), axis=1, return_inverse=True)
         masks = [index.ravel() == model for model in range(models.shape[1])]
     else:
-        check_count("test", test, 1)
         values = _read_order(runs, by)
         masks = [np.argsort(np.argsort(values if by == "loss" else -values, kind="stable")) < test]
     if masks[0].all():

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.types import Fields
 from scaling_law.answer.answer import columns_of, rows_of
 from scaling_law.fitting.fitting import errors_of, fit

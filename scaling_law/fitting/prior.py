@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from hub.base import strict_json
 from hub.base.errors import InputError
-from hub.base.inputs import as_it_is, reads
+from hub.base.fields import UNREAD, reads
 from hub.base.tables import Summarised, Table
 from hub.base.types import Fields
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of, values_of
@@ -436,9 +436,9 @@ def vague() -> Prior:
     return Prior(np.array(VAGUE_MEAN), np.diag(np.square(VAGUE_SPREAD)))
 
 
-@reads(name=as_it_is)
+@reads
 def prior(
-    name: str | Law = "public",
+    name: Annotated[str | Law, UNREAD] = "public",
     experts: Literal["pooled", "published"] | None = None,
 ) -> Prior:
     """Return the population "public", or a law with the spread between labs: a Law, or its name as of `--prior`.

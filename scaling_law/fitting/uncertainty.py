@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.progress import progress_line
 from scaling_law.answer.answer import ResultTable
 from scaling_law.fitting.problem import Problem
-from scaling_law.formulas.law import check_count, percentile_interval
+from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import BoolArray, FloatArray, Interval
@@ -112,7 +112,6 @@ def bootstrap(
     Under a prior, each refit has a mean of its own, drawn from it: what the runs leave open stays as open as it was.
     ValueError for fewer than two trunks or two resamples.
     """
-    check_count("n_resamples", n_resamples, 2)
     objective = copy.copy(problem.objective)
     penalty = objective.penalty
     n_fitted = _count_determined(law, problem, theta)

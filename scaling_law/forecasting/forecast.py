@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +16,7 @@ from scipy.stats import norm
 from hub.base import strict_json
 from hub.base.commands import version
 from hub.base.errors import InputError, given, unknown
-from hub.base.inputs import as_it_is, reads, whole
+from hub.base.fields import UNREAD, Whole, reads
 from hub.base.notices import Notice
 from hub.base.tables import Table, Tables
 from hub.base.types import Fields
@@ -184,15 +184,15 @@ class Forecast(Answer):
         return ax
 
 
-@reads(seed=whole(), prior=as_it_is)
+@reads
 def forecast(
     runs: Any,
     at: Any,
     *,
-    prior: Prior | Literal["public"] | None = "public",
+    prior: Annotated[Prior | Literal["public"] | None, UNREAD] = "public",
     kinds: str | Collection[str] | None = None,
     level: float = 0.9,
-    seed: int = 0,
+    seed: Whole = 0,
     mix: str | Collection[str] = (),
     accuracy: str | Sequence[str] = (),
     unique_tokens: str | ArrayLike | None = None,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.inputs import as_it_is, reads, whole
+from hub.base.fields import UNREAD, Whole, reads
 from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.fitting import errors_of
 from scaling_law.fitting.holdout import rms
@@ -28,7 +28,7 @@ from scaling_law.forecasting.repetition import fit_worth
 from scaling_law.forecasting.stack import gather, stack
 from scaling_law.formulas.law import one_positive
 from scaling_law.law import JointLaw, StackLaw
-from scaling_law.planning.question import Quantity
+from scaling_law.planning.question import Flops
 from scaling_law.runs.recipes import check_mix, names_mixed
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import first_largest
@@ -38,14 +38,14 @@ AHEAD = 10.0
 DRAWS = 400
 
 
-@reads(seed=whole(), prior=as_it_is)
+@reads
 def stack_laws(
     runs: Any,
-    flops: Quantity | None = None,
+    flops: Flops | None = None,
     *,
-    prior: Prior | Literal["public"] | None = "public",
+    prior: Annotated[Prior | Literal["public"] | None, UNREAD] = "public",
     kinds: str | Collection[str] | None = None,
-    seed: int = 0,
+    seed: Whole = 0,
     mix: str | Collection[str] = (),
     unique_tokens: str | ArrayLike | None = None,
 ) -> StackLaw:

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from hub.base.errors import InputError
-from hub.base.inputs import reads, shorten
+from hub.base.errors import InputError, shorten
+from hub.base.fields import reads
 from hub.base.types import Fields
 from scaling_law.forecasting.coefficients import Evidence, Family, Prior, alone, believe, measure, mix, normalize, pool
 from scaling_law.forecasting.schedules import RateSchedule

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from hub.base.errors import InputError, given
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.tables import Tables
 from hub.base.types import Fields
 from hub.base.units import format_flops

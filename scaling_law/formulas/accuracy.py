@@ -8,7 +8,7 @@ another tokenizer is another number for the same model: ln L may be off by `shif
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -62,7 +62,7 @@ def _fits() -> Mapping[str, Any]:
     return fits
 
 
-def parse_tasks(accuracy: str | Sequence[str]) -> list[Task]:
+def parse_tasks(accuracy: str | Collection[str]) -> list[Task]:
     """Read "arc_easy,hellaswag" or a list. InputError for unknown tasks and those that do not follow the loss."""
     names = accuracy.split(",") if isinstance(accuracy, str) else accuracy
     tasks = _fits()["tasks"]

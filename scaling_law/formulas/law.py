@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError, given, unknown
-from hub.base.inputs import LARGEST, numbers_of, shorten
+from hub.base.errors import InputError, given, shorten, unknown
+from hub.base.fields import LARGEST, parse_numbers
 from hub.base.tables import Summarised, Table, literal
 from hub.base.types import Fields, Strings
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
@@ -77,7 +77,7 @@ class Formula(Summarised):
         if experts is not None:
             object.__setattr__(self, "experts", one_positive("experts", experts, 1.0))
         if self.draws is not None:
-            draws = numbers_of("draws", self.draws).copy()
+            draws = parse_numbers(self.draws, "draws").copy()
             columns = len(self.coefficient_names())
             if draws.ndim != 2 or draws.shape[1] != columns:
                 raise InputError(f"draws have shape {draws.shape}; [n, {columns}] is needed")
@@ -467,12 +467,6 @@ def check_level(level: Any) -> None:
     """Raise InputError unless the level is a share above 0 and below 1."""
     if not (isinstance(level, (int, float)) and 0 < level < 1):
         raise InputError(f"level={level!r} must be above 0 and below 1")
-
-
-def check_count(name: str, value: Any, least: int) -> None:
-    """Raise InputError unless the value is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(f"{name}={value!r} must be an integer of at least {least}")
 
 
 def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> BoolArray:

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError, unknown
-from hub.base.inputs import shorten
+from hub.base.errors import InputError, shorten, unknown
 from hub.base.types import Fields, Strings
 from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import Variables

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 # Its rooms are imported when a law is read from the Hub.
 import hub
 from hub.base import strict_json
-from hub.base.errors import InputError, unknown
-from hub.base.inputs import shorten
+from hub.base.errors import InputError, shorten, unknown
 from hub.base.paths import local_path
 from hub.base.types import Fields
 from scaling_law.formulas import Conditions, Form, Formula

@@ -6,22 +6,21 @@ Every optimum is a model of the paper's family (d / 64 rule, SwiGLU, one vocabul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from hub.base.errors import InputError, reason_of
-from hub.base.inputs import reads
+from hub.base.fields import Field, Names, field, reads
 from hub.base.tables import Table
 from hub.base.types import Fields
 from hub.base.units import format_bytes, format_flops
 from scaling_law.answer.answer import Answer, Row, columns_of, span
 from scaling_law.formulas.conditions import ExtrapolationError
-from scaling_law.formulas.law import one_positive
 from scaling_law.law.shelf import SHELF, PublishedLaw, entry
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalRow
+from scaling_law.planning.question import Bytes, Flops, Force
 from scaling_law.size.architecture import VOCAB_SIZE
 
 GRANULARITIES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -100,14 +99,17 @@ class LawComparison(Answer):
         ]
 
 
+LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
+
+
 @reads
 def compare(
-    flops: Any,
+    flops: Annotated[Flops, field("Compute budget of training: 1e22.")],
     *,
-    memory: Any = None,
-    laws: str | Sequence[str] | None = None,
-    vocab_size: int = VOCAB_SIZE,
-    force: bool = False,
+    memory: Annotated[Bytes | None, field("Memory for the weights: 80GB (decimal) or 80GiB.")] = None,
+    laws: Annotated[Names | None, field(LAWS)] = None,
+    vocab_size: Annotated[int, Field(ge=1), field("Vocabulary of every model.", rare=True)] = VOCAB_SIZE,
+    force: Force = False,
 ) -> LawComparison:
     """Find the optimum of each published law of the loss for a training budget (`laws()` lists the laws).
 
@@ -120,13 +122,13 @@ def compare(
     ValueError for unknown names, for publications that give no loss, and for a budget or a limit that is not positive;
     ExtrapolationError where no law answers, and one because its optimum is beyond the range guard.
     """
-    budget = one_positive("flops", flops)
+    budget = cast(float, flops)
     limits = Limits.of(memory=memory, vocab_size=vocab_size)
     if laws is None:
         names = [name for name, law in SHELF.items() if law.published and law.answers == "loss"]
         names = [name for name in names if "tokens" in SHELF[name].variables]
     else:
-        names = [laws] if isinstance(laws, str) else list(laws)
+        names = list(laws)
         if not names:
             raise InputError(f"laws={laws!r} must name one law or several")
     rows = []

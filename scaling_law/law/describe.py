@@ -9,23 +9,24 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
 
 from hub.base.errors import InputError, reason_of
-from hub.base.inputs import as_it_is, reads
+from hub.base.fields import UNREAD, Field, field, reads
 from hub.base.notices import about
 from hub.base.tables import Table
 from hub.base.types import Fields
-from hub.base.units import format_bytes, format_count, format_flops, parse_context, parse_tokens
+from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.answer.answer import Answer, plain
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
-from scaling_law.formulas.law import one_positive, percentile_interval, positive
+from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import JointLaw, Law
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.planning.limits import of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import describe_experts
+from scaling_law.planning.question import Context, Count, Force, RunTokens
 from scaling_law.size.architecture import EXPERT_VARIABLES, Architecture
 from scaling_law.size.model_configs import Model, read_model
 
@@ -138,12 +139,12 @@ class Description(Answer):
             flops["inference_exact"] = a.inference_flops(1, self.context)
         return flops
 
-    @reads(gpu=as_it_is)
+    @reads
     def mfu(
         self,
-        tokens_per_second: float | str,
-        gpu: str = "h100",
-        gpus: float = 1,
+        tokens_per_second: Count,
+        gpu: Annotated[str, UNREAD] = "h100",
+        gpus: Annotated[float, Field(gt=0)] = 1,
     ) -> float:
         """Return the model FLOPs utilisation of a training run: its FLOP/s over the peak of its GPUs.
 
@@ -158,9 +159,9 @@ class Description(Answer):
 
         ValueError for a GPU that is not listed, and for a speed beyond the peak.
         """
-        speed = one_positive("tokens_per_second", tokens_per_second)
+        speed = cast(float, tokens_per_second)
         device = named_gpu(gpu)
-        peak_flops = one_positive("gpus", gpus) * device.peak_flops
+        peak_flops = gpus * device.peak_flops
         flops = self.flops_per_token()
         utilisation = speed * flops.get("training_exact", flops["training"]) / peak_flops
         if utilisation > 1:
@@ -245,17 +246,20 @@ class Description(Answer):
         return f"{text} ({element})"
 
 
+@reads
 def describe(
     source: str | Path | Any,
-    tokens: float | str | None = None,
+    tokens: Annotated[RunTokens | None, field("Training tokens: 15T. [default: no loss is predicted]")] = None,
     *,
     law: Law | None = None,
-    context: float | str | None = None,
-    kv_tokens: float | str | None = None,
-    bytes_per_parameter: float = 2.0,
-    bytes_per_kv: float = 2.0,
-    revision: str | None = None,
-    force: bool = False,
+    context: Annotated[Context | None, field("Length of a sequence, for attention and the KV cache: 4k.")] = None,
+    kv_tokens: Annotated[Context | None, field("Tokens in the KV cache, in sequences of --context: 64k.")] = None,
+    bytes_per_parameter: Annotated[
+        float, Field(gt=0), field("2 for bf16, 1 for fp8, 0.5 for 4 bits.", rare=True)
+    ] = 2.0,
+    bytes_per_kv: Annotated[float, Field(gt=0), field("Bytes of a KV cache element.", rare=True)] = 2.0,
+    revision: Annotated[str | None, field("Branch, tag or commit.")] = None,
+    force: Force = False,
 ) -> Description:
     """Describe a model in the terms of `law` (None: the paper's) and, given its tokens, predict its loss.
 
@@ -273,22 +277,17 @@ def describe(
     """
     model = read_model(source, revision)
     law = law or JointLaw.published()
-    positions = _positions("context", context)
-    cached_positions = _positions("kv_tokens", kv_tokens)
-    weight_size = float(positive("bytes_per_parameter", bytes_per_parameter))
-    kv_size = float(positive("bytes_per_kv", bytes_per_kv))
     warnings = [*model.warnings, *explain_ignored(model.architecture, law)]
     prediction = None
     check = None
     if tokens is not None:
-        d = parse_tokens(float(positive("tokens", tokens)))
-        variables = of_law(law, {**model.architecture.variables(), "tokens": d})
+        variables = of_law(law, {**model.architecture.variables(), "tokens": tokens})
         check = law.check(**variables)
         sizes = {
-            "bytes_per_parameter": weight_size,
-            "bytes_per_kv": kv_size,
-            "kv_tokens": cached_positions or 0.0,
-            "context": positions,
+            "bytes_per_parameter": bytes_per_parameter,
+            "bytes_per_kv": bytes_per_kv,
+            "kv_tokens": kv_tokens or 0.0,
+            "context": context,
         }
         prediction = _predict(law, model.architecture, variables, check, sizes, force)
         warnings += check.warnings
@@ -309,20 +308,14 @@ def describe(
         model,
         columns=columns,
         law=law.conditions.provenance if law.conditions else "fitted law",
-        bytes_per_parameter=weight_size,
-        bytes_per_kv=kv_size,
-        context=positions,
-        kv_tokens=cached_positions,
+        bytes_per_parameter=bytes_per_parameter,
+        bytes_per_kv=bytes_per_kv,
+        context=cast(float, context),
+        kv_tokens=cast(float, kv_tokens),
         prediction=prediction,
         check=check,
         notes=tuple(warnings),
     )
-
-
-def _positions(name: str, value: float | str | None) -> float | None:
-    """Read a number of positions, or text such as "16k"."""
-    number = parse_context(value, name) if isinstance(value, str) else value
-    return None if number is None else float(positive(name, number))
 
 
 def explain_ignored(a: Architecture, law: Law) -> list[str]:

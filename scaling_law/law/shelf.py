@@ -19,7 +19,7 @@ from typing import Any, Literal
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, unknown
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.tables import Summarised, Table
 from hub.base.types import Fields, Strings
 from scaling_law.answer.answer import ResultTable

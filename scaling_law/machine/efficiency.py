@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -27,8 +27,9 @@ FORMAT = "efficiency"
 VERSION = 2
 FILE = Path(__file__).with_name("efficiency.json")
 # Engines that have rates; "megatron" stands for those of public runs.
-TRAIN_PY = "train.py"
-MEGATRON = "megatron"
+Engine = Literal["train.py", "megatron"]
+TRAIN_PY: Final = "train.py"
+MEGATRON: Final = "megatron"
 # Some of `throughput.TERMS`.
 TERMS = ("flops", "routed_flops", "activations", "routing")
 # Terms of an engine that was timed by itself, besides.

@@ -12,19 +12,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base import strict_json
-from hub.base.errors import InputError, unknown
-from hub.base.inputs import LARGEST, as_it_is, numbers_of, optional, reads, whole
+from hub.base.errors import InputError
+from hub.base.fields import LARGEST, NUMBERS, UNREAD, Field, reads
 from hub.base.notices import Notice
 from hub.base.tables import literal
 from hub.base.types import Fields
 from scaling_law.answer.answer import Listed
-from scaling_law.machine.efficiency import MEGATRON, SMALL, TRAIN_PY, rates_of_engine
+from scaling_law.machine.efficiency import SMALL, TRAIN_PY, Engine, rates_of_engine
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture, Span
 from scaling_law.size.arrays import FloatArray
@@ -168,7 +168,10 @@ class Measurement(NamedTuple):
     memory_bytes: float | None = None
 
 
-@reads(devices=whole(1))
+Numbers = Annotated[ArrayLike, NUMBERS]
+
+
+@reads
 @dataclass(frozen=True, repr=False)
 class Throughput(Listed):
     """Step times of one device model, at one precision.
@@ -197,7 +200,7 @@ class Throughput(Listed):
     device: str
     precision: str
     seconds: Mapping[str, float]
-    devices: int = 1
+    devices: Annotated[int, Field(ge=1)] = 1
     draws: FloatArray | None = field(default=None, compare=False, repr=False)
     small_draws: FloatArray | None = field(default=None, compare=False, repr=False)
     micro_batch_tokens: int | None = None
@@ -230,16 +233,16 @@ class Throughput(Listed):
 
     # -- questions
 
-    @reads(tokens_per_step=numbers_of, micro_batch_tokens=optional(numbers_of), shards=numbers_of)
+    @reads
     def step_seconds(
         self,
-        model: Model,
-        tokens_per_step: ArrayLike,
+        model: Annotated[Model, UNREAD],
+        tokens_per_step: Numbers,
         *,
-        micro_batch_tokens: ArrayLike | None = None,
+        micro_batch_tokens: Numbers | None = None,
         sequence_length: int | None = None,
         devices: int | None = None,
-        shards: ArrayLike = 1,
+        shards: Numbers = 1,
         is_sharded: ArrayLike = False,
     ) -> Any:
         """Compute the seconds of a step of `tokens_per_step` tokens, shared by `devices` (default: as measured).
@@ -358,14 +361,14 @@ class Throughput(Listed):
     # -- origins
 
     @classmethod
-    @reads(gpu=as_it_is, mfu=as_it_is)
+    @reads
     def assumed(
         cls,
-        gpu: str = "h100",
+        gpu: Annotated[str, UNREAD] = "h100",
         devices: int = 1,
-        mfu: float | tuple[float, float] | None = None,
+        mfu: Annotated[float | tuple[float, float] | None, UNREAD] = None,
         precision: str | None = None,
-        engine: str = TRAIN_PY,
+        engine: Engine = TRAIN_PY,
     ) -> Throughput:
         """Estimate step times from a data sheet and the rates of an engine, or from an MFU that is given.
 
@@ -386,8 +389,6 @@ class Throughput(Listed):
             "node": sheet.node,
             "precision": precision,
         }
-        if not isinstance(engine, str) or engine not in (TRAIN_PY, MEGATRON):
-            raise InputError(unknown("engine=", engine, (TRAIN_PY, MEGATRON)))
         if mfu is None:
             fit = rates_of_engine(engine)
             timings = f"{fit.runs} public runs and benchmarks of {fit.labs} labs, by {sheet.basis}"

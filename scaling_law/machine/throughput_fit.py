@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.errors import InputError
-from hub.base.inputs import reads, whole
+from hub.base.fields import Whole, reads
 from hub.record.run_record import RunRecord
 from scaling_law.machine.throughput import Measurement, ModelWork, Throughput
 from scaling_law.size.architecture import Architecture
@@ -25,14 +25,14 @@ N_DRAWS = 200
 LEAST_ARCHITECTURES = 3
 
 
-@reads(seed=whole())
+@reads
 def fit_throughput(
     measurements: Sequence[Measurement],
     device: str,
     precision: str,
     devices: int = 1,
     terms: Sequence[str] = FITTED,
-    seed: int = 0,
+    seed: Whole = 0,
     **known: Any,
 ) -> Throughput:
     """Fit the throughput of `device` to steps that `devices` shared; `known` are more fields of `Throughput`.

@@ -11,17 +11,16 @@ power of two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from typing_extensions import Unpack
 
 from hub.base.errors import InputError, given
+from hub.base.fields import reads
 from hub.base.notices import Notice
-from hub.base.units import parse_context
-from scaling_law.formulas.law import one_positive
-from scaling_law.planning.question import Quantity, RunFields, parse_field
+from scaling_law.planning.question import RunFields
 from scaling_law.rates.batch import (
     GIVEN,
     first_tokens,
@@ -34,11 +33,6 @@ from scaling_law.rates.batch import (
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-# More tokens in a sequence than any model reads.
-LONGEST_SEQUENCE = 10**9
 # More tokens than any run sees.
 MOST_TOKENS = 1e18
 # Share of its tokens by which a run is shorter than the first with a larger batch.
@@ -61,13 +55,14 @@ class BatchRule:
     ramp: BatchRamp | None = None
 
     @classmethod
+    @reads
     def of(cls, gpus: Any = 1, needs_sequence: bool = True, **fields: Unpack[RunFields]) -> BatchRule:
         """Read what a question says: a number of tokens, stages of a ramp, the text of either, or a `BatchRamp`.
 
         InputError names the field, the value and what is allowed.
         """
-        batch = fields.get("batch")
-        length = _read_length(fields.get("sequence_length"))
+        batch: Any = fields.get("batch")
+        length: Any = fields.get("sequence_length")
         # `Cluster` refuses another number of GPUs.
         sharers = gpus if isinstance(gpus, int) and gpus > 0 else 1
         if isinstance(batch, BatchRamp):
@@ -75,7 +70,7 @@ class BatchRule:
                 own_length = f"; this batch has sequences of {batch.sequence_length} tokens"
                 raise InputError(given("sequence_length", length), own_length)
             return cls(sharers, needs_sequence, ramp=batch)
-        rule = cls(sharers, needs_sequence, _read_batch(batch), length)
+        rule = cls(sharers, needs_sequence, batch, length)
         # A batch of too few tokens is refused here.
         shortest = rule.run(1.0, 1.0)
         is_open = length is None or batch is None
@@ -142,30 +137,6 @@ class BatchRule:
             return ()
         batches = f"batches of {stage.sequences:,} sequences"
         return (Notice(f"{batches}, which {self.gpus} GPUs can share, instead of {sequences:,.0f}", batches),)
-
-
-def _read_batch(batch: Quantity | Sequence[RampStage] | None) -> float | tuple[RampStage, ...] | None:
-    """Read a batch: tokens, such as 4M, or the stages of a ramp."""
-    if batch is None:
-        return None
-    value = parse_field("batch", batch) if isinstance(batch, str) else batch
-    if not isinstance(value, Sequence):
-        return one_positive("batch", value)
-    if not all(isinstance(stage, RampStage) for stage in value):
-        raise InputError(given("batch", batch), " must be tokens, such as 4M, or stages such as 0:128,0.5B:256")
-    return tuple(value)
-
-
-def _read_length(value: Any) -> int | None:
-    """Read the tokens of a sequence: a whole number, or text such as "4k"."""
-    if value is None:
-        return None
-    length = parse_context(value, "sequence_length") if isinstance(value, str) else value
-    is_number = isinstance(length, (int, float)) and not isinstance(length, bool)
-    if not is_number or not 1 <= length <= LONGEST_SEQUENCE or not float(length).is_integer():
-        allowed = f"must be a whole number from 1 to {LONGEST_SEQUENCE:,}, or text such as 4k"
-        raise InputError(given("sequence_length", value), f" {allowed}")
-    return int(length)
 
 
 def _round_batch(

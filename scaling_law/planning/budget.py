@@ -12,26 +12,28 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
+from typing_extensions import Unpack
 
-from hub.base.errors import InputError, given, unknown
+from hub.base.errors import InputError, given
+from hub.base.fields import reads
 from hub.base.notices import Notice
 from hub.base.types import Fields
 from hub.base.units import format_amount, format_flops
 from scaling_law.formulas import Formula
-from scaling_law.formulas.law import one_positive
+from scaling_law.machine.efficiency import TRAIN_PY, Engine
 from scaling_law.machine.gpus import find_gpu, named_gpu
-from scaling_law.machine.layout import ENGINES, TRAIN_PY, Layouts
+from scaling_law.machine.layout import Layouts
 from scaling_law.machine.throughput import ModelWork, Throughput
 from scaling_law.planning.batches import BEFORE, BatchRule
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.question import (
     BudgetFields,
+    BudgetFlops,
     ClusterFields,
     LimitFields,
-    Quantity,
     QuestionFields,
     RunFields,
     pick,
@@ -45,9 +47,6 @@ from scaling_law.size.architecture import (
 from scaling_law.size.arrays import FloatArray, Intervals, Variables
 from scaling_law.size.recipe import BatchRamp
 from scaling_law.size.widths import Sized, Widths
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 # d_model that are searched where no budget of FLOPs limits them.
 WIDTHS = (1.0, 2e6)
@@ -69,15 +68,12 @@ class Cluster(Layouts):
             object.__setattr__(self, "rule", BatchRule(ramp=self.ramp))
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
             raise InputError(f"gpus={self.gpus!r} must be a whole number of at least 1")
-        if self.price is not None:
-            object.__setattr__(self, "price", one_positive("price", self.price))
 
     @classmethod
-    def of(cls, run: RunFields | None = None, **fields: Unpack[ClusterFields]) -> Cluster:
+    @reads
+    def of(cls, run: Mapping[str, Any] | None = None, **fields: Unpack[ClusterFields]) -> Cluster:
         """Read GPUs with assumed or measured step times, and the batches of a `run` that they share."""
         engine = fields.get("engine") or TRAIN_PY
-        if engine not in ENGINES:
-            raise InputError(unknown("engine=", engine, ENGINES))
         throughput = _read_throughput(fields, engine)
         gpus = fields.get("gpus")
         price = fields.get("price")
@@ -283,7 +279,7 @@ class Cluster(Layouts):
         }
 
 
-def _read_throughput(fields: ClusterFields, engine: str) -> Throughput:
+def _read_throughput(fields: ClusterFields, engine: Engine) -> Throughput:
     """Read the step times of the GPUs that a question names: measured ones, or those assumed for their model."""
     gpu = fields.get("gpu")
     mfu = fields.get("mfu")
@@ -334,25 +330,26 @@ class Budget:
         return cls(cast(float, flops))
 
     @classmethod
-    def of(cls, flops: Quantity | None = None, **fields: Unpack[BudgetFields]) -> Budget:
+    @reads
+    def of(cls, flops: BudgetFlops = None, **fields: Unpack[BudgetFields]) -> Budget:
         """Read FLOPs, hours or money. ValueError unless exactly one of the three is given, with what it needs."""
         hours = fields.get("hours")
         money = fields.get("money")
         if sum(value is not None for value in (flops, hours, money)) != 1:
             budgets = [given("flops", flops), ", ", given("hours", hours), ", ", given("money", money)]
             raise InputError(*budgets, ": give exactly one of them")
-        run: RunFields = pick(RunFields, fields)
+        run = pick(RunFields, fields)
         if flops is not None:
             for name, value in fields.items():
                 if value is not None and name not in run:
                     raise InputError(f"{name} goes with hours or money, not with ", given("flops", flops))
-            return cls(one_positive("flops", flops), rule=BatchRule.of(**run))
+            return cls(cast(float, flops), rule=BatchRule.of(**run))
         cluster = Cluster.of(run, **pick(ClusterFields, fields))
         if money is None:
-            return cls(None, one_positive("hours", cast(Quantity, hours)), cluster, cluster.rule)
+            return cls(None, cast(float, hours), cluster, cluster.rule)
         if cluster.price is None:
             raise InputError(f"money={money!r} needs a price, per GPU-hour")
-        hours = one_positive("money", money) / (cluster.price * cluster.gpus)
+        hours = cast(float, money) / (cluster.price * cluster.gpus)
         return cls(None, hours, cluster, cluster.rule)
 
     @property
@@ -434,7 +431,7 @@ def refuse_served(limits: Limits) -> None:
 
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
     """Read the GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
-    limits = _read_limits(law, fields)
+    limits = Limits.of(law, **pick(LimitFields, fields))
     for name in ("hours", "money"):
         value = fields.get(name)
         if value is not None:
@@ -449,15 +446,7 @@ def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster 
     return None, limits
 
 
-def read_question(law: Formula, flops: Quantity | None, **fields: Unpack[QuestionFields]) -> tuple[Budget, Limits]:
-    """Read the budget and the limits of a question. TypeError, as of any function, for another keyword."""
-    limits = _read_limits(law, fields)
+def read_question(law: Formula, flops: float | str | None, **fields: Unpack[QuestionFields]) -> tuple[Budget, Limits]:
+    """Read the budget and the limits of a question."""
+    limits = Limits.of(law, **pick(LimitFields, fields))
     return Budget.of(flops, **pick(BudgetFields, fields)), limits
-
-
-def _read_limits(law: Formula, fields: Mapping[str, Any]) -> Limits:
-    names = sorted(QuestionFields.__annotations__)
-    for name in fields:
-        if name not in names:
-            raise TypeError(unknown("keyword of a question ", name, names))
-    return Limits.of(law, **pick(LimitFields, fields))

@@ -14,24 +14,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, given
-from hub.base.inputs import reads
+from hub.base.fields import Field, reads
 from hub.base.tables import literal
 from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_flops
 from scaling_law.answer.answer import Answer, columns_of
 from scaling_law.formulas import Formula
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError
-from scaling_law.formulas.law import Values, check_shapes, one_positive, positive
+from scaling_law.formulas.law import Values, check_shapes, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimum import compute_optimal, optimal_widths
-from scaling_law.planning.question import LimitFields, Quantity
+from scaling_law.planning.question import Count, LimitFields
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray, Variables
 from scaling_law.size.recipe import PAPER
@@ -314,11 +314,11 @@ class Design(Answer):
 def next_runs(
     law: Formula,
     answer: Target,
-    flops: Quantity,
+    flops: Count,
     candidates: Any = None,
     *,
     noise: ArrayLike | None = None,
-    max_runs: int = 24,
+    max_runs: Annotated[int, Field(ge=1)] = 24,
     warmup_tokens: float | None = None,
     force: bool = False,
 ) -> Design:
@@ -339,9 +339,7 @@ def next_runs(
     ValueError for a budget that affords no candidate, too few draws, and an answer that most draws do not have;
     ExtrapolationError for one of this module's answers that lies beyond the law's range guard, unless `force`.
     """
-    budget = one_positive("flops", flops)
-    if not isinstance(max_runs, int) or max_runs < 1:
-        raise InputError(f"max_runs={max_runs!r} must be a whole number of at least 1")
+    budget = cast(float, flops)
     if law.draws is None or len(law.draws) < LEAST_DRAWS:
         raise InputError(f"the law needs at least {LEAST_DRAWS} draws: bootstrap its fit")
     is_given = warmup_tokens is not None

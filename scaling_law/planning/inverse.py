@@ -6,15 +6,17 @@ smallest model that reaches it within the budget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
+from typing_extensions import Unpack
 
 from hub.base.errors import InputError
-from hub.base.inputs import reads
+from hub.base.fields import NUMBERS, field, reads
 from hub.base.notices import Notice, about
 from hub.base.tables import cell
 from hub.base.types import Fields, Strings
@@ -52,13 +54,10 @@ from scaling_law.planning.optimum import (
     refuse_other_variables,
     why_no_optimum,
 )
-from scaling_law.planning.question import Quantity, QuestionFields, lists_keywords
+from scaling_law.planning.question import BudgetFlops, Force, QuestionFields, SeveralExperts
 from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
 from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
 from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Variables
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 # Parameters or tokens whose terms are nothing beside an asymptote.
 ENDLESS = 1e100
@@ -82,7 +81,7 @@ class Reached(Answer):
 
     _question: ClassVar[Strings] = ("loss", "experts")
 
-    least: Literal["flops", "hours", "memory_bytes"] = field(repr=False)
+    least: Literal["flops", "hours", "memory_bytes"] = dataclasses.field(repr=False)
 
     @cached_property
     def bests(self) -> tuple[int, ...]:
@@ -169,15 +168,14 @@ def _describe_model(row: Row) -> str:
     return f"{model} ({size}, {format_count(row.tokens)} tokens)"
 
 
-@lists_keywords
 @reads
 def reach(
     law: Formula,
-    loss: ArrayLike,
-    experts: ArrayLike | None = None,
+    loss: Annotated[ArrayLike, NUMBERS, field("The loss to reach, nats per token: 2.2.")],
+    experts: SeveralExperts = None,
     *,
-    flops: Quantity | None = None,
-    force: bool = False,
+    flops: Annotated[BudgetFlops, field("With a budget: the least memory that reaches the loss within it.")] = None,
+    force: Force = False,
     **question: Unpack[QuestionFields],
 ) -> Reached:
     """Find the cheapest budget whose best model reaches `loss`, or the least memory that does within a budget.
@@ -302,7 +300,7 @@ def _find_smallest(
     loss: FloatArray,
     experts: FloatArray,
     force: bool,
-    flops: Quantity | None,
+    flops: float | str | None,
     question: QuestionFields,
 ) -> _ReachingModels:
     """Find the smallest models that reach the loss within the budget: trusted ones unless forced."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from typing_extensions import Unpack
 
 from hub.base.errors import InputError
-from hub.base.inputs import LARGEST
-from hub.base.tables import literal
+from hub.base.fields import reads_as
 from hub.base.types import Fields
 from scaling_law.formulas import Formula
 from scaling_law.formulas.repeated import Models
-from scaling_law.planning.question import LimitFields, parse_field
+from scaling_law.planning.question import LimitFields
 from scaling_law.size.architecture import (
     VOCAB_SIZE,
     Architecture,
@@ -29,10 +29,8 @@ from scaling_law.size.architecture import (
 from scaling_law.size.arrays import FloatArray, Variables
 from scaling_law.size.widths import Widths
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
-
+@reads_as(LimitFields)
 @dataclass(frozen=True)
 class Limits:
     """Limits and costs of a model; None means no limit. `Limits.of(memory="80GB")` reads text, too.
@@ -60,25 +58,15 @@ class Limits:
     @classmethod
     def of(cls, law: Formula | None = None, **limits: Unpack[LimitFields]) -> Limits:
         """Read numbers, or text such as "80GB", "7B", "16k"; without a vocabulary, that of the law."""
-        values: Any = {"vocab_size": law.vocab_size if law else VOCAB_SIZE}
-        values |= {name: value for name, value in limits.items() if value is not None}
+        values: Any = dict(limits)
+        if law is not None and limits.get("vocab_size") is None:
+            values["vocab_size"] = law.vocab_size
         return cls(**values)
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            value = getattr(self, spec.name)
-            if value is None and spec.default is None:
-                continue
-            number = _read_number(spec, value)
-            if spec.name == "vocab_size":
-                if not number.is_integer():
-                    raise InputError(f"vocab_size={value!r} must be a whole number")
-                number = int(number)
-            object.__setattr__(self, spec.name, number)
-        if self.kv_heads_ratio > 1:
-            raise InputError(f"kv_heads_ratio={self.kv_heads_ratio!r} must be above 0 and at most 1")
-        if self.shared_ratio >= 1:
-            raise InputError(f"shared_ratio={self.shared_ratio!r} must be below 1")
+            if getattr(self, spec.name) is None:
+                object.__setattr__(self, spec.name, spec.default)
 
     def weight_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
         return self.bytes_per_parameter * total_parameters(d_model, experts, vocab_size=self.vocab_size)
@@ -156,21 +144,6 @@ def explain_ignored_design(law: Formula, limits: Limits) -> list[str]:
         if without != limits and all(sizes[v] == other_sizes[v] for v in law.variables if v in sizes):
             ignored.append(f"{name} {getattr(limits, name):g}")
     return [f"the {law.name} law ignores {' and '.join(ignored)}: no loss depends on it"] if ignored else []
-
-
-def _read_number(spec: Field[Any], value: Any) -> float:
-    """Read a limit: a number, or its text. InputError names the field, the value and what is allowed."""
-    allowed = "finite and not negative" if spec.default == 0 else "positive and finite"
-    if spec.default is None:
-        allowed += ", or None for no limit"
-    number = parse_field(spec.name, value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
-        raise InputError(f"{spec.name}={literal(value)} is not a number; it must be {allowed}")
-    number = float(number) if abs(cast(float, number)) <= LARGEST else np.inf
-    is_zero_by_default = number == spec.default == 0
-    if not (0 < number < np.inf or is_zero_by_default):
-        raise InputError(f"{spec.name}={value if isinstance(value, str) else number!r} must be {allowed}")
-    return number
 
 
 def of_law(law: Formula, variables: Variables) -> Fields:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from typing_extensions import Unpack
 
 from hub.base.errors import InputError, given
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.notices import Notice
 from hub.base.types import Fields, Strings
 from hub.base.units import format_bytes, format_count, format_flops
@@ -19,7 +20,7 @@ from scaling_law.answer.answer import rows_of
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import numbers, one_positive, percentile_interval
+from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.serving import seconds_of_token
 from scaling_law.planning.budget import Budget, Cluster, read_question
@@ -33,7 +34,19 @@ from scaling_law.planning.optimum import (
     parse_experts,
     why_no_optimum,
 )
-from scaling_law.planning.question import ClusterFields, Quantity, QuestionFields, RunFields, lists_keywords, pick
+from scaling_law.planning.question import (
+    Accuracy,
+    BudgetFlops,
+    ClusterFields,
+    DecodeBatch,
+    Force,
+    Integral,
+    QuestionFields,
+    RateLaw,
+    RunFields,
+    SeveralExperts,
+    pick,
+)
 from scaling_law.planning.trusted import LEAST_SHARE, BestModels, find_trusted
 from scaling_law.rates.law import LearningRateLaw, peak_rate
 from scaling_law.size.architecture import (
@@ -46,22 +59,18 @@ from scaling_law.size.architecture import (
 )
 from scaling_law.size.arrays import BoolArray, FloatArray
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
-
-@lists_keywords
 @reads
 def optimal(
     law: Formula,
-    flops: Quantity | None = None,
-    experts: ArrayLike | None = None,
+    flops: BudgetFlops = None,
+    experts: SeveralExperts = None,
     *,
-    decode_batch: float | None = None,
-    integral: bool | None = None,
-    learning_rate_law: LearningRateLaw | str | None = None,
-    force: bool = False,
-    accuracy: str | Sequence[str] = (),
+    decode_batch: DecodeBatch = None,
+    integral: Integral = None,
+    learning_rate_law: RateLaw = None,
+    force: Force = False,
+    accuracy: Accuracy = (),
     **question: Unpack[QuestionFields],
 ) -> OptimalTable:
     """Find the best model for each E under compute and memory limits, and the best of all.
@@ -92,7 +101,6 @@ def optimal(
     where no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
     """
     tasks = parse_tasks(accuracy)
-    _refuse_several_budgets(flops)
     named_gpus, fields = _read_gpus(flops, decode_batch, question)
     budget, limits = read_question(law, flops, **fields)
     if named_gpus is not None:
@@ -167,14 +175,6 @@ def optimal(
         **asdict(limits),
     )
     return _with_training_memory(replace(table, flops=equal_flops.flops, equal_flops=equal_flops), cluster)
-
-
-def _refuse_several_budgets(flops: Quantity | None) -> None:
-    if flops is None:
-        return
-    budgets = numbers("flops", flops).tolist()
-    if isinstance(budgets, list):
-        raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
 
 
 def _read_candidates(law: Formula, experts: ArrayLike | None, integral: bool) -> FloatArray:
@@ -337,7 +337,7 @@ def _learning_rates(law: LearningRateLaw | None, budget: Budget, limits: Limits,
 
 
 def _read_gpus(
-    flops: Quantity | None, decode_batch: float | None, fields: QuestionFields
+    flops: float | str | None, decode_batch: float | None, fields: QuestionFields
 ) -> tuple[Cluster | None, QuestionFields]:
     """Read the GPUs that train or serve what FLOPs buy, None where none are named; and the fields of the budget."""
     cluster_fields: ClusterFields = pick(ClusterFields, fields)
@@ -378,10 +378,9 @@ def _costs(
             layouts.append(cluster.describe_layout(limits.widths(d_model, experts), float(count)))
         columns["layout"] = layouts
     if decode_batch is not None:
-        size = one_positive("decode_batch", decode_batch)
         gpu = named_gpu(cluster.throughput.device)
         cache = limits.kv_bytes(models.d_model)
-        seconds = seconds_of_token(widths, gpu, size, cache, limits.bytes_per_parameter)
+        seconds = seconds_of_token(widths, gpu, decode_batch, cache, limits.bytes_per_parameter)
         columns["decode_seconds"] = seconds
         if cluster.price is None:
             columns["gpu_seconds_per_million"] = 1e6 * seconds

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.notices import Notice
+from hub.base.tables import literal
 from hub.base.types import Fields
 from hub.base.units import format_count, format_experts, format_flops
 from scaling_law.answer.answer import Answer, span
@@ -61,7 +62,7 @@ def parse_experts(law: Formula, experts: Any) -> FloatArray:
     """Read the expert counts to answer for: numbers, text such as "1,2,4-8", or None for the law's own."""
     counts = numbers("experts", law.default_experts() if experts is None else experts)
     if not counts.size:
-        raise InputError(f"experts={experts!r} must be one number or a list of them")
+        raise InputError(f"experts={literal(experts)} must be one number or a list of them")
     return positive("experts", counts, 1.0)
 
 

@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import ArrayLike
+from typing_extensions import Unpack
 
 from hub.base.errors import InputError, given
-from hub.base.inputs import reads
+from hub.base.fields import Field, field, reads
 from hub.base.tables import Table
 from hub.base.types import Fields, Strings
 from hub.base.units import (
@@ -29,7 +29,7 @@ from hub.base.units import (
 )
 from scaling_law.answer.answer import Answer
 from scaling_law.formulas import Formula
-from scaling_law.formulas.law import percentile_interval, positive
+from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.launch import launch_line
@@ -37,9 +37,17 @@ from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
 from scaling_law.planning.optimum import drawn_losses
-from scaling_law.planning.question import Quantity, QuestionFields, RunFields, lists_keywords
+from scaling_law.planning.question import (
+    Branches,
+    BudgetFlops,
+    Force,
+    QuestionFields,
+    RateLaw,
+    RunFields,
+    SeveralExperts,
+)
 from scaling_law.rates.batch import OF_PAPER, cite
-from scaling_law.rates.law import LearningRateLaw, source_of_rate
+from scaling_law.rates.law import source_of_rate
 from scaling_law.size.architecture import (
     ADAM_BYTES,
     GRADIENT_BYTES,
@@ -53,15 +61,10 @@ from scaling_law.size.arrays import FloatArray, Interval, Variables
 from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 # GPUs whose hours a plan says where none are named: as few as hold the model.
 USUAL_GPU = "h100"
 FEWEST_GPUS = 8
 MOST_GPUS = 8192
-# Measurements that one trunk may give.
-MOST_BRANCHES = 20
 # The law of a learning rate that the user chose.
 GIVEN = "given"
 # Share of a short run that warm-up may take.
@@ -265,17 +268,18 @@ class Plan(Answer):
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.items() if size)
 
 
-@lists_keywords
 @reads
 def plan(
     law: Formula,
-    flops: Quantity | None = None,
-    experts: ArrayLike | None = None,
+    flops: BudgetFlops = None,
+    experts: SeveralExperts = None,
     *,
-    branches: int = 1,
-    learning_rate: float | None = None,
-    learning_rate_law: LearningRateLaw | str | None = None,
-    force: bool = False,
+    branches: Branches = 1,
+    learning_rate: Annotated[
+        float | None, Field(gt=0), field("Peak learning rate. [default: by --learning-rate-law]", rare=True)
+    ] = None,
+    learning_rate_law: RateLaw = None,
+    force: Force = False,
     **question: Unpack[QuestionFields],
 ) -> Plan:
     """Plan the run of the best architecture that exists for a budget.
@@ -287,9 +291,6 @@ def plan(
     a warning. `learning_rate` overrides the law's, and is needed for a run that is too far from those of the law.
     Errors as `optimal`, and ValueError where no model can be trained.
     """
-    given_rate = None if learning_rate is None else float(positive("learning_rate", learning_rate))
-    if not (isinstance(branches, int) and 1 <= branches <= MOST_BRANCHES):
-        raise InputError(f"branches={branches!r} must be a whole number from 1 to {MOST_BRANCHES}")
     if question.get("engine") not in (None, TRAIN_PY):
         raise InputError(given("engine", question["engine"]), f": a plan is a run of {TRAIN_PY}")
     options: Fields = {**question, "integral": True, "force": force, "learning_rate_law": learning_rate_law}
@@ -315,7 +316,7 @@ def plan(
         drawn_hours = gpus.gpus * gpus.seconds(architecture, float(schedule.total_tokens), drawn=True) / 3600.0
     drawn_loss = _draw_losses(law, table, row, variables)
     warnings = [*passed_over, *schedule.warnings, *table.loss_warnings]
-    if given_rate is None:
+    if learning_rate is None:
         warnings += row.learning_rate_warnings
     if cluster is not None:
         warnings = list(dict.fromkeys([*warnings, *cluster.warnings(architecture, float(schedule.tokens))]))
@@ -333,7 +334,7 @@ def plan(
         batch_source=table.batch_source,
         warmup_tokens=schedule.warmup_tokens,
         decay_tokens=_decay_tokens(ramp, schedule.tokens),
-        **_read_rate(row, given_rate),
+        **_read_rate(row, learning_rate),
         loss=float(loss(law.columns)),
         loss_interval=None if drawn_loss is None else percentile_interval(drawn_loss),
         training_flops=architecture.training_flops(schedule.tokens),
@@ -392,11 +393,11 @@ class _Schedule:
         return cls(tokens, steps, (*shorter, tokens), warmup, total, warnings)
 
 
-def _read_rate(row: OptimalRow, given_rate: float | None) -> Fields:
+def _read_rate(row: OptimalRow, learning_rate: float | None) -> Fields:
     """Return the fields of the learning rate: the given one, or that of the row's law."""
-    if given_rate is not None:
+    if learning_rate is not None:
         return {
-            "learning_rate": given_rate,
+            "learning_rate": learning_rate,
             "learning_rate_law": GIVEN,
             "learning_rate_batch": None,
             "learning_rate_regret": None,

@@ -6,99 +6,146 @@ explorer, its API and its MCP server their fields. Each is declared here and now
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypedDict
 
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import WithJsonSchema
+
+from hub.base import units
+from hub.base.errors import InputError, given
+from hub.base.fields import Field, Names, NotNegative, Parser, Positive, field, quantity
 from hub.base.units import (
     parse_batch,
     parse_bytes,
     parse_context,
-    parse_experts,
+    parse_count,
     parse_flops,
     parse_hours,
     parse_parameters,
     parse_tokens,
 )
+from scaling_law.formulas.law import one_positive, positive
+from scaling_law.machine.efficiency import Engine
 from scaling_law.machine.throughput import Throughput
+from scaling_law.rates.law import LearningRateLaw
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import BatchRamp, RampStage, parse_stages
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-Quantity = float | str  # a number, or text such as "1e22", "80GB", "16k"
+
+def several(parse: Callable[[Any, str], float]) -> Callable[[Any, str], list[float]]:
+    """Make a parser of one value, of several, or of text with commas between them."""
+
+    @wraps(parse)
+    def parse_all(values: Any, field: str) -> list[float]:
+        words = values.split(",") if isinstance(values, str) else values
+        return [parse(word, field) for word in (words if isinstance(words, Iterable) else [words])]
+
+    return parse_all
 
 
-class Field(NamedTuple):
-    """What a field means, with an example or its default; `parse` reads a text of it, given the field's name.
+# A number, or text such as "1e22", "80GB", "16k".
+Flops = Annotated[Positive | str, quantity(parse_flops)]
+Hours = Annotated[Positive | str, quantity(parse_hours)]
+Bytes = Annotated[Positive | str, quantity(parse_bytes)]
+Tokens = Annotated[Positive | str, quantity(parse_tokens)]
+Context = Annotated[Positive | str, quantity(parse_context)]
+Parameters = Annotated[Positive | str, quantity(parse_parameters)]
+Count = Annotated[Positive | str, quantity(parse_count)]
+# They may be none.
+ServedTokens = Annotated[NotNegative | str, quantity(parse_tokens)]
+CachedTokens = Annotated[NotNegative | str, quantity(parse_context)]
+ExpertCounts = Annotated[Any, Parser(units.parse_experts)]
+SeveralSizes = Annotated[Any, Parser(several(parse_parameters))]
+Counts = Annotated[Any, Parser(several(parse_count))]
+SeveralTokens = Annotated[Any, Parser(several(parse_tokens))]
 
-    `form` names what is typed in the help of the shell, which shows `is_rare` fields below the others. The defaults of
-    the fields of `Limits` are there; `default_meaning` says what a default does.
-    """
-
-    help: str
-    parse: Callable[[str, str], Any] | None = None
-    form: str = ""
-    default: Any = None
-    default_meaning: str = ""
-    is_rare: bool = False
+# More tokens in a sequence than any model reads.
+LONGEST_SEQUENCE = 10**9
 
 
-def parse_names(text: str, field: str = "names") -> tuple[str, ...]:
-    """Read names between commas."""
-    names = (word.strip() for word in text.split(","))
-    return tuple(name for name in names if name)
+def parse_length(value: Any, field: str = "sequence_length") -> int:
+    """Read the tokens of a sequence: a whole number, or text such as "4k"."""
+    length = parse_context(value, field) if isinstance(value, str) else value
+    is_number = isinstance(length, (int, float)) and not isinstance(length, bool)
+    if not is_number or not 1 <= length <= LONGEST_SEQUENCE or not float(length).is_integer():
+        advice = f"must be a whole number from 1 to {LONGEST_SEQUENCE:,}, or text such as 4k"
+        raise InputError(given(field, value), f" {advice}")
+    return int(length)
 
 
-def parse_run_batch(text: str, field: str = "batch") -> float | tuple[RampStage, ...]:
+def parse_batches(batch: Any, field: str = "batch") -> float | tuple[RampStage, ...] | BatchRamp:
     """Read the tokens of a batch, "4M", or the stages of a ramp, "0:128,0.5B:256"."""
-    if ":" in text:
-        return parse_stages(text.split(","), field)
-    return parse_batch(text, field)
+    if isinstance(batch, BatchRamp):
+        return batch
+    if isinstance(batch, str):
+        batch = parse_stages(batch.split(","), field) if ":" in batch else parse_batch(batch, field)
+    if not isinstance(batch, Sequence):
+        return one_positive(field, batch)
+    if not all(isinstance(stage, RampStage) for stage in batch):
+        raise InputError(given(field, batch), " must be tokens, such as 4M, or stages such as 0:128,0.5B:256")
+    return tuple(batch)
+
+
+def parse_run_tokens(tokens: Any, field: str = "tokens") -> Any:
+    """Read the tokens of a run. InputError also for a number without its unit, such as 36."""
+    is_positive = isinstance(tokens, (int, float)) and tokens > 0
+    return parse_tokens(tokens, field) if is_positive or isinstance(tokens, str) else tokens
+
+
+def parse_experts(experts: Any, field: str = "experts") -> FloatArray:
+    """Read one E or several: numbers, or text such as "1,2,4-8"."""
+    return positive(field, experts, 1.0)
+
+
+Length = Annotated[float | str, Parser(parse_length)]
+Batch = Annotated[float | str | Sequence[RampStage] | BatchRamp, Parser(parse_batches)]
+RunTokens = Annotated[Positive | str, Parser(parse_run_tokens)]
+# One E or several, as an array.
+Experts = Annotated[ArrayLike, WithJsonSchema({"type": ["number", "string", "array"]}), Parser(parse_experts)]
+# More would be shorter than a step.
+Branches = Annotated[int, Field(ge=1, le=20), field("Measurements from one trunk: the full run, half, a quarter, …")]
 
 
 class ModelFields(TypedDict, total=False):
-    """Design and use of models: the fields of `Limits` that limit no size.
+    """Design and use of models: the fields of `Limits` that limit no size. None means the default."""
 
-    None means the default; for the vocabulary, the law's.
-    """
-
-    kv_tokens: Annotated[
-        Quantity | None,
-        Field("Tokens in the KV cache: 16k is 16,384.", parse_context, "TOKENS", default_meaning="no cache"),
-    ]
+    kv_tokens: Annotated[CachedTokens | None, field("Tokens in the KV cache: 16k is 16,384. [default: no cache]")]
     inference_tokens: Annotated[
-        Quantity | None,
-        Field(
-            "Tokens served over the model's life: 100B.",
-            parse_tokens,
-            "COUNT",
-            default_meaning="none, all FLOPs are of training",
-        ),
+        ServedTokens | None,
+        field("Tokens served over the model's life: 100B. [default: none, all FLOPs are of training]"),
     ]
-    bytes_per_parameter: Annotated[float | None, Field("2 for bf16, 1 for fp8, 0.5 for 4 bits.", is_rare=True)]
-    bytes_per_kv: Annotated[float | None, Field("Bytes of a KV cache element.", is_rare=True)]
-    kv_heads_ratio: Annotated[float | None, Field("KV heads / heads (grouped queries).", is_rare=True)]
-    granularity: Annotated[float | None, Field("Experts of 1/G of the width, G times as many active.", is_rare=True)]
-    shared_ratio: Annotated[float | None, Field("Fraction of the active width in shared experts.", is_rare=True)]
-    unique_tokens: Annotated[
-        Quantity | None,
-        Field("Unique tokens; more are repetitions, worth less: 100B.", parse_tokens, "COUNT", is_rare=True),
+    bytes_per_parameter: Annotated[
+        float | None, Field(gt=0), field("2 for bf16, 1 for fp8, 0.5 for 4 bits.", rare=True)
     ]
+    bytes_per_kv: Annotated[float | None, Field(gt=0), field("Bytes of a KV cache element.", rare=True)]
+    kv_heads_ratio: Annotated[float | None, Field(gt=0, le=1), field("KV heads / heads (grouped queries).", rare=True)]
+    granularity: Annotated[
+        float | None, Field(gt=0), field("Experts of 1/G of the width, G times as many active.", rare=True)
+    ]
+    shared_ratio: Annotated[
+        float | None, Field(ge=0, lt=1), field("Fraction of the active width in shared experts.", rare=True)
+    ]
+    unique_tokens: Annotated[Tokens | None, field("Unique tokens; more are repetitions, worth less: 100B.", rare=True)]
     vocab_size: Annotated[
         int | None,
-        Field("Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]", is_rare=True),
+        Field(ge=1),
+        field("Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]", rare=True),
     ]
 
 
-class LimitFields(ModelFields, total=False):
+class SizeFields(TypedDict, total=False):
+    """The fields of `Limits` that limit a size."""
+
+    memory: Annotated[Bytes | None, field("Memory for weights and KV cache: 80GB (decimal) or 80GiB.")]
+    max_parameters: Annotated[Parameters | None, field("Limit on total parameters: 7B.")]
+
+
+class LimitFields(SizeFields, ModelFields, total=False):
     """The fields of `Limits`."""
-
-    memory: Annotated[
-        Quantity | None,
-        Field("Memory for weights and KV cache: 80GB (decimal) or 80GiB.", parse_bytes, "BYTES"),
-    ]
-    max_parameters: Annotated[Quantity | None, Field("Limit on total parameters: 7B.", parse_parameters, "COUNT")]
 
 
 GPU_FORMS = "GPU model: h100; or any, as peak=148T,memory=96GB (and bandwidth=4TB, link=450GB, node=8)."
@@ -108,25 +155,35 @@ class RunFields(TypedDict, total=False):
     """The sequences and batches of a run, on which its step times, its learning rate and its plan depend."""
 
     sequence_length: Annotated[
-        Quantity | None,
-        Field(
-            "Tokens of a sequence: 4k is 4,096.",
-            parse_context,
-            "TOKENS",
-            default_meaning="512; of models larger than the paper's 2.7B 4,096",
-            is_rare=True,
+        Length | None,
+        field(
+            "Tokens of a sequence: 4k is 4,096. [default: 512; of models larger than the paper's 2.7B 4,096]",
+            rare=True,
         ),
     ]
     batch: Annotated[
-        Quantity | Sequence[RampStage] | BatchRamp | None,
-        Field(
-            "Tokens of a batch: 4M; or sequences from so many tokens on: 0:128,0.5B:256.",
-            parse_run_batch,
-            "TOKENS",
-            default_meaning="the paper's, 66K to 262K; above the FLOPs of its largest run by Step Law",
-            is_rare=True,
+        Batch | None,
+        field(
+            "Tokens of a batch: 4M; or sequences from so many tokens on: 0:128,0.5B:256. [default: the paper's, 66K "
+            "to 262K; above the FLOPs of its largest run by Step Law]",
+            rare=True,
         ),
     ]
+
+
+Mfu = Annotated[
+    float | tuple[float, float] | None,
+    field("MFU to assume instead of the rates of public runs: 0.4.", rare=True),
+]
+EngineName = Annotated[
+    Engine | None,
+    field(
+        "Whose layouts to search: train.py, or megatron, with tensor and pipeline parallelism. [default: train.py]",
+        rare=True,
+    ),
+]
+Precision = Annotated[str | None, field("With --gpu: bf16, fp8 or fp4. [default: bf16]", rare=True)]
+Price = Annotated[Count | None, field("Price of a GPU-hour: 2.5.")]
 
 
 class ClusterFields(TypedDict, total=False):
@@ -137,119 +194,76 @@ class ClusterFields(TypedDict, total=False):
     which also has tensor, pipeline and context parallelism and a distributed optimizer.
     """
 
-    gpus: Annotated[int | None, Field("GPUs that train together.")]
+    gpus: Annotated[int | None, Field(ge=1), field("GPUs that train together.")]
     gpu: Annotated[
         str | None,
-        Field(f"{GPU_FORMS} Step times follow its data sheet and rates of public runs unless --throughput is given."),
+        field(f"{GPU_FORMS} Step times follow its data sheet and rates of public runs unless --throughput is given."),
     ]
     throughput: Annotated[
         Throughput | str | Path | None,
-        Field(
-            "throughput.json of `python -m training.throughput`: step times measured on such a GPU.",
-            is_rare=True,
-        ),
+        field("throughput.json of `python -m training.throughput`: step times measured on such a GPU.", rare=True),
     ]
-    mfu: Annotated[
-        float | tuple[float, float] | None,
-        Field("MFU to assume instead of the rates of public runs: 0.4.", is_rare=True),
-    ]
-    engine: Annotated[
-        str | None,
-        Field(
-            "Whose layouts to search: train.py, or megatron, with tensor and pipeline parallelism. "
-            "[default: train.py]",
-            is_rare=True,
-        ),
-    ]
-    precision: Annotated[str | None, Field("With --gpu: bf16, fp8 or fp4. [default: bf16]", is_rare=True)]
-    price: Annotated[Quantity | None, Field("Price of a GPU-hour: 2.5.")]
+    mfu: Mfu
+    engine: EngineName
+    precision: Precision
+    price: Price
 
 
-class BudgetFields(ClusterFields, RunFields, total=False):
+class TimeFields(TypedDict, total=False):
+    """Budgets of training on a cluster."""
+
+    hours: Annotated[Hours | None, field("Budget of wall-clock training time, instead of --flops: 72, 3w, 21d.")]
+    money: Annotated[Count | None, field("Budget of training, in the currency of --price.")]
+
+
+class BudgetFields(TimeFields, ClusterFields, RunFields, total=False):
     """A budget besides its FLOPs: `hours` or `money` of training on a cluster."""
-
-    hours: Annotated[
-        Quantity | None,
-        Field("Budget of wall-clock training time, instead of --flops: 72, 3w, 21d.", parse_hours, "TIME"),
-    ]
-    money: Annotated[Quantity | None, Field("Budget of training, in the currency of --price.")]
 
 
 class QuestionFields(BudgetFields, LimitFields, total=False):
     """What a question for the best model takes as further keywords: the fields of its budget and of `Limits`."""
 
 
-class NamedFields(TypedDict, total=False):
-    """What the questions name as parameters of their own."""
-
-    flops: Annotated[Quantity | None, Field("Compute budget of training (and inference): 1e22.", parse_flops, "COUNT")]
-    experts: Annotated[
-        Any,
-        Field(
-            "To compare: 1,2,4,8, or doublings: 1-32 is 1,2,4,8,16,32. [default: doublings within the law's runs]",
-            parse_experts,
-            "EXPERTS",
-        ),
-    ]
-    decode_batch: Annotated[
-        float | None, Field("Sequences served at once on a --gpu: adds the cost of a million tokens.", is_rare=True)
-    ]
-    integral: Annotated[
-        bool | None,
-        Field(
-            "Only architectures with d_model a multiple of 64, or any width. "
-            "[default: those that exist where GPUs are named]",
-        ),
-    ]
-    force: Annotated[bool, Field("Answer even far outside the fitted range.", default=False, is_rare=True)]
-    accuracy: Annotated[
-        Any,
-        Field("Tasks whose accuracy to expect at the loss: arc_easy,hellaswag.", parse_names, "NAMES", default=""),
-    ]
+def parse_budget(flops: Any, field: str = "flops") -> Any:
+    """Read FLOPs. InputError says where several budgets can be asked for."""
+    if isinstance(flops, str):
+        return parse_flops(flops, field)
+    if np.ndim(flops):
+        advice = "optimal takes one budget; ask once for each, or compute_optimal for all"
+        raise InputError(given(field, flops), f": {advice}")
+    return flops
 
 
-_HINTS = get_type_hints(NamedFields, include_extras=True) | get_type_hints(QuestionFields, include_extras=True)
-FIELD_TYPES: Mapping[str, Any] = {name: get_args(hint)[0] for name, hint in _HINTS.items()}
-FIELDS: Mapping[str, Field] = {name: get_args(hint)[1] for name, hint in _HINTS.items()}
-
-
-def parse_field(name: str, text: str) -> Any:
-    """Read a text of a field. ValueError names the field, the text and what is allowed."""
-    parse = FIELDS[name].parse
-    return text if parse is None else parse(text, name)
+# What the questions name as parameters of their own.
+BudgetFlops = Annotated[
+    Annotated[Positive | str, Parser(parse_budget)] | None,
+    field("Compute budget of training (and inference): 1e22."),
+]
+SeveralExperts = Annotated[
+    Experts | None,
+    field(
+        "To compare: 1,2,4,8, or doublings: 1-32 is 1,2,4,8,16,32. [default: doublings within the law's runs]",
+    ),
+]
+DecodeBatch = Annotated[
+    float | None,
+    Field(gt=0),
+    field("Sequences served at once on a --gpu: adds the cost of a million tokens.", rare=True),
+]
+Integral = Annotated[
+    bool | None,
+    field(
+        "Only architectures with d_model a multiple of 64, or any width. "
+        "[default: those that exist where GPUs are named]",
+    ),
+]
+RATES = "public:ludziejewski (grids of labs, at the paper's level; public: any lab's), code (as the paper's runs), "
+RATES += "paper (as its text says), or a fitted law's file."
+RateLaw = Annotated[LearningRateLaw | str | None, field(f"{RATES} [default: public:ludziejewski]", rare=True)]
+Force = Annotated[bool, field("Answer even far outside the fitted range.", rare=True)]
+Accuracy = Annotated[Names, field("Tasks whose accuracy to expect at the loss: arc_easy,hellaswag.")]
 
 
 def pick(kind: Any, fields: Mapping[str, Any]) -> Any:
     """Pick the fields of a question that belong to this TypedDict."""
     return {name: fields[name] for name in kind.__annotations__ if name in fields}
-
-
-def lists_keywords(function: FunctionT) -> FunctionT:
-    """Decorate a function whose last parameter unpacks fields: help() and `?` list each of them with its meaning.
-
-    A type checker reads the fields from `Unpack[...]`; `inspect`, and what is made of it, sees only that they exist.
-    So the signature gets a keyword for each field, with None for its default, and the docstring a line for each.
-    """
-    signature = inspect.signature(function)
-    *parameters, unpacked = signature.parameters.values()
-    kind = globals()[str(unpacked.annotation).removeprefix("Unpack[").removesuffix("]")]
-    lines = ["Further keywords:"]
-    for name in kind.__annotations__:
-        parameter = inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=FIELD_TYPES[name],
-        )
-        parameters.append(parameter)
-        lines.append(f"    {name}: {describe_field(FIELDS[name])}")
-    documentation = inspect.cleandoc(function.__doc__ or "")
-    function.__doc__ = "\n".join([documentation, "", *lines])
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return function
-
-
-def describe_field(field: Field) -> str:
-    """Say what a field means, with the names of other fields as Python has them."""
-    text = re.sub("--([a-z-]+)", lambda match: match[1].replace("-", "_"), field.help)
-    return f"{text} [default: {field.default_meaning}]" if field.default_meaning else text

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
-from hub.base.errors import InputError, given, unknown
-from hub.base.inputs import reads
+from hub.base.errors import InputError, given
+from hub.base.fields import field, reads
 from hub.base.tables import join_words
 from hub.base.types import Fields, Strings
-from hub.base.units import format_amount, format_bytes, format_count, parse_tokens
+from hub.base.units import format_amount, format_bytes, format_count
 from scaling_law.answer.answer import Answer, Row, columns_of
 from scaling_law.answer.columns import format_interval
-from scaling_law.formulas.law import percentile_interval, positive
+from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
 from scaling_law.machine.gpus import Gpu, named_gpu
-from scaling_law.machine.layout import ENGINES, TRAIN_PY, DoesNotFit
+from scaling_law.machine.layout import TRAIN_PY, DoesNotFit
 from scaling_law.machine.throughput import Throughput
 from scaling_law.planning.batches import BatchRule
 from scaling_law.planning.budget import Cluster
+from scaling_law.planning.question import (
+    GPU_FORMS,
+    Batch,
+    Counts,
+    EngineName,
+    Length,
+    Mfu,
+    Precision,
+    Price,
+    RunTokens,
+)
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.arrays import Interval
 from scaling_law.size.missing import refuse_none
 from scaling_law.size.model_configs import Model, read_model
 from scaling_law.size.recipe import PAPER
@@ -157,17 +166,27 @@ def _cells_of(row: ScaleOutRow) -> Fields:
 @reads
 def scale_out(
     model: Architecture | str | Path | Any,
-    gpus: int | Sequence[int] = (8, 64),
-    gpu: str = "h100",
+    gpus: Annotated[Counts, field("How many, to compare. [default: 8,64]")] = (8, 64),
+    gpu: Annotated[str, field(GPU_FORMS)] = "h100",
     *,
-    tokens: float | str | None = None,
-    price: float | None = None,
-    batch: float | str | None = None,
-    sequence_length: float | str | None = None,
-    mfu: float | Interval | None = None,
-    precision: str | None = None,
-    revision: str | None = None,
-    engine: str = TRAIN_PY,
+    tokens: Annotated[RunTokens | None, field("Tokens of a run, for its hours: 1T.")] = None,
+    price: Price = None,
+    batch: Annotated[
+        Batch | None,
+        field(
+            "Tokens of a step: 4M. [default: as in plan; of a model that is read, without --tokens, "
+            f"{READ_SEQUENCES} × 4k]",
+            rare=True,
+        ),
+    ] = None,
+    sequence_length: Annotated[
+        Length | None,
+        field(f"Tokens of a sequence: 4k. [default: as in plan; of a model that is read {READ_LENGTH}]", rare=True),
+    ] = None,
+    mfu: Mfu = None,
+    precision: Precision = None,
+    revision: Annotated[str | None, field("Branch, tag or commit.")] = None,
+    engine: EngineName = None,
 ) -> ScaleOut:
     """Lay a model out on each number of GPUs as its steps are fastest; `mfu`, `precision`: `Throughput.assumed`.
 
@@ -184,11 +203,12 @@ def scale_out(
     ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally; of a model that cannot be read as
     of `size.model_configs.read_model`.
     """
-    counts = [gpus] if isinstance(gpus, int) else [*gpus]
+    engine = engine or TRAIN_PY
+    counts = [int(count) if float(count).is_integer() else count for count in gpus]
     if not counts:
         raise InputError(f"gpus={gpus!r} must be one number or several")
     if price is not None and tokens is None:
-        raise InputError(f"price={price!r} is per GPU-hour: ", given("tokens", None), " must be given, those of a run")
+        raise InputError(f"price={price:g} is per GPU-hour: ", given("tokens", None), " must be given, those of a run")
     refuse_none("model", model)
     source: Model | None = None
     if isinstance(model, Architecture):
@@ -200,15 +220,13 @@ def scale_out(
         if batch is None and tokens is None:
             batch = READ_SEQUENCES * READ_LENGTH
     sheet = named_gpu(gpu)
-    if engine not in ENGINES:
-        raise InputError(unknown("engine=", engine, ENGINES))
     throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision, engine=engine)
-    run_tokens = None if tokens is None else parse_tokens(float(positive("tokens", tokens)))
+    run_tokens = cast(float | None, tokens)
     clusters = []
     for count in counts:
         rule = BatchRule.of(count, engine == TRAIN_PY, batch=batch, sequence_length=sequence_length)
         ramp = rule.run(architecture.n_active, run_tokens or TOKENS)
-        clusters.append(Cluster(count, throughput, ramp, engine, price=price))
+        clusters.append(Cluster(count, throughput, ramp, engine, price=cast(float | None, price)))
     rows = [_make_row(architecture, cluster, sheet, run_tokens) for cluster in clusters]
     return ScaleOut(
         architecture=architecture,

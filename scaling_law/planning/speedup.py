@@ -14,15 +14,17 @@ as D grows (ζ < 0): at equal N_act, which costs the same to serve, few tokens f
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from typing_extensions import Unpack
 
-from hub.base.errors import InputError, given, unknown
-from hub.base.inputs import as_it_is, numbers_of, reads
+from hub.base.errors import InputError, given
+from hub.base.fields import UNREAD, field, parse_numbers, reads
 from hub.base.notices import about
 from hub.base.tables import cell, join_words
 from hub.base.types import Fields, Strings
@@ -30,13 +32,13 @@ from hub.base.units import format_count, format_ends, format_flops
 from scaling_law.answer.answer import Answer, Row, columns_of, span
 from scaling_law.answer.columns import COLUMNS
 from scaling_law.formulas import Formula
-from scaling_law.formulas.law import one_positive, positive
+from scaling_law.formulas.law import numbers, one_positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths, parse_experts, parse_positive
-from scaling_law.planning.question import LimitFields, Quantity, QuestionFields, lists_keywords
+from scaling_law.planning.question import BudgetFlops, Force, LimitFields, QuestionFields, Tokens
 from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
 from scaling_law.size.architecture import (
     Architecture,
@@ -49,12 +51,8 @@ from scaling_law.size.architecture import (
 from scaling_law.size.arrays import FloatArray, Interval, Variables
 from scaling_law.size.widths import Sized
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 Model = float | Architecture
 Match = Literal["flops", "hours", "memory", "served"]
-MATCHES = get_args(Match)
 MATCH_MEANING = "What the baseline is chosen by: flops, hours, memory (equal N_total), or served (equal N_act)."
 # Widths are searched from the start divided by this to the start times this, at so many points.
 AROUND = 50.0
@@ -98,7 +96,7 @@ class Speedup(Answer):
     _question: ClassVar[Strings] = ("size", "set", "run", "n_active", "experts")
     _row: ClassVar[type[Row]] = SpeedupRow
 
-    claim: str = field(repr=False)
+    claim: str = dataclasses.field(repr=False)
     match: str
     model: str | None = None
     baseline: str | None = None
@@ -174,19 +172,18 @@ class Speedup(Answer):
         )
 
 
-@lists_keywords
-@reads(model=as_it_is)
+@reads
 def speedup(
     law: Formula,
-    model: Any = None,
-    baseline: Model = 1.0,
+    model: Annotated[Any, UNREAD] = None,
+    baseline: Annotated[Model, field("E of the baseline, which must reach its loss. [default: 1]")] = 1.0,
     *,
-    match: Match | None = None,
-    flops: Quantity | None = None,
-    tokens: Quantity | None = None,
+    match: Annotated[Match | None, field(f"{MATCH_MEANING} [default: flops]")] = None,
+    flops: BudgetFlops = None,
+    tokens: Tokens | None = None,
     n_active: ArrayLike | None = None,
     between: Interval = TOKENS_RANGE,
-    force: bool = False,
+    force: Force = False,
     **question: Unpack[QuestionFields],
 ) -> Speedup:
     """Say how many times the model's compute and tokens a baseline needs for its loss, with 95 % of the law's draws.
@@ -210,8 +207,6 @@ def speedup(
     """
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
-    if match is not None and match not in MATCHES:
-        raise InputError(unknown("match=", match, MATCHES))
     _refuse_other_fields({"flops": flops, "tokens": tokens, "match": match, **question}, n_active is not None)
     if n_active is not None:
         return _find_crossovers(law, n_active, model, between, force)
@@ -443,11 +438,11 @@ def _read_spending(
         raise InputError(given("flops", flops), ", ", given("tokens", tokens), advice)
     if isinstance(model, Architecture):
         if tokens is None:
-            tokens = affordable_tokens(one_positive("flops", flops), model.n_active)
-        return of_law(law, {**model.variables(), "tokens": positive("tokens", tokens)}), model
+            tokens = affordable_tokens(flops, model.n_active)
+        return of_law(law, {**model.variables(), "tokens": np.asarray(tokens, float)}), model
     if flops is None:
         raise InputError(f"tokens={tokens!r} goes with an Architecture: E = {model:g} alone has no size; give flops")
-    most = one_positive("flops", flops)
+    most = float(flops)
     budget = Budget.each(np.array(most))
     # The model is as free as the baseline, also below d_model 64.
     width = float(optimal_widths(law, budget, model, limits).free)
@@ -475,9 +470,9 @@ def _read_model(name: str, value: Any) -> Model:
     """Read an architecture or a single E; ValueError for anything else."""
     if isinstance(value, Architecture):
         return value
-    counts = list(value) if isinstance(value, (list, tuple)) else [value]
+    counts = numbers(name, value).ravel().tolist() if isinstance(value, (list, tuple)) else [value]
     if len(counts) > 1:
-        several = given("experts", value, f"--experts {','.join(map(str, counts))}")
+        several = given("experts", value, f"--experts {','.join(f'{count:g}' for count in counts)}")
         raise InputError(several, ": one E goes with ", given("flops"), ", several with ", given("n_active"))
     is_number = counts != [] and isinstance(counts[0], (int, float, np.number)) and not isinstance(counts[0], bool)
     if not is_number:
@@ -500,7 +495,7 @@ def _find_crossovers(law: Formula, n_active: Any, experts: Any, between: Interva
     if missing:
         variables = ", ".join(sorted(missing))
         raise InputError(f"a crossover needs a law that depends on {variables}; the {law.name} law does not")
-    bounds = numbers_of("between", between)
+    bounds = parse_numbers(between, "between")
     if bounds.shape != (2,) or not 0 < bounds[0] < bounds[1] < np.inf:
         raise InputError(f"between={between!r} must be two increasing positive numbers of tokens")
     size = parse_positive("n_active", n_active)

@@ -21,14 +21,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hub.base.errors import InputError
-from hub.base.inputs import reads, shorten, whole
+from hub.base.errors import InputError, shorten
+from hub.base.fields import Positive, Whole, reads
 from hub.base.tables import Summarised, Table, Tables
 from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.answer.answer import rows_of
-from scaling_law.formulas.law import one_positive, percentile_interval
-from scaling_law.rates.law import COEFFICIENTS, PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
+from scaling_law.formulas.law import percentile_interval
+from scaling_law.rates.law import COEFFICIENTS, PHANTOM_POSITIONS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.settings import SAME
@@ -223,28 +223,16 @@ class LearningRateFit(Summarised):
         return Tables((Table(header, models), coefficients))
 
 
-def _read_tables(name: str, value: Any) -> list[Runs]:
-    """Read one table or a list of them. InputError for anything else."""
-    tables = [value] if isinstance(value, Runs) else value
-    if not isinstance(tables, (list, tuple)) or not all(isinstance(table, Runs) for table in tables):
-        raise InputError(f"{name}={shorten(value)} must be Runs, or a list of several")
-    return list(tables)
-
-
-@reads(
-    runs=_read_tables,
-    draws=whole(),
-    seed=whole(),
-)
+@reads
 def fit_learning_rate(
     runs: Runs | Sequence[Runs],
     extras: Collection[Extra] = EXTRAS,
     *,
     reading: Reading = "code",
-    within: float = 0.03,
-    huber_delta: float = 0.005,
-    draws: int = 1000,
-    seed: int = 0,
+    within: Positive = 0.03,
+    huber_delta: Positive = 0.005,
+    draws: Whole = 1000,
+    seed: Whole = 0,
     mix: str | Collection[str] = (),
 ) -> LearningRateFit:
     """Fit a learning-rate law to all runs of a grid of learning rates, and of batches where they vary.
@@ -266,11 +254,9 @@ def fit_learning_rate(
     for extra in extras:
         if extra not in EXTRAS:
             raise InputError(f"extras={extra!r} must be among {', '.join(EXTRAS)}")
-    if reading not in READINGS:
-        raise InputError(f"reading={reading!r} must be 'code' or 'paper'")
-    within = one_positive("within", within)
-    huber_delta = one_positive("huber_delta", huber_delta)
-    tables: Any = runs
+    tables = [runs] if isinstance(runs, Runs) else list(runs)
+    if not all(isinstance(table, Runs) for table in tables):
+        raise InputError(f"runs={shorten(runs)} must be Runs, or a list of several")
     for table in tables:
         check_mix(table.recipe, (), mix, table.source)
     grid = SettingsGrid.of(tables, reading)

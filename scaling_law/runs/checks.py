@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.errors import Message, given, message
-from hub.base.inputs import LARGEST
+from hub.base.fields import LARGEST
 from hub.base.notices import Notice
 from hub.base.numerals import why_no_number
 from hub.base.tables import literal

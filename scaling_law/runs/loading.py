@@ -13,7 +13,7 @@ import numpy as np
 # Lazy: the rooms of hub are imported when runs are read.
 import hub
 from hub.base.errors import InputError, Message, RecordError, given, message
-from hub.base.inputs import reads
+from hub.base.fields import reads
 from hub.base.tables import column_name, literal
 from hub.base.types import Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
@@ -100,9 +100,6 @@ def load_runs(
     that contradict their shape (unless `columns` or `format` say what n_active is), and numbers that cannot be in
     parameters, tokens and nats per token (`runs.units`); `hub.HubError` for what the Hub does not have.
     """
-    if on_invalid not in ("raise", "skip"):
-        raise InputError(given("on_invalid", on_invalid), " must be 'raise' or 'skip'")
-
     for name, value in (("revision", revision), ("config", config)):
         if value is not None and is_tracker(source):
             reason = " goes with a dataset on the Hub: a tracker keeps the newest alone"

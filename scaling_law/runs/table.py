@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.base.errors import InputError, unknown
-from hub.base.inputs import reads, shorten
+from hub.base.errors import InputError, shorten, unknown
+from hub.base.fields import reads
 from hub.base.tables import Summarised, Table, column_name
 from hub.base.types import Fields, Strings
 from hub.base.units import format_count

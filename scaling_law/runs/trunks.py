@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from hub.base.errors import given, unknown
-from hub.base.inputs import LARGEST
+from hub.base.fields import LARGEST
 from hub.base.tables import column_name
 from scaling_law.runs.rows import Row, RunsError, is_missing, names_of
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
-from hub.base.inputs import as_it_is, reads
+from hub.base.fields import UNREAD, reads
 from hub.base.types import Fields
 from hub.base.units import format_count
 
@@ -297,7 +297,7 @@ def selected_keys(
     return spans
 
 
-@reads(latent_attention=as_it_is)
+@reads
 @dataclass(frozen=True)
 class Architecture:
     """A decoder that can be built; by default one of the paper's, for which `d_model` and `experts` are enough.
@@ -338,7 +338,7 @@ class Architecture:
     d_ff: int = cast(int, None)
     n_kv_heads: int = cast(int, None)
     head_dim: int = cast(int, None)
-    latent_attention: LatentAttention | None = None
+    latent_attention: Annotated[LatentAttention | None, UNREAD] = None
     gated: bool = True
     tied_embeddings: bool = False
     lookup_parameters: int = 0

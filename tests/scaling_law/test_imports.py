@@ -37,7 +37,7 @@ assert "Fit a law to a table of runs" in CliRunner().invoke(app, ["--help"]).out
 """
 LEARNING = {"torch", "transformers", "pandas", "matplotlib"}
 FITTING = LEARNING | {"datasets", "gradio", "huggingface_hub", "plotly", "scipy"}
-HEAVY = FITTING | {"pydantic", "rich", "typer"}
+HEAVY = FITTING | {"rich", "typer"}
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import inspect
 import re
 import warnings
 from collections.abc import Collection
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 
 import scaling_law
 from hub.base.errors import HubError, InputError
-from hub.base.inputs import read_as, reads, whole
+from hub.base.fields import Field, reads
 from scaling_law import (
     Architecture,
     ChinchillaLaw,
@@ -161,11 +161,11 @@ def test_every_public_function_stands_here():
 # ------------------------------------------------------------------ the parsers
 
 
-@reads(seed=whole(0, 9))
+@reads
 def example(
     runs: Runs,
     level: float = 0.9,
-    seed: int = 0,
+    seed: Annotated[int, Field(ge=0, le=9)] = 0,
     count: int | None = None,
     force: bool = False,
     names: str | Collection[str] = (),
@@ -176,7 +176,7 @@ def example(
 
 def test_good_values_pass_and_keep_what_they_are():
     values = example(RUNS, np.float64(0.5), np.int64(3), None, np.bool_(True), ["a"], other=object)
-    assert values == (RUNS, 0.5, 3, None, True, ["a"], {"other": object})
+    assert values == (RUNS, 0.5, 3, None, True, ("a",), {"other": object})
     assert example(RUNS, count=4.0)[3] == 4
     assert isinstance(example(RUNS, count=4.0)[3], int)
     assert inspect.signature(example).parameters["level"].default == 0.9
@@ -184,11 +184,11 @@ def test_good_values_pass_and_keep_what_they_are():
 
 REFUSED = [
     ({"runs": 3}, "runs=3 must be a Runs"),
-    ({"level": "high"}, "level='high' must be a number, finite and up to 1e+60"),
+    ({"level": "high"}, "level='high' must be a number"),
     ({"level": True}, "level=True must be a number"),
-    ({"seed": 10}, "seed=10 must be a whole number from 0 to 9"),
-    ({"count": 1.5}, "count=1.5 must be a whole number or None"),
-    ({"count": 10**400}, "count=1…, of 401 digits must be a whole number or None"),
+    ({"seed": 10}, "seed=10 must be a whole number of at least 0 and at most 9"),
+    ({"count": 1.5}, "count=1.5 must be a whole number"),
+    ({"count": 10**400}, "count=1…, of 401 digits must be a number, finite and up to 1e+60"),
     ({"force": 1}, "force=1 must be True or False"),
     ({"names": [1]}, "names=[1] must be text or a list of names"),
     ({"names": None}, "names=None must be text or a list of names"),
@@ -199,8 +199,3 @@ REFUSED = [
 def test_a_value_of_another_type_is_named_with_what_is_allowed(arguments, words):
     with pytest.raises(InputError, match=re.escape(words)):
         example(**{"runs": RUNS, **arguments})
-
-
-def test_what_no_parser_knows_is_left_to_the_function():
-    value = object()
-    assert read_as("Unknown | str", "name", value, {}) is value

@@ -18,8 +18,9 @@ from hub import (
     RecordError,
     UnavailableError,
 )
-from hub.base.commands import BYTES, App, Version
+from hub.base.commands import App, Version, parser
 from hub.base.errors import InputError
+from hub.base.units import parse_bytes
 
 
 class OutOfMemoryError(RuntimeError):
@@ -111,7 +112,9 @@ def test_options_and_the_version(single):
     app = App(single=single)
 
     @app.command()
-    def work(memory: Annotated[float, typer.Option(parser=BYTES)] = 0.0, version: Version = False) -> None:
+    def work(
+        memory: Annotated[float, typer.Option(parser=parser(parse_bytes, "bytes"))] = 0.0, version: Version = False
+    ) -> None:
         print(memory)
 
     command = [] if single else ["work"]

@@ -173,7 +173,7 @@ def test_a_rate_without_a_batch_is_that_of_optimal(shell, flops, source):
 def test_help_says_what_a_default_means(shell):
     for command in ("optimal", "plan", "reach", "next-runs"):
         text = " ".join(shell(command, "--help").output.replace("│", " ").split())
-        assert "--kv-tokens TOKENS Tokens in the KV cache: 16k is 16,384. [default: (no cache)]" in text
+        assert "--kv-tokens CONTEXT Tokens in the KV cache: 16k is 16,384. [default: no cache]" in text
         assert "[default: 0.0]" not in text.partition("--inference-tokens")[2][:200]
 
 

@@ -20,6 +20,7 @@ from scaling_law.explorer.question import (
     PRESETS,
     VIEWS,
     Question,
+    parse_field,
 )
 
 FIELDS = {field.name: st.text(max_size=30) for field in fields(Question)}
@@ -57,9 +58,8 @@ def test_presets_have_answers_and_their_commands_parse(name, published):
         words = shlex.split(line)
         command = typer.main.get_command(app).get_command(None, words[1])
         given = command.make_context(words[1], words[2:]).params
-        asked = question.budget_keywords() | question.limits()
-        gpu = {"gpu": given["gpu"]} if question.unit == "hours" else {}
-        assert asked == {name: given[name] or 0 for name in asked} | gpu
+        asked = question.keywords()
+        assert asked == {name: parse_field(name, given[name]) for name in asked}
 
 
 def test_commands_name_the_law():

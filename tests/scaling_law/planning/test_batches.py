@@ -8,7 +8,7 @@ import pytest
 from hub.base.units import format_count
 from scaling_law import Architecture, scale_out
 from scaling_law.planning.batches import PAPER_RAMP, BatchRule
-from scaling_law.planning.question import parse_field
+from scaling_law.planning.question import parse_batches
 from scaling_law.rates.batch import batch_of, largest_paper_model, largest_paper_run, published_batches, usual_batch
 from scaling_law.size.recipe import BatchRamp, RampStage
 
@@ -123,7 +123,7 @@ def test_a_ramp_is_taken_as_it_is():
     assert ramp.stages == (RampStage(0, 128), RampStage(500_000_000, 256))
     assert read_ramp(7, batch=ramp) is ramp
     assert read_ramp(batch=list(ramp.stages), sequence_length=1024).stages == ramp.stages
-    assert parse_field("batch", "2M") == 2e6
+    assert parse_batches("2M") == 2e6
 
 
 @pytest.mark.parametrize(
