@@ -104,9 +104,9 @@ SWITCH = "SWITCH"
 # What is typed for a type, as the help of a command shows it.
 _FORMS = {
     bool: SWITCH,
-    int: "INTEGER",
-    float: "FLOAT",
-    str: "TEXT",
+    int: "<int>",
+    float: "<float>",
+    str: "<str>",
 }
 Names = Annotated[str | Collection[str], Parser(parse_names)]
 Positive = Annotated[float, Field(gt=0)]
@@ -275,8 +275,7 @@ class Reader:
         try:
             result = self.adapter.validate_python(value, strict=is_strict or None, context={"name": name})
         except ValidationError as error:
-            value_text = value if self.reads_text and _is_number(value) else shorten(value)
-            raise _refusal(name, value, error, self.kind, value_text) from None
+            raise self._refusal(name, value, error) from None
         if type(result) is float:
             _check_magnitude(name, result)
             if is_number and result == value:
@@ -284,32 +283,33 @@ class Reader:
                 return value
         return result
 
-
-def _refusal(name: str, value: Any, error: ValidationError, kind: Any, value_text: str) -> InputError:
-    """Word what pydantic says of a value: the error of our own parser, or all that would be allowed."""
-    members = get_args(FieldInfo.from_annotation(kind).annotation)
-    is_optional = type(None) in members
-    alternatives = []
-    for problem in error.errors(include_url=False):
-        own_error = problem.get("ctx", {}).get("error")
-        if isinstance(own_error, InputError):
-            return own_error
-        if problem["type"] == "literal_error" and isinstance(value, str):
-            choices = re.findall("'([^']*)'", problem["ctx"]["expected"])
-            if is_optional:
-                choices.append("None")
-            return InputError(unknown(f"{name}=", value, choices))
-        if problem["type"].startswith(("greater_than", "less_than")):
-            alternatives = [_range_in_words(kind)]
-            break
-        alternatives.append(allowed_by(problem))
-    parser = _parser_of(kind)
-    if parser is not None and parser.is_quantity:
-        alternatives = [words.replace("text", "text such as '1B'") for words in alternatives]
-    words = " or ".join(dict.fromkeys(alternatives))
-    if is_optional:
-        words += ", or None"
-    return InputError(f"{name}={value_text} must be {words}")
+    def _refusal(self, name: str, value: Any, error: ValidationError) -> InputError:
+        """Word what pydantic says of a value: the error of our own parser, or all that would be allowed."""
+        members = get_args(FieldInfo.from_annotation(self.kind).annotation)
+        # What is typed cannot be None.
+        is_optional = type(None) in members and not self.reads_text
+        alternatives = []
+        for problem in error.errors(include_url=False):
+            own_error = problem.get("ctx", {}).get("error")
+            if isinstance(own_error, InputError):
+                return own_error
+            if problem["type"] == "literal_error" and isinstance(value, str):
+                choices = re.findall("'([^']*)'", problem["ctx"]["expected"])
+                if is_optional:
+                    choices.append("None")
+                return InputError(unknown(f"{name}=", value, choices))
+            if problem["type"].startswith(("greater_than", "less_than")):
+                alternatives = [_range_in_words(self.kind)]
+                break
+            alternatives.append(allowed_by(problem))
+        parser = _parser_of(self.kind)
+        if parser is not None and parser.is_quantity:
+            alternatives = [words.replace("text", "text such as '1B'") for words in alternatives]
+        words = " or ".join(dict.fromkeys(alternatives))
+        if is_optional:
+            words += ", or None"
+        value_text = value if self.reads_text and _is_number(value) else shorten(value)
+        return InputError(f"{name}={value_text} must be {words}")
 
 
 def _check_magnitude(name: str, number: float) -> None:
@@ -340,7 +340,7 @@ def _range_in_words(kind: Any) -> str:
     if limits == {"at least": 0}:
         return "finite and not negative"
     words = " and ".join(f"{word} {limit}" for word, limit in limits.items())
-    return f"a whole number of {words}" if form_of(kind) == "INTEGER" else words
+    return f"a whole number of {words}" if form_of(kind) == _FORMS[int] else words
 
 
 def for_pydantic(kind: Any) -> Any:

@@ -84,6 +84,7 @@ def field_option(field: inspect.Parameter) -> inspect.Parameter:
         return field.replace(annotation=Annotated[bool | None, typer.Option(flags, **settings)])
     # Its meaning says what another default is.
     is_shown = field.default is field.empty or isinstance(field.default, (str, int, float))
+    settings["show_default"] = "[default: " not in (info.description or "")
     annotation = Annotated[str | None, typer.Option(flag, metavar=form, **settings)]
     return field.replace(annotation=annotation, default=field.default if is_shown else None)
 
