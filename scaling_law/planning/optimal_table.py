@@ -341,7 +341,10 @@ class OptimalTable(Answer):
             consequence = "compared anyway, do not act on it" if self.forced else "not compared"
             subject = f"E = {beyond_guard} {consequence}"
             warnings.append(Notice(f"{subject}: too far outside the fitted range", subject))
-        passed_over = [row.experts for row in self.rows if row not in self.compared and not row.beyond_guard]
+        passed_over = []
+        for row in self.rows:
+            if row not in self.compared and not row.beyond_guard:
+                passed_over.append(row.experts)
         if passed_over:
             # Others are trusted, and rows say that these are not.
             sentence = f"E = {list_experts(passed_over)} not compared: further outside the runs than backtests support"
@@ -399,10 +402,12 @@ class OptimalTable(Answer):
         return None
 
     def facts(self) -> Fields:
-        names = [*FACTS, *(TIMED_FACTS if self.budget.cluster is not None else ())]
-        facts = {**super().facts(), **{name: plain(getattr(self, name)) for name in names}}
+        is_timed = self.budget.cluster is not None
+        facts = super().facts()
+        for name in FACTS + TIMED_FACTS if is_timed else FACTS:
+            facts[name] = plain(getattr(self, name))
         facts["sequence_length"] = self.best.sequence_length
-        if self.budget.cluster is not None:
+        if is_timed:
             facts["bottleneck"] = self.placement and self.placement.bottleneck
         return facts
 
@@ -410,8 +415,11 @@ class OptimalTable(Answer):
         """Return the values of each row, whether it is the `best`, and its `win_share` (None without draws)."""
         rows = []
         for row in self.rows:
-            extra = {"best": row is self.best, "trusted_loss": self.trusted_losses.get(row.experts)}
-            rows.append({**row.to_dict(), **extra, "win_share": self._win_shares.get(row.experts)})
+            values = row.to_dict()
+            values["best"] = row is self.best
+            values["trusted_loss"] = self.trusted_losses.get(row.experts)
+            values["win_share"] = self._win_shares.get(row.experts)
+            rows.append(values)
         return rows
 
     def _lines(self) -> str:
@@ -465,7 +473,9 @@ class OptimalTable(Answer):
             is_best = row is self.best
             shown = Row({**row, **hidden})
             shown["learning_rate"] = row.learning_rate or UNKNOWN
-            shown["behind"] = row.loss - self.best.loss if row in self.compared and not is_best else None
+            shown["behind"] = None
+            if row in self.compared and not is_best:
+                shown["behind"] = row.loss - self.best.loss
             shown["win_share"] = self._win_shares.get(row.experts)
             shown["equal_flops_loss"] = equal_flops.get(row.experts)
             remarks = []

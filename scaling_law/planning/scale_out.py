@@ -222,7 +222,15 @@ def scale_out(
     run: RunFields = {"batch": batch, "sequence_length": sequence_length}
     clusters = []
     for count in counts:
-        cluster = Cluster.of(run, gpus=count, gpu=gpu, mfu=mfu, precision=precision, engine=engine, price=price)
+        cluster = Cluster.of(
+            run,
+            gpus=count,
+            gpu=gpu,
+            mfu=mfu,
+            precision=precision,
+            engine=engine,
+            price=price,
+        )
         clusters.append(cluster.of_run(architecture, run_tokens or TOKENS))
     rows = [_make_row(architecture, cluster, sheet, run_tokens) for cluster in clusters]
     return ScaleOut(
