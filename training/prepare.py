@@ -17,6 +17,9 @@ import typer
 from hub.base.commands import App, Version
 from hub.base.progress import progress_line
 from hub.base.tables import Table, print_table
+
+# It imports torch where it is used: --help does not wait for it.
+from training import run as running
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.data.builder import GrowingCache
@@ -65,13 +68,10 @@ class CacheOfRun:
 
 def caches_of_run(arguments: TrainingArguments, everything: bool) -> list[CacheOfRun]:
     """Open the training and the held-out cache of a run, as they are now."""
-    # It imports torch, for which --help does not wait.
-    from training.run.inputs import held_out_cache, training_cache, with_data_as_begun
-
-    arguments, _ = pinned(with_data_as_begun(arguments), Path(arguments.run.output_dir))
+    arguments, _ = pinned(running.with_data_as_begun(arguments), Path(arguments.run.output_dir))
     tokenizer = load_tokenizer(arguments.data.tokenizer, arguments.data.tokenizer_revision)
-    training = CacheOfRun("training", *training_cache(arguments, tokenizer))
-    held_out = CacheOfRun("held-out", *held_out_cache(arguments, tokenizer))
+    training = CacheOfRun("training", *running.training_cache(arguments, tokenizer))
+    held_out = CacheOfRun("held-out", *running.held_out_cache(arguments, tokenizer))
     return [replace(training, until_tokens=None) if everything else training, held_out]
 
 

@@ -65,13 +65,13 @@ def _fits() -> Mapping[str, Any]:
 def parse_tasks(accuracy: str | Collection[str]) -> list[Task]:
     """Read "arc_easy,hellaswag" or a list. InputError for unknown tasks and those that do not follow the loss."""
     names = accuracy.split(",") if isinstance(accuracy, str) else accuracy
+    names = [name.strip() for name in names if name.strip()]
+    if not names:
+        return []
     tasks = _fits()["tasks"]
     available = [name for name, task in tasks.items() if task.follows]
     selected = []
     for name in names:
-        name = name.strip()
-        if not name:
-            continue
         if name not in tasks:
             raise InputError(unknown("accuracy=", name, available))
         task = tasks[name]

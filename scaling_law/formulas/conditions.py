@@ -128,17 +128,12 @@ def evidence() -> Fields:
 
 
 @cache
-def _supports() -> dict[str, Interval]:
-    supports = {}
-    for row in evidence()["trusted"]:
-        for name in row["variables"]:
-            supports[name] = (row["below"], row["above"])
-    return supports
-
-
 def support_of(name: str) -> Interval:
     """Return how many times below and above the fitted range of this quantity an answer is trusted (`EVIDENCE`)."""
-    supports = _supports()
+    supports = {}
+    for row in evidence()["trusted"]:
+        for variable in row["variables"]:
+            supports[variable] = (row["below"], row["above"])
     return supports.get(name) or supports[SIZES if is_size(name) else DESIGNS]
 
 
@@ -209,7 +204,11 @@ class Conditions(Summarised):
 
     def known_limits(self) -> dict[str, Interval]:
         """Return the (lowest, highest) values of the fitted runs and of those behind the prior, if there is one."""
-        return _hull(self.fitted_limits(), self.prior_limits or {})
+        limits = self.fitted_limits()
+        for name, (low, high) in (self.prior_limits or {}).items():
+            fitted_low, fitted_high = limits.get(name, (low, high))
+            limits[name] = (min(fitted_low, low), max(fitted_high, high))
+        return limits
 
     def with_prior(self) -> Conditions:
         """Return the conditions of runs that will be measured: as if those of the prior were among the fitted ones."""
@@ -609,11 +608,3 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
     overall = range_of(None, np.ones(len(n), bool))
     # Not by `np.unique`, whose first call imports numpy.ma.
     return (overall, *(range_of(value, e == value) for value in sorted(set(e.tolist()))))
-
-
-def _hull(first: Mapping[str, Interval], second: Mapping[str, Interval]) -> dict[str, Interval]:
-    """Return the hull of each span; a span that only one of the two has stays as it is."""
-    hulls = {**first, **second}
-    for name in first.keys() & second.keys():
-        hulls[name] = (min(first[name][0], second[name][0]), max(first[name][1], second[name][1]))
-    return hulls

@@ -248,7 +248,8 @@ class Form:
             roles[term.scale] = SIZE if term.slopes else CONSTANT
             for name, features in term.features.items():
                 _, factors = features[0]
-                roles.setdefault(name, _role_of_slope(factors))
+                role = SLOPE if is_size(factors[0]) else BY_DESIGN
+                roles.setdefault(name, INTERACTION if len(factors) > 1 else role)
         return roles
 
     @cached_property
@@ -332,13 +333,6 @@ def _read_term(scale: str, slopes: Any) -> Term:
             rule = "must be the name of a coefficient, with - for a falling power, or a number"
             raise InputError(f"form: term {scale!r}, {feature!r}: {shorten(value)} {rule}")
     return Term(scale, slopes)
-
-
-def _role_of_slope(factors: Factors) -> str:
-    """Return the role of a coefficient that multiplies a product of these factors."""
-    if len(factors) > 1:
-        return INTERACTION
-    return SLOPE if is_size(factors[0]) else BY_DESIGN
 
 
 def total(features: Features, logs: Mapping[str, Any]) -> Any:

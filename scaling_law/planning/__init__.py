@@ -1,7 +1,6 @@
 """Questions to a fitted law: the best model for a budget, and what follows from it."""
 
 from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, predicted_loss
-from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.optimum import drawn_optimum, optimal_widths
 from scaling_law.planning.speedup import find_crossing, find_crossovers
 
@@ -11,7 +10,6 @@ __all__ = [
     "drawn_optimum",
     "find_crossing",
     "find_crossovers",
-    "flop_savings",
     "log_optimal_parameters",
     "optimal_widths",
     "predicted_loss",

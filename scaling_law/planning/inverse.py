@@ -1,4 +1,4 @@
-"""Inverse questions: the cheapest budget and the least memory that reach a loss, and the FLOPs an MoE saves.
+"""Inverse questions: the cheapest budget and the least memory that reach a loss.
 
 The cheapest budget is the least cost, over sizes, of the tokens that reach the loss; the least memory is that of the
 smallest model that reaches it within the budget.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,7 +41,6 @@ from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
     WidthOptimum,
-    compute_optimal,
     drawn_losses,
     explain_left_out,
     explain_no_optimum,
@@ -460,23 +459,6 @@ def reaching(
 def flops_of(n_active: FloatArray, tokens: FloatArray, limits: Limits) -> FloatArray:
     """Return 6 N_act D + 2 N_act D_inf."""
     return np.asarray(training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens))
-
-
-def flop_savings(
-    law: Formula, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
-) -> FloatArray:
-    """Return the part of the dense compute-optimal budget that an MoE of equal loss saves.
-
-    An array of flops.shape + experts.shape.
-
-    ExtrapolationError where one of the models lies beyond the range guard, unless `force`.
-    """
-    budget = parse_positive("flops", flops)
-    e = parse_experts(law, experts)
-    dense = compute_optimal(law, budget, 1.0, force=force).loss
-    cheapest = reach(law, dense, e, force=True)
-    cast(RangeCheck, cheapest.check).refuse(force)
-    return np.asarray(1.0 - cheapest.flops / budget.reshape(budget.shape + (1,) * e.ndim))
 
 
 def _has_optimum(law: Formula, experts: FloatArray) -> BoolArray:

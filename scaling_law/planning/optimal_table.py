@@ -228,11 +228,6 @@ class OptimalTable(Answer):
         return min(self.trusted_losses.values(), default=None)
 
     @cached_property
-    def _passed_over(self) -> list[OptimalRow]:
-        """Rows within the range guard that are not compared, because others are trusted and they are not."""
-        return [row for row in self.rows if row not in self.compared and not row.beyond_guard]
-
-    @cached_property
     def comparison(self) -> Comparison | None:
         """How far the best row is ahead, and which E the law cannot tell from it; None for a single row."""
         ordered = sorted(self.compared, key=lambda row: row.loss)
@@ -279,19 +274,14 @@ class OptimalTable(Answer):
             text += f"; E = {join_words(format_experts(sorted(self._tied)))} are a tie"
         if not best.trusted:
             text += "; not trusted"
-        lowest, highest = self._fitted_experts
+        conditions = None if self.check is None else self.check.conditions
+        limits = conditions.fitted_limits() if conditions else {}
+        lowest, highest = limits.get("E", (0.0, math.inf))
         if not lowest <= best.experts <= highest:
             text += f": no run of the law has E beyond {lowest:g} to {highest:g}"
         if self.ahead_untrusted:
             text += f"; {self.ahead_untrusted}"
         return text
-
-    @property
-    def _fitted_experts(self) -> Interval:
-        """The lowest and the highest E of the law's runs."""
-        if self.check is None or self.check.conditions is None:
-            return 0.0, math.inf
-        return self.check.conditions.fitted_limits().get("E", (0.0, math.inf))
 
     @property
     def ahead_untrusted(self) -> str:
@@ -351,10 +341,13 @@ class OptimalTable(Answer):
             consequence = "compared anyway, do not act on it" if self.forced else "not compared"
             subject = f"E = {beyond_guard} {consequence}"
             warnings.append(Notice(f"{subject}: too far outside the fitted range", subject))
-        if self._passed_over:
-            experts = list_experts(row.experts for row in self._passed_over)
-            # Rows say that they are not trusted.
-            sentence = f"E = {experts} not compared: further outside the runs than backtests support"
+        passed_over = []
+        for row in self.rows:
+            if row not in self.compared and not row.beyond_guard:
+                passed_over.append(row.experts)
+        if passed_over:
+            # Others are trusted, and rows say that these are not.
+            sentence = f"E = {list_experts(passed_over)} not compared: further outside the runs than backtests support"
             warnings.append(Notice(sentence))
         warnings += explain_left_out(self.experts_without_optimum)
         if self.experts_that_do_not_fit:
@@ -396,22 +389,6 @@ class OptimalTable(Answer):
         best = self.best
         return published_batches(best.training_flops, best.tokens, best.loss)
 
-    @property
-    def batch(self) -> str:
-        """The batch of the best row, where it comes from, and what published laws say, in words."""
-        length = self.best.sequence_length
-        batch = f"{format_count(self.batch_tokens)} tokens in sequences of {length:,} ({cite(self.batch_source)})"
-        return f"batch: {batch}; by published laws: {describe_batches(self.batches)}"
-
-    @property
-    def training_notes(self) -> list[str]:
-        """The batch, and the law of the peak learning rates if there is one, in words."""
-        notes = [self.batch]
-        if any(row.learning_rate is not None for row in self.rows):
-            source = source_of_rate(self.best.learning_rate_law, (row.learning_rate_batch for row in self.rows))
-            notes.append(f"peak LR: {source}")
-        return notes
-
     @cached_property
     def placement(self) -> Placement | None:
         """How GPUs train the best model (of a fractional one the next that exists); None without estimated steps."""
@@ -425,10 +402,12 @@ class OptimalTable(Answer):
         return None
 
     def facts(self) -> Fields:
-        names = [*FACTS, *(TIMED_FACTS if self.budget.cluster is not None else ())]
-        facts = {**super().facts(), **{name: plain(getattr(self, name)) for name in names}}
+        is_timed = self.budget.cluster is not None
+        facts = super().facts()
+        for name in FACTS + TIMED_FACTS if is_timed else FACTS:
+            facts[name] = plain(getattr(self, name))
         facts["sequence_length"] = self.best.sequence_length
-        if self.budget.cluster is not None:
+        if is_timed:
             facts["bottleneck"] = self.placement and self.placement.bottleneck
         return facts
 
@@ -436,15 +415,31 @@ class OptimalTable(Answer):
         """Return the values of each row, whether it is the `best`, and its `win_share` (None without draws)."""
         rows = []
         for row in self.rows:
-            extra = {"best": row is self.best, "trusted_loss": self.trusted_losses.get(row.experts)}
-            rows.append({**row.to_dict(), **extra, "win_share": self._win_shares.get(row.experts)})
+            values = row.to_dict()
+            values["best"] = row is self.best
+            values["trusted_loss"] = self.trusted_losses.get(row.experts)
+            values["win_share"] = self._win_shares.get(row.experts)
+            rows.append(values)
         return rows
 
     def _lines(self) -> str:
         return "\n".join(filter(None, [self.verdict, self.limit_of_trust, self._subtitle()]))
 
     def _footnotes(self) -> list[str]:
-        return [*self.training_notes, *self._describe_serving()]
+        """Say where the batch and the peak learning rates come from, and what the cost of serving is of."""
+        best = self.best
+        size = f"{format_count(self.batch_tokens)} tokens in sequences of {best.sequence_length:,}"
+        published = describe_batches(self.batches)
+        notes = [f"batch: {size} ({cite(self.batch_source)}); by published laws: {published}"]
+        if any(row.learning_rate is not None for row in self.rows):
+            source = source_of_rate(best.learning_rate_law, (row.learning_rate_batch for row in self.rows))
+            notes.append(f"peak LR: {source}")
+        cluster = self.budget.cluster or self.cluster
+        if cluster is not None and best.decode_seconds is not None:
+            unit = "seconds" if cluster.price is None else "the price"
+            device = cluster.throughput.device
+            notes.append(f"serving: {unit} of one {device} for a million generated tokens, at least")
+        return notes
 
     def _styles(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         styles = super()._styles(self.rows)
@@ -472,40 +467,26 @@ class OptimalTable(Answer):
             hidden["training_flops"] = None
         if not self.limits.kv_tokens:
             hidden["kv_cache_bytes"] = None
+        equal_flops = {row.experts: row.loss for row in self.equal_flops or ()}
         cells = []
         for row in self.rows:
-            shown = Row({**row, **self._compared_values(row), **hidden})
+            is_best = row is self.best
+            shown = Row({**row, **hidden})
             shown["learning_rate"] = row.learning_rate or UNKNOWN
-            cells.append({**shown.cells(*SHOWN), **accuracy_cells(row.accuracy), "": self._remark(row)})
+            shown["behind"] = None
+            if row in self.compared and not is_best:
+                shown["behind"] = row.loss - self.best.loss
+            shown["win_share"] = self._win_shares.get(row.experts)
+            shown["equal_flops_loss"] = equal_flops.get(row.experts)
+            remarks = []
+            if is_best:
+                remarks.append("best")
+            elif row.experts in self._tied:
+                remarks.append("tie")
+            if not row.trusted:
+                remarks.append("not trusted")
+            cells.append({**shown.cells(*SHOWN), **accuracy_cells(row.accuracy), "": ", ".join(remarks)})
         return cells
-
-    def _compared_values(self, row: OptimalRow) -> Fields:
-        """Return the columns that set a row beside the others, and beside itself at equal FLOPs."""
-        is_behind = row in self.compared and row is not self.best
-        equal_flops = {other.experts: other.loss for other in self.equal_flops or ()}
-        return {
-            "behind": row.loss - self.best.loss if is_behind else None,
-            "win_share": self._win_shares.get(row.experts),
-            "equal_flops_loss": equal_flops.get(row.experts),
-        }
-
-    def _describe_serving(self) -> list[str]:
-        """Say what the column of the cost of serving holds."""
-        cluster = self.budget.cluster or self.cluster
-        if cluster is None or self.best.decode_seconds is None:
-            return []
-        unit = "seconds" if cluster.price is None else "the price"
-        return [f"serving: {unit} of one {cluster.throughput.device} for a million generated tokens, at least"]
-
-    def _remark(self, row: OptimalRow) -> str:
-        remarks = []
-        if row is self.best:
-            remarks.append("best")
-        elif row.experts in self._tied:
-            remarks.append("tie")
-        if not row.trusted:
-            remarks.append("not trusted")
-        return ", ".join(remarks)
 
 
 def share_wins(drawn_losses: FloatArray) -> FloatArray:

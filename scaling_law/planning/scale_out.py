@@ -16,9 +16,7 @@ from scaling_law.answer.columns import format_interval
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.communication import Sent, all_to_all_bytes, communication
 from scaling_law.machine.gpus import Gpu, named_gpu
-from scaling_law.machine.layout import TRAIN_PY, DoesNotFit
-from scaling_law.machine.throughput import Throughput
-from scaling_law.planning.batches import BatchRule
+from scaling_law.machine.layout import DoesNotFit
 from scaling_law.planning.budget import Cluster
 from scaling_law.planning.question import (
     GPU_FORMS,
@@ -29,6 +27,7 @@ from scaling_law.planning.question import (
     Mfu,
     Precision,
     Price,
+    RunFields,
     RunTokens,
 )
 from scaling_law.size.architecture import Architecture
@@ -203,7 +202,6 @@ def scale_out(
     ValueError for an unlisted GPU, and for GPUs that cannot share the batch equally; of a model that cannot be read as
     of `size.model_configs.read_model`.
     """
-    engine = engine or TRAIN_PY
     counts = [int(count) if float(count).is_integer() else count for count in gpus]
     if not counts:
         raise InputError(f"gpus={gpus!r} must be one number or several")
@@ -220,13 +218,20 @@ def scale_out(
         if batch is None and tokens is None:
             batch = READ_SEQUENCES * READ_LENGTH
     sheet = named_gpu(gpu)
-    throughput = Throughput.assumed(gpu, mfu=mfu, precision=precision, engine=engine)
     run_tokens = cast(float | None, tokens)
+    run: RunFields = {"batch": batch, "sequence_length": sequence_length}
     clusters = []
     for count in counts:
-        rule = BatchRule.of(count, engine == TRAIN_PY, batch=batch, sequence_length=sequence_length)
-        ramp = rule.run(architecture.n_active, run_tokens or TOKENS)
-        clusters.append(Cluster(count, throughput, ramp, engine, price=cast(float | None, price)))
+        cluster = Cluster.of(
+            run,
+            gpus=count,
+            gpu=gpu,
+            mfu=mfu,
+            precision=precision,
+            engine=engine,
+            price=price,
+        )
+        clusters.append(cluster.of_run(architecture, run_tokens or TOKENS))
     rows = [_make_row(architecture, cluster, sheet, run_tokens) for cluster in clusters]
     return ScaleOut(
         architecture=architecture,

@@ -26,7 +26,7 @@ from scaling_law import (
 )
 from scaling_law.figures import drawing, isoflop
 from scaling_law.figures.drawing import LOSS, colour_of
-from scaling_law.planning import drawn_optimum, flop_savings, optimal_widths
+from scaling_law.planning import drawn_optimum, optimal_widths
 from scaling_law.size import active_parameters, affordable_tokens, width_of_total
 from studies.common import LEVEL
 
@@ -60,13 +60,13 @@ def savings(law: JointLaw, experts: Sequence[int] = EXPERTS[1:]) -> Axes:
     """Draw the FLOPs that compute-optimal MoE models save against dense ones of the same loss (Fig. 2b)."""
     ax = drawing.axes_or_new(None)
     flops = np.geomspace(1e18, 1e24, 60)
-    percent = 100 * flop_savings(
-        law,
-        flops,
-        list(experts),
+    dense = law.compute_optimal(flops, 1.0, force=True)
+    reached = law.reach(
+        dense.loss,
+        experts,
         force=True,
     )
-    dense = law.compute_optimal(flops, 1.0, force=True)
+    percent = 100 * (1.0 - reached.flops / flops[:, None])
     dense_inside = law.check(dense.n_active, dense.tokens, 1).inside
     for i, e in enumerate(experts):
         moe = law.compute_optimal(
@@ -102,7 +102,7 @@ def savings(law: JointLaw, experts: Sequence[int] = EXPERTS[1:]) -> Axes:
 
 
 def _savings_of_draws(law: JointLaw, flops: NDArray[np.float64], experts: float) -> NDArray[np.float64]:
-    """Compute `flop_savings` for every draw, [draws, budgets].
+    """Compute the share of the dense model's FLOPs that are saved under every draw, [draws, budgets].
 
     L − c of the optima is a power μν / (μ + ν) of the budget.
     """

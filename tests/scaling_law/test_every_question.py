@@ -30,7 +30,7 @@ from scaling_law import (
 from scaling_law.commands.cli import PLACES, app
 from scaling_law.explorer.programs import tools
 from scaling_law.figures import drawing
-from scaling_law.planning import advantage, candidate_grid, flop_savings, log_optimal_parameters, predicted_loss
+from scaling_law.planning import advantage, candidate_grid, log_optimal_parameters, predicted_loss
 from tests.scaling_law.configs import SWITCH
 from tests.scaling_law.synthetic import tiny_runs
 
@@ -124,7 +124,6 @@ QUESTIONS: dict[str, Question] = {
     "LearningRateLaw.of": (RATES, lambda law, c: law.of(rated(c)).check),
     "Law.reach": (JOINT, lambda law, c: law.reach(reachable(law, c), 8)),
     "Law.reach within a budget": (JOINT, lambda law, c: law.reach(reachable(law, c, 8.0) * 1.002, 8, flops=c)),
-    "planning.flop_savings": (JOINT, lambda law, c: beside(flop_savings(law, c, 8), law.check(**model(c)))),
     "Law.speedup": (JOINT, lambda law, c: law.speedup(8, 1, flops=c)),
     "Law.speedup at equal memory": (JOINT, lambda law, c: law.speedup(8, 1, match="memory", flops=c)),
     "Law.speedup of sizes": (JOINT, lambda law, c: law.speedup(8, n_active=model(c)["n_active"])),

@@ -17,6 +17,7 @@ from studies.common import TABLES
 from studies.forecasts import accuracy, counts, extrapolation, methods, page, population, splits, stacking, trust
 from studies.forecasts.members import estimate, read_population
 from studies.forecasts.sets import GADRE_LOSS, NEOX, SETS, read_sets
+from tests.answers import is_same_text
 
 BY_NAME = {one.name: one for one in SETS}
 LAW = ChinchillaLaw(m=120.0, mu=-0.3, n=600.0, nu=-0.3, c=1.7)
@@ -361,7 +362,8 @@ def test_the_rule_of_extrapolation_and_its_section_are_of_the_misses():
     assert extrapolation.rule_of(misses) == {name: rule[name] for name in ("growth", "per_doubling")}
     text = page.FORECASTS.read_text(encoding="utf-8")
     for block in extrapolation.PAGE.blocks:
-        assert block_of(text, block.__name__) == markdown_of(block(misses)).strip()
+        # A share at the edge of rounding is a percent more or less on another processor.
+        assert is_same_text(block_of(text, block.__name__), markdown_of(block(misses)).strip())
 
     guide = " ".join(trust.ANSWERS.read_text(encoding="utf-8").split())
     for name, deviation in rule["growth"].items():

@@ -28,6 +28,9 @@ from hub.base.types import Fields, Strings
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model
+
+# `class_counts` imports torch, which a run of our class needs only when it starts, and --help never.
+from training import configuration
 from training.configuration.class_fields import modeling_module, read_names
 
 if TYPE_CHECKING:
@@ -109,9 +112,7 @@ class ModelClassArguments(BaseModel):
             refusal = " ".join(str(error).split())
             component_types = list_default_parts(self.type)
             if component_types:
-                from training.configuration.class_counts import explain_parts
-
-                refusal = explain_parts(self.type, component_types)
+                refusal = configuration.class_counts.explain_parts(self.type, component_types)
             raise InputError(f"model: {refusal}") from None
         return self
 
@@ -121,9 +122,6 @@ class ModelClassArguments(BaseModel):
         Raises ValueError if the tokens or the sequences do not fit into it.
         """
         from transformers import AutoConfig
-
-        # It imports torch, which a run of our class needs only when it starts, and --help never.
-        from training.configuration.class_counts import as_decoder
 
         least = {"vocab_size": (vocab_size, "the tokenizer's")}
         if sequence_length is not None:
@@ -138,7 +136,7 @@ class ModelClassArguments(BaseModel):
         for name, (value, owner) in least.items():
             if (fields[name] or value) < value:
                 raise InputError(f"model.{name}: {fields[name]}; it must be at least {owner} {value}")
-        return as_decoder(config)
+        return configuration.class_counts.as_decoder(config)
 
     def model(self, vocab_size: int | None = None) -> Model:
         """Return the model in the terms of laws, counted on its class.
@@ -146,12 +144,10 @@ class ModelClassArguments(BaseModel):
         Without a `vocab_size`, with the configured vocabulary or GPT-2's. Raises ValueError if the class refuses its
         configuration, or cannot run.
         """
-        from training.configuration.class_counts import read_class
-
         if not vocab_size:
             vocab_size = (self.model_extra or {}).get("vocab_size", VOCAB_SIZE)
         config = self.config(vocab_size, eos_token_id=0)
-        architecture, left_out = read_class(config.to_dict())
+        architecture, left_out = configuration.class_counts.read_class(config.to_dict())
         return Model(self.type, self.type, architecture, left_out)
 
     # The loop asks the following of the section `model`; see `ModelArguments`.

@@ -1,1 +1,5 @@
-"""The whole loop on one machine, and what it shows."""
+"""The whole loop on one machine, and what it shows. Nothing is imported before it is used."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

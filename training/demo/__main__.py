@@ -8,6 +8,10 @@ import typer
 
 from hub.base.commands import App, Version, Workers
 
+# They import torch where they are used: --help does not wait for it.
+from training import demo
+from training import sweep as sweeps
+
 CORES = os.cpu_count() or 1
 
 app = App(single=True)
@@ -22,13 +26,9 @@ def main(
     version: Version = False,
 ) -> None:
     """Run the whole loop, from a corpus to a fitted law, on this machine. Run it again to resume."""
-    # It imports torch, for which --help does not wait.
-    from training.demo.loop import Demo
-    from training.demo.scales import FAST, FULL
-    from training.sweep.run import stop_on_signals
-
-    stop_on_signals()
-    Demo(output_dir or folder_of(fast, seed), FAST if fast else FULL, workers, seed).run()
+    sweeps.stop_on_signals()
+    scale = demo.FAST if fast else demo.FULL
+    demo.Demo(output_dir or folder_of(fast, seed), scale, workers, seed).run()
 
 
 def folder_of(fast: bool, seed: int) -> Path:

@@ -1,3 +1,6 @@
 # What commands use: read by type checkers, and by lazy_loader, which imports a name when it is used.
 from .grid import Grid as Grid
 from .grid import measure_grid as measure_grid
+from .inputs import held_out_cache as held_out_cache
+from .inputs import training_cache as training_cache
+from .inputs import with_data_as_begun as with_data_as_begun

@@ -5,17 +5,18 @@ import pytest
 
 from scaling_law import ExtrapolationError, Throughput
 from scaling_law import published as shelf
-from scaling_law.planning import flop_savings
 from scaling_law.planning.batches import PAPER_RAMP
 
 EXPERTS = [1, 2, 4, 8, 16, 32]
 
 
 def test_flop_savings_of_the_paper(published):
-    np.testing.assert_allclose(100 * flop_savings(published, 1e20), [0, 12.0, 25.9, 40.0, 52.9, 63.7], atol=0.05)
-    assert flop_savings(published, [1e19, 1e20, 1e21], [8]).shape == (3, 1)
+    dense = published.compute_optimal(1e20, 1)
+    savings = 100 * (1 - published.reach(dense.loss).flops / 1e20)
+    np.testing.assert_allclose(savings, [0, 12.0, 25.9, 40.0, 52.9, 63.7], atol=0.05)
+    assert published.reach([2.5, 2.4, 2.3], [8]).flops.shape == (3, 1)
     with pytest.raises(ExtrapolationError, match="N_act"):
-        flop_savings(published, 1e28, [8])
+        published.compute_optimal(1e28, 1)
 
 
 MEASURED = Throughput("a GPU", "bf16", {"steps": 0.02, "flops": 1 / 4e14, "weights": 1e-12}, devices=8)
