@@ -1,6 +1,6 @@
 # make demo          the whole loop on this machine: corpus, sweep, release, fit, ask, use (about 7 minutes)
 # make demo FAST=1   the same, smaller, in about two minutes; SEED=1: with another seed, into demo-output-seed1
-# make test          the tests; `make test-slow` those that take minutes
+# make test          the tests; `make test-slow` those that take minutes, and properties on more examples
 # make test-kernels  the tests on the kernels of other processors (OpenBLAS, NumPy), each in a process of its own;
 #                    FAST=1: golden answers, guides, fits and a study on one of them. Skipped on other than x86-64
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
@@ -130,7 +130,7 @@ test-kernels: setup
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.kernels $(if $(FAST),--fast) $(PARALLEL)
 
 test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'slow and not slurm'
+	OMP_NUM_THREADS=1 MANY_EXAMPLES=1 $(BIN)/python -m pytest $(PARALLEL) -m '(slow or hypothesis) and not slurm'
 
 test-light: $(LIGHT)/.ready
 	$(LIGHT)/bin/python -m pytest -m light tests/test_light.py

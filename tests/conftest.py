@@ -24,6 +24,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import pytest
 from hypothesis import settings
 
+def examples(few: int, many: int) -> settings:
+    """Try a property on a few examples, and on many in `make test-slow`."""
+    return settings(max_examples=many if "MANY_EXAMPLES" in os.environ else few)
+
+
 settings.register_profile("untimed", deadline=None)  # no test depends on how busy the machine is
 settings.load_profile("untimed")
 

@@ -5,13 +5,14 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scaling_law import Budget, Conditions, ExtrapolationError, JointLaw, Law, Limits, Runs, fit, published
 from scaling_law.formulas import Form, Term
 from scaling_law.planning.optimum import optimal_widths
 from scaling_law.size.architecture import active_parameters, kv_cache_elements, total_parameters
+from tests.conftest import examples
 
 EXPERTS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
 
@@ -31,7 +32,7 @@ Searched = make_dataclass(
 SEARCHED = Searched(**JOINT.coefficients)
 
 
-@settings(max_examples=60)
+@examples(20, 200)
 @given(st.floats(18, 25), st.one_of(st.just(0.0), st.floats(1e6, 1e12)), st.floats(9, 13), st.booleans())
 def test_the_search_finds_the_closed_form(log_flops, served, log_memory, integral):
     limits = {"memory": 10**log_memory, "inference_tokens": served, "kv_tokens": 1e5}
@@ -113,7 +114,7 @@ COSTS = {
 RIDGE = st.builds(Ridge.around, st.floats(16, 25), st.floats(0.01, 1), st.floats(0.1, 1))
 
 
-@settings(max_examples=150)
+@examples(25, 400)
 @example(Ridge.around(23.71875, 0.1328125, 0.11328125), 20.625, {"memory": 9.552734375}, {}, False)  # below a limit
 @example(DENSE, 18.0, {"inference_tokens": 11.0}, {"vocab_size": 1000}, False)  # just before no token is left
 @example(DENSE, 19.25, {"max_parameters": 7.0, "inference_tokens": 12.0}, {}, False)  # both at once

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hub.base.tables import as_text
@@ -13,6 +13,7 @@ from scaling_law.machine.layout import MEGATRON, TRAIN_PY
 from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.recipe import BatchRamp, RampStage
+from tests.conftest import examples
 
 LIMITS = Limits()
 RATES = {"steps": 0.02, "flops": 1 / 4e14, "routed_flops": 1 / 4e14, "weights": 1e-12, "update": 1e-11}
@@ -62,10 +63,10 @@ def test_no_width_is_better(law, measured, name, experts):
 @pytest.mark.parametrize(
     ("hours", "gpus", "batch"),
     [
-        (72, 8, "2M"),
-        (20, 8, "500K"),
+        pytest.param(72, 8, "2M", marks=pytest.mark.slow),
+        pytest.param(20, 8, "500K", marks=pytest.mark.slow),
         (20, 8, PAPER_RAMP),
-        (200, 16, PAPER_RAMP),
+        pytest.param(200, 16, PAPER_RAMP, marks=pytest.mark.slow),
     ],
 )
 def test_no_width_is_better_where_the_layout_changes(law, hours, gpus, batch):
@@ -249,11 +250,9 @@ def test_plan_in_hours(law, measured):
 
 
 GPU_MODELS = ("h100", "a100", "gb200", "rtx-4090", "h200")
-FEW = settings(max_examples=15, deadline=None)
-FEWER = settings(max_examples=5, deadline=None)
 
 
-@FEW
+@examples(3, 30)
 @given(
     gpu=st.sampled_from(GPU_MODELS),
     gpus=st.sampled_from([1, 2, 6, 8, 24, 64, 128, 1024]),
@@ -282,7 +281,7 @@ def test_more_hours_never_train_a_model_on_fewer_tokens(gpu, gpus, engine, exper
         assert np.all(longer > budget * (1 - 1e-9))
 
 
-@FEWER
+@examples(3, 30)
 @given(
     gpu=st.sampled_from(GPU_MODELS),
     gpus=st.sampled_from([1, 6, 8, 64, 128]),

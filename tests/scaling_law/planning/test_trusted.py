@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling_law import JointLaw
@@ -13,6 +13,7 @@ from scaling_law.formulas.conditions import ExtrapolationError
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.size.architecture import active_parameters, inference_flops, total_parameters, training_flops
+from tests.conftest import examples
 
 LAW = JointLaw.published()
 EXPERTS = [1, 2, 4, 8, 16, 32]
@@ -139,7 +140,7 @@ def with_more(question, factor, name):
     return {**question, name: value}
 
 
-@settings(max_examples=30, deadline=None)
+@examples(8, 100)
 @given(st.fixed_dictionaries(QUESTIONS), st.floats(0, 3).map(lambda x: 10**x))
 def test_more_of_anything_is_never_worse(question, factor):
     for name in ("flops", "memory", "max_parameters", "inference_tokens"):
@@ -150,7 +151,7 @@ def test_more_of_anything_is_never_worse(question, factor):
     assert_no_worse({**question, "experts": [1, 2, 4, 16, 64]}, fewer)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(2, 30)
 @given(st.floats(0, 3.5).map(lambda x: 10**x), st.floats(0, 1).map(lambda x: 10**x), st.sampled_from([1, 8, 64]))
 def test_more_hours_are_never_worse(hours, factor, gpus):
     question = {"gpu": "h100", "gpus": gpus, "integral": True}
@@ -179,7 +180,7 @@ def test_ten_thousand_random_pairs():
         assert_no_worse(with_more(question, 10 ** rng.uniform(0, 3), name), question)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(8, 100)
 @given(st.floats(2.043, 2.75), st.none() | st.floats(9.8, 13).map(lambda x: 10**x))
 def test_the_cheapest_budget_of_a_loss_buys_it(loss, memory):
     """`optimal(reach(L))` gives L wherever `reach` is trusted."""
