@@ -24,9 +24,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import pytest
 from hypothesis import settings
 
+
 def examples(few: int, many: int) -> settings:
     """Try a property on a few examples, and on many in `make test-slow`."""
     return settings(max_examples=many if "MANY_EXAMPLES" in os.environ else few)
+
+
+def sweep(cases, fast) -> list:
+    """Mark cases whose path another one takes, too, as slow: all but those in `fast`."""
+    return [case if case in fast else pytest.param(*_as_tuple(case), marks=pytest.mark.slow) for case in cases]
+
+
+def _as_tuple(case) -> tuple:
+    return case if isinstance(case, tuple) else (case,)
 
 
 settings.register_profile("untimed", deadline=None)  # no test depends on how busy the machine is

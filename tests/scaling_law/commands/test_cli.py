@@ -49,7 +49,7 @@ ANSWERS = {  # what is typed → the same in Python
     "reach --loss 2.0 --memory 24GB": lambda: LAW.reach(2.0, memory="24GB"),
     "reach --loss 2.15 --flops 1e22 --experts 8": lambda: LAW.reach(2.15, 8, flops=1e22),
     "reach --loss 2.6 --gpu h100 --gpus 8 --experts 1": lambda: LAW.reach(2.6, [1], **GPUS),
-    "reach --loss 2.5 --hours 72 --gpu h100 --gpus 8": lambda: LAW.reach(2.5, hours=72, **GPUS),
+    "reach --loss 2.5 --hours 72 --gpu h100 --gpus 8 --experts 8": lambda: LAW.reach(2.5, 8, hours=72, **GPUS),
     "plan --hours 72 --gpu h100 --gpus 8 --experts 8": lambda: LAW.plan(hours=72, experts=8, **GPUS),
     "plan --flops 3e22 --gpu h100 --gpus 8 --experts 32": lambda: LAW.plan(3e22, 32, **GPUS),
     "speedup --flops 1e21 --gpu h100 --gpus 8": lambda: LAW.speedup(8, flops=1e21, **GPUS),

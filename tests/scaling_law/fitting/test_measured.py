@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_law import Runs, speedup
+from tests.conftest import sweep
 
 BUDGETS = np.array([3e17, 9e17, 2.8e18, 1e19])
 SETS = {"loss": (1.6, 87.7, 0.0941), "dclm": (1.9, 95.0, 0.09)}  # L∞, A and α: each set has its own
@@ -32,7 +33,7 @@ def test_without_scatter_each_set_has_its_asymptote_and_its_factor():
             assert row["factor"] == pytest.approx(marin, rel=1e-4)
 
 
-@pytest.mark.parametrize("asymptotes", [{"loss": 1.6}, {}])
+@pytest.mark.parametrize("asymptotes", sweep([{"loss": 1.6}, {}], [{}]))
 def test_intervals_hold_the_truth_as_often_as_they_say(asymptotes):
     variant = {"gain": 1.2, "noise": 0.002, "budgets": BUDGETS[2:3]}
     inside = []

@@ -146,19 +146,22 @@ def _count_of(fields):
     return read_class(ModelClassArguments.model_construct(**fields).config(96, 128, 0).to_dict())[0]
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), (None, 4)])
-def test_a_recurrent_state_is_kept_in_the_type_that_the_configuration_or_the_class_says(dtype, size):
+@pytest.mark.parametrize(("dtype", "size", "groups"), [("float32", 4, 16), ("bfloat16", 2, 2), (None, 4, 2)])
+def test_a_recurrent_state_is_kept_in_the_type_that_the_configuration_or_the_class_says(dtype, size, groups):
     """The convolution's state is in the model's; no size of a KV element changes either."""
-    text = {**QWEN_3_5["text_config"], "mamba_ssm_dtype": dtype}
+    # The model has sixteen groups of four blocks, of which three are recurrent; two groups are built sooner.
+    text = {**QWEN_3_5["text_config"], "mamba_ssm_dtype": dtype, "num_hidden_layers": 4 * groups}
+    text["layer_types"] = text["layer_types"][: 4 * groups]
     if dtype is None:
         text.pop("mamba_ssm_dtype")
     a = read_model({**QWEN_3_5, "text_config": text}).architecture
-    state = 48 * 48 * 128 * 128 * size + 48 * 10_240 * 4 * 2
-    assert (a.kv_bytes_per_token(), a.kv_bytes_per_sequence()) == (65_536, state)
+    state = 3 * groups * (48 * 128 * 128 * size + 10_240 * 4 * 2)
+    key = 4_096 * groups
+    assert (a.kv_bytes_per_token(), a.kv_bytes_per_sequence()) == (key, state)
     assert a.kv_bytes_per_sequence(bytes_per_element=1) == state
-    if size == 4:
-        assert state == 154_927_104
-    assert a.kv_cache_bytes(4 * 1024, context=1024) == 4 * 1024 * 65_536 + 4 * state
+    if groups == 16:
+        assert (key, state) == (65_536, 154_927_104)
+    assert a.kv_cache_bytes(4 * 1024, context=1024) == 4 * 1024 * key + 4 * state
 
 
 def test_infinities_are_read_as_python_writes_them(tmp_path):
@@ -167,7 +170,8 @@ def test_infinities_are_read_as_python_writes_them(tmp_path):
     path.write_text(json.dumps({**MIXTRAL, "time_step_limit": [0.0, float("inf")], "x": float("nan")}))
     assert "Infinity" in path.read_text()
     assert read_model(path).architecture == read_model(MIXTRAL).architecture
-    config = transformers.CONFIG_MAPPING["mamba2"](hidden_size=64, head_dim=32, num_heads=4, state_size=8, n_groups=1)
+    mamba = {"hidden_size": 64, "head_dim": 32, "num_heads": 4, "state_size": 8, "n_groups": 1, "num_hidden_layers": 2}
+    config = transformers.CONFIG_MAPPING["mamba2"](**mamba)
     path.write_text(json.dumps({**config.to_dict(), "time_step_limit": [0.0, float("inf")]}))
     assert read_model(path).model_type == "mamba2"
 

@@ -13,6 +13,7 @@ from scaling_law.machine import decode_seconds
 from scaling_law.machine.throughput import ModelWork
 from scaling_law.size.architecture import Span
 from scaling_law.size.model_configs import FAMILIES, read_model
+from tests.conftest import sweep
 from training.configuration.class_counts import read_class, training_flops
 from training.configuration.model_classes import ModelClassArguments, model_types
 
@@ -36,7 +37,8 @@ OWN = {
 }
 STATES = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "bamba", "granitemoehybrid", "qwen3_next", "olmo_hybrid")
 STATES += ("jamba", "lfm2_moe", "nemotron_h", "zaya", "qwen3_5_text")
-# Caches that are filled in the fast tests: windows, chunks, a selection, compression, shared keys, latents, states.
+# Masks that are counted and caches that are filled in the fast tests: windows, chunks, a selection, compression,
+# shared keys, latents, states.
 FAST = ("gpt_oss", "gemma3_text", "mistral", "llama4_text", "gpt_neo", "deepseek_v32", "deepseek_v4", "gemma4_text")
 FAST += ("mimo_v2_flash", "deepseek_v3", "minicpm3", "mamba", "mamba2", "bamba", "qwen3_next", "nemotron_h", "zaya")
 LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3", "youtu", "glm4_moe_lite")
@@ -98,7 +100,7 @@ def keys_of_attention(a, config):
     )
 
 
-@pytest.mark.parametrize("kind", LIMITED)
+@pytest.mark.parametrize("kind", sweep(LIMITED, (*FAST, "qwen2", "minimax_m3_vl_text")))
 def test_a_block_counts_the_keys_of_the_fullest_row_of_its_mask(kind):
     """Weights that are not 0, in the fullest row of each block: masks, selections and compression are the class's."""
     config = tiny(kind)
@@ -142,9 +144,7 @@ def held(output):
 CACHES = sorted({*LIMITED, *STATES, *LATENT} - {"recurrent_gemma"})  # which keeps its states in its blocks
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in CACHES]
-)
+@pytest.mark.parametrize("kind", sweep(CACHES, FAST))
 def test_the_cache_is_what_the_class_holds(kind):
     """But for one key of each full window: the class drops it, since the next token brings its own."""
     config = tiny(kind)
