@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 import scaling_law
 from hub.base.tables import as_text
+from scaling_law import published_design
 from scaling_law.commands import cli
-from scaling_law.size.recipe import Design, published_design
+from scaling_law.size.recipe import Design
 from tests import option_reference
 from tests.answers import is_same_text
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of

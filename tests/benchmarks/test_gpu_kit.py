@@ -23,9 +23,9 @@ from benchmarks.gpu.cases import (
 )
 from benchmarks.gpu.measure import idle
 from benchmarks.report import ROOT, machine, versions
+from scaling_law import Architecture, Throughput
 from scaling_law.machine.memory import training_memory
-from scaling_law.machine.throughput import Measurement, Throughput
-from scaling_law.size.architecture import Architecture
+from scaling_law.machine.throughput import Measurement
 from tests.benchmarks.behaviour import behave
 from tests.training import ranks
 from training.run.model import architecture

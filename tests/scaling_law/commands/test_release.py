@@ -3,6 +3,7 @@
 # ruff: noqa: F811 (fixtures are imported)
 import json
 import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,16 +19,18 @@ from tests.hub.samples import make_record, record_fields, write_safetensors
 from tests.scaling_law.synthetic import sweep_rows
 
 
-def sweep_records() -> list[RunRecord]:
+@cache
+def sweep_records() -> tuple[RunRecord, ...]:
     """48 runs, two of each size, whose losses lie 0.01 nats to both sides of a law."""
     recipe = {"schedule": record_fields()["schedule"], "epochs": None}
     rows = sweep_rows(seeds=(0, 1), tokens_of=(500_000, 4_000_000))
-    return [make_record(**row | recipe) for row in rows]
+    return tuple(make_record(**row | recipe) for row in rows)
 
 
-@pytest.fixture
-def runs(tmp_path):
-    folder = tmp_path / "runs"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder of the sweep, written once."""
+    folder = tmp_path_factory.mktemp("sweep") / "runs"
     for number, record in enumerate(sweep_records()):
         model = folder / record.run_id / "model"
         model.mkdir(parents=True)
@@ -35,6 +38,12 @@ def runs(tmp_path):
         (model / "config.json").write_text("{}")
         record.save(model)
     return folder
+
+
+@pytest.fixture
+def runs(written, tmp_path):
+    """A copy of the folder, from which a test may remove runs."""
+    return shutil.copytree(written, tmp_path / "runs")
 
 
 @pytest.fixture

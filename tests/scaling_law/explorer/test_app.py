@@ -180,10 +180,11 @@ def test_gpus_that_can_train_no_model_have_an_answer_and_the_reason_for_no_plan(
         raise ValueError("no model can be trained on these GPUs, however few of its parameters are active")
 
     monkeypatch.setattr(answers, "plan_run", refuse)
-    question = replace(FIRST, unit="hours", hours="168", gpus="8")
+    question = replace(FIRST, unit="hours", hours="168", gpus="8", experts="8")
     problem, *_, command, yaml, _, _ = app._answer_components(laws, question, False)
     assert problem == ""
-    assert command == ("scaling-law optimal --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k --integral")
+    options = "--hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k --experts 8 --integral"
+    assert command == f"scaling-law optimal {options}"
     assert yaml.startswith("# no plan: no model can be trained")
     assert all(line.startswith("# ") for line in yaml.splitlines())
 

@@ -14,13 +14,12 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 import pytest
 
-from scaling_law import Budget
+from scaling_law import Budget, ExtrapolationError
 from scaling_law.explorer import app
 from scaling_law.explorer.answer import POINTS, answer, best_models
 from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, UNITS, VIEWS, Question
 from scaling_law.figures.curves import memory_curves
 from scaling_law.figures.interactive import DARK
-from scaling_law.formulas.conditions import ExtrapolationError
 
 pytestmark = pytest.mark.browser
 NEEDED = ["n_active", "tokens", "experts", "loss"]

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from scaling_law import Budget
+from scaling_law import Budget, Limits
 from scaling_law import published as shelf
 from scaling_law.figures import curves, drawing
-from scaling_law.planning.limits import Limits
 
 LIMITS = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
 

@@ -144,17 +144,23 @@ def test_e_max_is_bounded_like_the_others(paper_runs, paper_fit):
     wide = fit(paper_runs, bounds={"e_max": (0.5 * free, 2 * free)}, starts=[paper_fit.law])
     assert wide.objective == pytest.approx(paper_fit.objective, rel=1e-9)
     assert wide.law.e_max == pytest.approx(free, rel=1e-2)
-    for low, high, end in ((1.5 * free, 3 * free, 1.5 * free), (10.0, 0.5 * free, 0.5 * free)):
-        bounded = fit(paper_runs, bounds={"e_max": (low, high)})
-        held = fit(paper_runs, fixed={"e_max": end})
-        assert bounded.status.converged
-        assert "e_max" in bounded.status.bounds_hit
-        assert bounded.law.e_max == pytest.approx(end)
-        assert bounded.objective == pytest.approx(held.objective, rel=1e-6)
-        draws = bounded.bootstrap(5).draws[:, bounded.law.coefficient_names().index("e_max")]
-        assert np.all((draws >= low * (1 - 1e-9)) & (draws <= high * (1 + 1e-9)))
-    open_end = fit(paper_runs, bounds={"e_max": (1.5 * free, None)})
+    open_end = fit(paper_runs, bounds={"e_max": (1.5 * free, None)}, starts=[paper_fit.law])
     assert open_end.law.e_max == pytest.approx(1.5 * free)
+
+
+@pytest.mark.parametrize(("low", "high", "end"), sweep([(1.5, 3.0, 1.5), (None, 0.5, 0.5)], [(1.5, 3.0, 1.5)]))
+def test_e_max_ends_at_the_bound_before_the_free_fit(paper_runs, paper_fit, low, high, end):
+    """Bounds are multiples of the free fit's E_max, the lowest of them 10."""
+    free = paper_fit.law.e_max
+    low, high, end = 10.0 if low is None else low * free, high * free, end * free
+    bounded = fit(paper_runs, bounds={"e_max": (low, high)})
+    held = fit(paper_runs, fixed={"e_max": end})
+    assert bounded.status.converged
+    assert "e_max" in bounded.status.bounds_hit
+    assert bounded.law.e_max == pytest.approx(end)
+    assert bounded.objective == pytest.approx(held.objective, rel=1e-6)
+    draws = bounded.bootstrap(5).draws[:, bounded.law.coefficient_names().index("e_max")]
+    assert np.all((draws >= low * (1 - 1e-9)) & (draws <= high * (1 + 1e-9)))
 
 
 def test_settings_with_an_obvious_meaning(paper_runs, paper_fit, tmp_path):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scaling_law import Runs, forecast, prior
-from scaling_law.fitting.prior import Prior, for_kind
+from scaling_law import Prior, Runs, forecast, prior
+from scaling_law.fitting.prior import for_kind
 from scaling_law.forecasting.asymptote import Asymptote, spread_at_one_constant, spread_of
 from scaling_law.forecasting.forecasters import CHINCHILLA, INTERACTION, fresh, from_prior
 from tests.scaling_law.forecasting.test_forecast import FAR, sweep

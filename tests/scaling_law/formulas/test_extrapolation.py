@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import JointLaw, describe, published
-from scaling_law.formulas.conditions import Conditions, evidence
+from scaling_law import Conditions, JointLaw, describe, published
+from scaling_law.formulas.conditions import evidence
 from scaling_law.formulas.extrapolation import log_errors, normal_scores
 from scaling_law.formulas.law import percentile_interval
 from tests.scaling_law.configs import SWITCH

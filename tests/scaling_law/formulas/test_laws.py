@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, published, register
+from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, StackLaw, published, register
 from scaling_law.formulas import Form, Term, expert_transform
 from scaling_law.formulas.files import read_laws
 from scaling_law.formulas.terms import E_HAT
-from scaling_law.law import LAWS, CrossingLaw, LadderLaw, SaturationLaw, StackLaw
+from scaling_law.law import LAWS, CrossingLaw, LadderLaw, SaturationLaw
 from scaling_law.law.base import law_from_dict
 from tests.scaling_law.synthetic import interaction_law
 

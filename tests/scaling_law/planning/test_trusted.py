@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import JointLaw
+from scaling_law import Budget, ExtrapolationError, JointLaw, Limits
 from scaling_law.figures.curves import best_experts, memory_curves
-from scaling_law.formulas.conditions import ExtrapolationError
-from scaling_law.planning.budget import Budget
-from scaling_law.planning.limits import Limits
 from scaling_law.size.architecture import active_parameters, inference_flops, total_parameters, training_flops
 from tests.conftest import examples
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from scipy.interpolate import CubicSpline
 
-from scaling_law import Law, Limits, Throughput, published
+from scaling_law import Budget, Law, Limits, Throughput, published
 from scaling_law.figures.curves import memory_curves
 from scaling_law.formulas import Form, Term, effective_tokens
 from scaling_law.formulas.repeated import R_STAR_PARAMETERS
-from scaling_law.planning.budget import Budget
 from scaling_law.size.architecture import active_parameters, total_parameters
 from tests.conftest import sweep
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from scaling_law import LearningRateLaw, Runs
+from scaling_law import LearningRateLaw, Runs, fit_learning_rate
 from scaling_law.commands.cli import app
-from scaling_law.rates.surface import SettingsGrid, fit_learning_rate
+from scaling_law.rates.surface import SettingsGrid
 from scaling_law.runs.rows import RunsError
 from studies.learning_rates.best_rates import best_rates
 

@@ -19,9 +19,8 @@ from rich.console import Console
 import training
 from hub import IntegrityError, RunRecord
 from hub.base import atomic
-from scaling_law import Architecture, JointLaw
+from scaling_law import Architecture, JointLaw, scale_out
 from scaling_law.planning.plan import plan as plan_of_law
-from scaling_law.planning.scale_out import scale_out
 from studies.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from tests.conftest import wait_for
 from tests.guides import ROOT
