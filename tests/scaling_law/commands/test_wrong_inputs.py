@@ -122,6 +122,7 @@ UNREADABLE = {  # a usage error, in typer's frame
     "los": f"command 'los' is unknown: did you mean 'loss'? There are {', '.join(COMMANDS)}",
     "loss --n-actve 1B": "No such option: --n-actve (Possible options: --n-active)",
     "reach": "Missing option '--loss'.",
+    "forecast": "Missing argument 'runs'.",
     "fit runs.csv --column n_active": "'--column': 'n_active' is not of the form name=column, name=expression or",
     "fit runs.csv --bound c=2": "'--bound': 'c=2' is not of the form name=low:high (an end may be left out)",
     "fit runs.csv --fix gamma": "Invalid value for '--fix': 'gamma' is not of the form name=number",

@@ -124,6 +124,8 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
         (limit,) = (trace for trace in figure.data if trace.name == "limit")
         assert limit.x == (80e9, 80e9)
         assert limit.y == figure.layout.yaxis.range
+        drawn_as = [trace.mode for trace in figure.data if trace.name[:3] in ("den", "E =") and "→" not in trace.name]
+        assert drawn_as == sorted(drawn_as)  # lines, then markers
     grid = curves.best_experts(law, [1e20, 1e22], [80e9, 640e9])
     model = interactive.ModelPoint("M", 1e21, 1e11, 8.0, "M: 8 experts")
     figure = interactive.best_by_budget(grid, question=(1e22, 80e9), models=[model])
@@ -149,6 +151,9 @@ def test_only_the_best_curve_has_its_interval(law):
         (band,) = (trace for trace in figure.data if trace.fill == "toself")
         assert (band.name, band.fillcolor) == ("95 % interval", interactive.LIGHT.colour(best, 0.18))
         assert figure.data[0] is band  # behind the curves
+        for curve in numbers:
+            assert (curve.interval[0] < curve.loss).all()
+            assert (curve.loss < curve.interval[1]).all()
     limit = curves.memory_curves(law, Budget(1e22), [1, 8], **LIMITS)
     names = [trace.name for trace in interactive.loss_by_memory(limit, limit=1e15).data]
     assert "limit" not in names  # which lies outside of the figure
