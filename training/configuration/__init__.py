@@ -1,4 +1,7 @@
-"""What a run is: its arguments, presets, and the schedule that follows from them. `class_counts` waits for its use."""
+"""What a run is: its arguments, presets, and the schedule that follows from them.
+
+`class_counts`, which takes torch, is imported when it is used.
+"""
 
 import lazy_loader
 

@@ -1,4 +1,5 @@
 # What commands use: read by type checkers, and by lazy_loader, which imports a name when it is used.
+from . import main as main
 from .grid import Grid as Grid
 from .grid import measure_grid as measure_grid
 from .inputs import held_out_cache as held_out_cache
