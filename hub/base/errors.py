@@ -64,9 +64,7 @@ def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
     """
     if value is ...:
         return _make_given(name, f"{name}=...", value, in_shell)
-    # numpy's numbers are written as Python's.
-    python_value = value.tolist() if hasattr(value, "tolist") else value
-    return _make_given(name, f"{name}={python_value!r}", value, in_shell)
+    return _make_given(name, f"{name}={literal(value)}", value, in_shell)
 
 
 def _split_field(text: str) -> list[str]:
@@ -176,12 +174,16 @@ class UnavailableError(HubError, ConnectionError):
     connected: bool = True
 
 
+def literal(value: Any) -> str:
+    """Write a value as Python does, also where it comes from numpy: 0.5, not np.float64(0.5)."""
+    return repr(value.tolist() if hasattr(value, "tolist") else value)
+
+
 def shorten(value: Any) -> str:
     """Write a value as in code, but at most eighty characters of it."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"{str(value)[:1]}…, of {len(str(abs(value)))} digits"
-    # numpy's numbers are written as Python's.
-    text = repr(value.tolist() if hasattr(value, "tolist") else value)
+    text = literal(value)
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 

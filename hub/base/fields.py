@@ -333,14 +333,16 @@ def _range_in_words(kind: Any) -> str:
     limits = {}
     for bound in _metadata_of(kind):
         for key, word in _BOUNDS.items():
-            if hasattr(bound, key):
+            if hasattr(bound, key) and getattr(bound, key) != _LARGEST_INTEGER:
                 limits[word] = getattr(bound, key)
+    words = " and ".join(f"{word} {limit}" for word, limit in limits.items())
+    if form_of(kind) == _FORMS[int]:
+        return f"a whole number of {words}"
     if limits == {"above": 0}:
         return "positive and finite"
     if limits == {"at least": 0}:
         return "finite and not negative"
-    words = " and ".join(f"{word} {limit}" for word, limit in limits.items())
-    return f"a whole number of {words}" if form_of(kind) == _FORMS[int] else words
+    return words
 
 
 def for_pydantic(kind: Any) -> Any:

@@ -397,8 +397,3 @@ def column_name(name: str, present: Collection[str]) -> str:
         return name
     columns = {column.replace(".", "_"): column for column in present}
     return columns.get(name.replace(".", "_"), name)
-
-
-def literal(value: Any) -> str:
-    """Write a value as Python does, also where it comes from numpy: 0.5, not np.float64(0.5)."""
-    return repr(value.tolist() if hasattr(value, "tolist") else value)

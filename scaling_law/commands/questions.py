@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from hub.base.errors import InputError
@@ -203,12 +202,10 @@ def speedup(
         scaling-law speedup --n-active 1e8,1e9 --experts 2,8 --json
     """
     if n_active is not None:
-        model = None if experts is None else np.asarray(experts).tolist()
-        return law.speedup(model, n_active=n_active, force=question["force"]), {"law": repr(law)}
+        return law.speedup(experts, n_active=n_active, force=question["force"]), {"law": repr(law)}
     if flops is None:
         raise InputError("--flops or --n-active is needed")
-    model = None if experts is None else np.asarray(experts).tolist()
-    return law.speedup(model, flops=flops, **question)
+    return law.speedup(experts, flops=flops, **question)
 
 
 @command(

@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 from pydantic_core import to_jsonable_python
 
 from hub.base.errors import InputError, given, unknown
@@ -78,8 +77,7 @@ def speedup(
     **question: Any,
 ) -> Fields:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off."""
-    model = None if experts is None else np.asarray(experts).tolist()
-    return law.speedup(model, n_active=n_active, **question).to_dict()
+    return law.speedup(experts, n_active=n_active, **question).to_dict()
 
 
 def describe(
@@ -162,6 +160,8 @@ def _make(laws: Mapping[str, Law], tool: Tool) -> Callable[..., Fields]:
             required.append(name)
     types["law"] = Annotated[str, field('Name of the scaling law: "published".')]
 
+    readers = {name: Reader(kind, reads_text=True) for name, kind in types.items()}
+
     def ask(*arguments: Any, **keywords: Any) -> Fields:
         texts = {}
         for name, value in signature.bind(*arguments, **keywords).arguments.items():
@@ -173,8 +173,7 @@ def _make(laws: Mapping[str, Law], tool: Tool) -> Callable[..., Fields]:
         law = pick_law(laws, law_name)
         question = {}
         for name, text in texts.items():
-            reader = Reader(types[name], reads_text=True)
-            question[name] = reader(name, text)
+            question[name] = readers[name](name, text)
         for name in required:
             if name not in question:
                 raise InputError(given(name), " is needed")

@@ -1,4 +1,4 @@
-"""Figures of laws, fits and runs; each draws on given axes. Names stand in `__init__.pyi`, for first use."""
+"""Figures of laws, fits and runs; each draws on given axes. Nothing is imported before it is used."""
 
 import lazy_loader
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hub.base.errors import InputError, unknown
-from hub.base.tables import column_name, literal
+from hub.base.errors import InputError, literal, unknown
+from hub.base.tables import column_name
 from hub.base.types import Fields
 from scaling_law.fitting.objective import Evaluation, FitSettings, Limits, Objective
 from scaling_law.fitting.solver import Solutions, minimise

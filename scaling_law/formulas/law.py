@@ -13,9 +13,9 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError, given, shorten, unknown
+from hub.base.errors import InputError, given, literal, shorten, unknown
 from hub.base.fields import LARGEST, parse_numbers
-from hub.base.tables import Summarised, Table, literal
+from hub.base.tables import Summarised, Table
 from hub.base.types import Fields, Strings
 from hub.base.units import parse_count, parse_experts, parse_flops, parse_hours, parse_parameters, parse_tokens
 from scaling_law.formulas.conditions import ROUNDING, Conditions, RangeCheck

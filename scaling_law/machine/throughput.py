@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base import strict_json
-from hub.base.errors import InputError
+from hub.base.errors import InputError, literal
 from hub.base.fields import LARGEST, NUMBERS, UNREAD, Field, reads
 from hub.base.notices import Notice
-from hub.base.tables import literal
 from hub.base.types import Fields
 from scaling_law.answer.answer import Listed
 from scaling_law.machine.efficiency import SMALL, TRAIN_PY, Engine, rates_of_engine

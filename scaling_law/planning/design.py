@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError, given
+from hub.base.errors import InputError, given, literal
 from hub.base.fields import Field, reads
-from hub.base.tables import literal
 from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_flops
 from scaling_law.answer.answer import Answer, columns_of

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, literal
 from hub.base.fields import reads
 from hub.base.notices import Notice
-from hub.base.tables import literal
 from hub.base.types import Fields
 from hub.base.units import format_count, format_experts, format_flops
 from scaling_law.answer.answer import Answer, span

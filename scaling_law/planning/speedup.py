@@ -470,7 +470,7 @@ def _read_model(name: str, value: Any) -> Model:
     """Read an architecture or a single E; ValueError for anything else."""
     if isinstance(value, Architecture):
         return value
-    counts = numbers(name, value).ravel().tolist() if isinstance(value, (list, tuple)) else [value]
+    counts = numbers(name, value).ravel().tolist() if isinstance(value, (list, tuple, np.ndarray)) else [value]
     if len(counts) > 1:
         several = given("experts", value, f"--experts {','.join(f'{count:g}' for count in counts)}")
         raise InputError(several, ": one E goes with ", given("flops"), ", several with ", given("n_active"))

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from hub.base.errors import Message, given, message
+from hub.base.errors import Message, given, literal, message
 from hub.base.fields import LARGEST
 from hub.base.notices import Notice
 from hub.base.numerals import why_no_number
-from hub.base.tables import literal
 from hub.base.types import Fields
 from scaling_law.formulas.law import SMALLEST
 from scaling_law.runs.architectures import size_problem

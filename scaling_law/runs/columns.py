@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from hub.base.arithmetic import Arithmetic
-from hub.base.errors import InputError, given, unknown
+from hub.base.errors import InputError, given, literal, unknown
 from hub.base.numerals import why_no_number
-from hub.base.tables import column_name, literal
+from hub.base.tables import column_name
 from hub.base.units import UNKNOWN
 from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number
 

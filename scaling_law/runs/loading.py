@@ -12,9 +12,9 @@ import numpy as np
 
 # Lazy: the rooms of hub are imported when runs are read.
 import hub
-from hub.base.errors import InputError, Message, RecordError, given, message
+from hub.base.errors import InputError, Message, RecordError, given, literal, message
 from hub.base.fields import reads
-from hub.base.tables import column_name, literal
+from hub.base.tables import column_name
 from hub.base.types import Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import arrays_of, check_rows

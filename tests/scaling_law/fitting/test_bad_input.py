@@ -100,6 +100,7 @@ OTHERS = [
     (lambda: backtest(RUNS, NONE, {"law": JOINT}), "train has 270 runs and test 0: both need at least one"),
     (lambda: fitted().bootstrap(1), "n_resamples=1 must be a whole number of at least 2"),
     (lambda: fitted().bootstrap(2.5), "n_resamples=2.5 must be a whole number"),
+    (lambda: fitted().bootstrap(2, seed=-1), "^seed=-1 must be a whole number of at least 0$"),
     (lambda: fitted().bootstrap(2).interval("kappa"), "coefficient='kappa'"),
     (lambda: fitted().bootstrap(2).interval("a", 1), "level=1 must be above 0 and below 1"),
     (lambda: fitted().bootstrap(2).interval("a", "0.9"), "level='0.9' must be a number"),
