@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hub.base import strict_json
 from hub.base.tables import Table, html
 from hub.base.units import format_bytes, format_count, format_flops, parse_count
 from scaling_law.explorer.question import HOURS, Question
@@ -21,7 +19,7 @@ from scaling_law.law import Law
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import Plan
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.model_configs import read_model
+from scaling_law.size.model_configs import read_model, released_models
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -37,7 +35,6 @@ MAP_COLUMNS = 33
 MAP_ROWS = 29
 # Columns at the right end of the table.
 LAST_COLUMNS = ("D/N", "wins", "limited by")
-MODELS = Path(__file__).with_name("models.json")
 
 
 @dataclass(frozen=True)
@@ -135,20 +132,20 @@ def _grid(span: tuple[float, float], marked: float | None, points: int) -> np.nd
 
 
 @cache
-def released_models() -> Sequence[tuple[str, Architecture, float]]:
+def trained_models() -> Sequence[tuple[str, Architecture, float]]:
     """Read (name, architecture, training tokens) of the models of docs/studies/models.md whose tokens are known."""
-    data = strict_json.loads(MODELS.read_bytes(), what=str(MODELS))
     models = []
-    for model in data["models"]:
+    for model in released_models():
         if "tokens" in model:
-            models.append((model["name"], read_model(model["config"]).architecture, parse_count(model["tokens"])))
+            architecture = read_model(model["config"]).architecture
+            models.append((model["name"], architecture, parse_count(model["tokens"])))
     return models
 
 
 def locate_models(kv_tokens: float) -> list[ModelPoint]:
     """Locate released models on the map: bf16 weights and a KV cache of so many tokens."""
     points = []
-    for name, a, tokens in released_models():
+    for name, a, tokens in trained_models():
         flops = a.training_flops(tokens)
         experts = a.experts_equivalent
         memory = a.weight_bytes(2.0) + a.kv_cache_bytes(kv_tokens)

@@ -29,7 +29,7 @@ from scaling_law.size.architecture import Architecture, Span
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.missing import refuse_none
 from scaling_law.size.recipe import PAPER
-from scaling_law.size.widths import Sized, Widths
+from scaling_law.size.widths import Sized
 
 FORMAT = "throughput"
 VERSION = 1
@@ -89,17 +89,16 @@ class ModelWork:
         if not hasattr(model, "forward_flops"):
             raise InputError(f"model={model!r} must be an Architecture, or several")
         a = model
-        products = [(Span(1), 2.0 * a.blocks * a.d_model)] if isinstance(a, Widths) else _products(a)
         routed = a.routed_blocks * a.experts_per_token * a.d_model
         return cls(
             weights=a.forward_flops() / 2,
-            attention=sum(size for span, size in products if span.sees_all),
+            attention=sum(size for span, size in a.products if span.sees_all),
             activations=1.0 * a.blocks * a.d_model,
             routed=1.0 * np.where(np.asarray(a.experts) > 1, routed, 0.0),
             n_total=1.0 * a.n_total,
             n_active=1.0 * a.n_active,
             n_blocks=1.0 * a.blocks,
-            bounded=tuple((span, size) for span, size in products if not span.sees_all),
+            bounded=tuple((span, size) for span, size in a.products if not span.sees_all),
         )
 
     @classmethod
@@ -146,11 +145,6 @@ class ModelWork:
             "weights": self.n_total * micro_batches / np.asarray(shards),
             "update": self.n_total / np.asarray(shards),
         }
-
-
-def _products(a: Architecture) -> list[tuple[Span, float]]:
-    """Pair each span with the elements of one of its entries, of all its blocks."""
-    return [(span, 1.0 * span.blocks * (span.multiplied or 0)) for span in a.all_spans]
 
 
 Model = Sized | Sequence[Architecture] | ModelWork

@@ -28,7 +28,7 @@ from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.layout import Layouts
 from scaling_law.machine.throughput import ModelWork, Throughput
 from scaling_law.planning.batches import BEFORE, BatchRule
-from scaling_law.planning.limits import Limits, of_law
+from scaling_law.planning.limits import WIDTHS, Limits, of_law
 from scaling_law.planning.question import (
     BudgetFields,
     BudgetFlops,
@@ -38,18 +38,10 @@ from scaling_law.planning.question import (
     RunFields,
     pick,
 )
-from scaling_law.size.architecture import (
-    HEAD_DIM,
-    inference_flops,
-    training_flops,
-    width_of_active,
-)
+from scaling_law.size.architecture import inference_flops, training_flops
 from scaling_law.size.arrays import FloatArray, Intervals, Variables
 from scaling_law.size.recipe import BatchRamp
 from scaling_law.size.widths import Sized, Widths
-
-# d_model that are searched where no budget of FLOPs limits them.
-WIDTHS = (1.0, 2e6)
 
 
 @dataclass(frozen=True)
@@ -375,13 +367,11 @@ class Budget:
 
     def share_spent(self, d_model: Any, variables: Variables, limits: Limits) -> FloatArray:
         """Return the share of the budget that models of these widths and variables spend; broadcasts."""
-        n_active = variables["n_active"]
         tokens = variables["tokens"]
         if self.cluster is not None:
             seconds = self.cluster.seconds(limits.widths(d_model, variables["experts"]), tokens)
             return np.asarray(seconds / self.seconds)
-        flops = training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens)
-        return np.asarray(flops / self.flops)
+        return limits.flops(d_model, variables["experts"], tokens) / cast(float, self.flops)
 
     def widths(self, limits: Limits) -> Intervals:
         """Return the d_model between which its models are searched: up to where FLOPs leave one training token."""
@@ -390,21 +380,22 @@ class Budget:
         training = float(training_flops(1.0, 1.0))
         inference = float(inference_flops(1.0, limits.inference_tokens))
         largest = np.divide(cast(float, self.flops), max(training, inference))
-        return WIDTHS[0], width_of_active(largest, limits.vocab_size)
+        return WIDTHS[0], limits.ladder.width_of_active(largest)
 
     def refuse_too_short(self, experts: float, limits: Limits) -> None:
         """Raise ValueError where the hours end before the first step of the smallest model, or are to serve, too."""
         refuse_served(limits)
         assert self.cluster is not None
-        smallest_model = limits.widths(HEAD_DIM, experts)
+        smallest = limits.ladder.smallest
+        smallest_model = limits.widths(smallest, experts)
         run = self.cluster.of_run(smallest_model, 1.0)
         step = float(run.seconds(smallest_model, float(run.ramp.last_batch_tokens(0))))
         if step == np.inf:
             # This raises an error that says what is missing.
-            run.place(limits.architecture(HEAD_DIM, math.ceil(experts)))
+            run.place(limits.architecture(smallest, math.ceil(experts)))
         if step > self.seconds:
-            smallest = f"the smallest model (d_model {HEAD_DIM}, E = {experts:g}) takes {step:.3g} s on {self.cluster}"
-            raise InputError(f"hours={self.hours:g} is less than one training step: {smallest}")
+            model = f"the smallest model (d_model {smallest:g}, E = {experts:g}) takes {step:.3g} s on {self.cluster}"
+            raise InputError(f"hours={self.hours:g} is less than one training step: {model}")
 
     def __str__(self) -> str:
         if self.flops is not None:

@@ -29,14 +29,13 @@ from scaling_law.formulas.law import has_optimum, percentile_interval
 from scaling_law.formulas.repeated import Repetition, tokens_worth
 from scaling_law.formulas.roots import find_root
 from scaling_law.planning.budget import (
-    WIDTHS,
     Budget,
     Cluster,
     read_costs,
     read_question,
     refuse_served,
 )
-from scaling_law.planning.limits import Limits, explain_ignored_design
+from scaling_law.planning.limits import WIDTHS, Limits, explain_ignored_design
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
     Models,
@@ -53,9 +52,9 @@ from scaling_law.planning.optimum import (
     refuse_other_variables,
     why_no_optimum,
 )
-from scaling_law.planning.question import BudgetFlops, Force, QuestionFields, SeveralExperts
+from scaling_law.planning.question import BudgetFlops, Force, LimitFields, QuestionFields, SeveralExperts, pick
 from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
-from scaling_law.size.architecture import HEAD_DIM, inference_flops, name_size, total_parameters, training_flops
+from scaling_law.size.architecture import name_size
 from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Variables
 
 # Parameters or tokens whose terms are nothing beside an asymptote.
@@ -184,7 +183,7 @@ def reach(
     ExtrapolationError where all answers for a loss are beyond the guard, unless `force`.
     """
     target = parse_positive("loss", loss)
-    e = parse_experts(law, experts)
+    e = parse_experts(law, experts, Limits.of(law, **pick(LimitFields, question)))
     target = target.reshape(target.shape + (1,) * e.ndim)
     has_budget = any(value is not None for value in (flops, question.get("hours"), question.get("money")))
     find = partial(_find_cheapest, law, target, e, force)
@@ -197,8 +196,7 @@ def reach(
     variables = limits.models(law, models.d_model, e, tokens)
     check = _check_range(law, variables, is_reached, e.ndim, limits, force)
 
-    n_active = variables["n_active"]
-    n_total = total_parameters(models.d_model, e, vocab_size=limits.vocab_size)
+    sizes = limits.widths(models.d_model, e)
     notes = _explain(law, e, limits, check, is_reached)
     of_reached = {name: values[is_reached] for name, values in variables.items()}
     drawn_loss = drawn_losses(law, models.budget, of_reached, models.d_model[is_reached], limits)
@@ -219,13 +217,14 @@ def reach(
             drawn_hours = models.cluster.seconds(widths, tokens[is_reached], drawn=True) / 3600.0
     columns: Fields = {
         "loss": target,
+        **limits.routed_column(e),
         "experts": e,
         "flops": np.where(is_reached, models.flops, np.inf),
         "memory_bytes": np.where(is_reached, limits.memory_bytes(models.d_model, e), np.inf),
-        "n_active": n_active,
-        "n_total": n_total,
+        "n_active": sizes.n_active,
+        "n_total": sizes.n_total,
         "tokens": tokens,
-        "tokens_per_parameter": tokens / n_active,
+        "tokens_per_parameter": tokens / sizes.n_active,
         **costs,
         "loss_interval": _intervals(drawn_loss, is_reached),
     }
@@ -273,16 +272,17 @@ def _find_cheapest(
     losses, experts_of_each = np.broadcast_arrays(loss, experts)
     models = reaching(law, law.columns, losses, experts_of_each, limits, cluster)
     limit = limits.width_limit(experts_of_each)
-    optimum = find_optimum(models, WIDTHS, limit)
+    ladder = limits.ladder
+    optimum = find_optimum(models, WIDTHS, limit, ladder)
     # The smallest model is the cheapest one where the optimum would be smaller still.
-    _, _, cost = models(np.full(losses.shape, HEAD_DIM))
-    is_smallest = ~optimum.fits & exists & (limit >= HEAD_DIM) & np.isfinite(cost)
-    d_model = np.where(optimum.fits, optimum.d_model, np.where(is_smallest, HEAD_DIM, np.nan))
+    _, _, cost = models(np.full(losses.shape, ladder.smallest))
+    is_smallest = ~optimum.fits & exists & (limit >= ladder.smallest) & np.isfinite(cost)
+    d_model = np.where(optimum.fits, optimum.d_model, np.where(is_smallest, ladder.smallest, np.nan))
     if not (force or _are_trusted(law, d_model, models(d_model)[1], experts_of_each, limits).all()):
         trusted = choose_trusted(trusted_reaching(models, law, experts_of_each, limits), law, experts_of_each, limits)
         d_model = np.where(exists & trusted.fits, trusted.d_model, d_model)
-    n_active, tokens, _ = models(d_model)
-    flops = flops_of(n_active, tokens, limits)
+    tokens = models(d_model)[1]
+    flops = limits.flops(d_model, experts_of_each, tokens)
     return _ReachingModels(
         d_model=d_model,
         tokens=tokens,
@@ -308,19 +308,20 @@ def _find_smallest(
         raise InputError("memory is what this question solves for: leave it out")
     losses, experts_of_each = np.broadcast_arrays(loss, experts)
     models = models_at_budget(law, law.columns, experts, budget, limits)
-    width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits))
-    n_active, tokens, _ = models(width)
+    smallest = limits.ladder.smallest
+    width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits), smallest)
+    tokens = models(width)[1]
     if not (force or _are_trusted(law, width, tokens, experts_of_each, limits).all()):
         models = trusted_models(law, experts, budget, limits)
-        trusted_width = _smallest_width(models, losses, find_trusted(law, budget, experts, limits, False))
+        trusted = find_trusted(law, budget, experts, limits, integral=False)
+        trusted_width = _smallest_width(models, losses, trusted, smallest)
         is_reached = np.isfinite(trusted_width)
         width = np.where(is_reached, trusted_width, width)
         tokens = np.where(is_reached, models(trusted_width)[1], tokens)
-        n_active = limits.variables(width, experts, 1.0)["n_active"]
     return _ReachingModels(
         d_model=width,
         tokens=tokens,
-        flops=flops_of(n_active, tokens, limits),
+        flops=limits.flops(width, experts_of_each, tokens),
         least="memory_bytes",
         limits=limits,
         cluster=budget.cluster,
@@ -328,15 +329,15 @@ def _find_smallest(
     )
 
 
-def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum) -> FloatArray:
+def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum, smallest: float) -> FloatArray:
     """Return the least width whose model reaches each loss, which the best model does if any; NaN where none does."""
 
     def excess(log_width: FloatArray) -> FloatArray:
         return np.asarray(models(np.exp(log_width))[2] - losses)
 
-    smallest = np.full(losses.shape, float(HEAD_DIM))
-    largest = np.maximum(best.d_model, HEAD_DIM) + 0.0 * losses
-    width = np.exp(first_below(excess, np.log(smallest), np.log(largest)))
+    low = np.full(losses.shape, np.log(smallest))
+    largest = np.maximum(best.d_model, smallest) + 0.0 * losses
+    width = np.exp(first_below(excess, low, np.log(largest)))
     # The best model itself may be the only one that reaches it.
     width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
     return np.where(best.fits, width, np.nan)
@@ -450,15 +451,10 @@ def reaching(
         if cluster is not None:
             cost = cluster.seconds(limits.widths(d_model, experts), tokens)
         else:
-            cost = flops_of(n_active, tokens, limits)
+            cost = limits.flops(d_model, experts, tokens)
         return n_active, tokens, np.log(cost)
 
     return models
-
-
-def flops_of(n_active: FloatArray, tokens: FloatArray, limits: Limits) -> FloatArray:
-    """Return 6 N_act D + 2 N_act D_inf."""
-    return np.asarray(training_flops(n_active, tokens) + inference_flops(n_active, limits.inference_tokens))
 
 
 def _has_optimum(law: Formula, experts: FloatArray) -> BoolArray:

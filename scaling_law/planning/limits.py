@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from typing_extensions import Unpack
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.fields import reads_as
 from hub.base.types import Fields
 from scaling_law.formulas import Formula
 from scaling_law.formulas.repeated import Models
+from scaling_law.formulas.roots import find_root
 from scaling_law.planning.question import LimitFields
 from scaling_law.size.architecture import (
     VOCAB_SIZE,
     Architecture,
     affordable_tokens,
-    kv_cache_elements,
+    inference_flops,
     size_in_width,
     solve_width,
-    total_parameters,
-    variables_of_width,
+    training_flops,
     width_of_total,
 )
 from scaling_law.size.arrays import FloatArray, Variables
+from scaling_law.size.family import Family
+from scaling_law.size.ladder import Ladder, PaperLadder
 from scaling_law.size.widths import Widths
+
+# d_model that are searched where no budget of FLOPs limits them.
+WIDTHS = (1.0, 2e6)
 
 
 @reads_as(LimitFields)
@@ -54,13 +61,21 @@ class Limits:
     shared_ratio: float = 0.0
     unique_tokens: float | None = None
     vocab_size: int = VOCAB_SIZE
+    like: Family | None = None
 
     @classmethod
     def of(cls, law: Formula | None = None, **limits: Unpack[LimitFields]) -> Limits:
-        """Read numbers, or text such as "80GB", "7B", "16k"; without a vocabulary, that of the law."""
+        """Read numbers, or text such as "80GB", "7B", "16k"; without a vocabulary, that of the law or the family."""
         values: Any = dict(limits)
-        if law is not None and limits.get("vocab_size") is None:
-            values["vocab_size"] = law.vocab_size
+        vocab_size = VOCAB_SIZE if law is None else law.vocab_size
+        family: Family | None = values.get("like")
+        if family is not None:
+            _refuse_shape(values)
+            family = family.with_vocabulary(values.get("vocab_size"), vocab_size)
+            values["like"] = family
+            vocab_size = family.own_vocab_size
+        if values.get("vocab_size") is None:
+            values["vocab_size"] = vocab_size
         return cls(**values)
 
     def __post_init__(self) -> None:
@@ -68,19 +83,24 @@ class Limits:
             if getattr(self, spec.name) is None:
                 object.__setattr__(self, spec.name, spec.default)
 
+    @cached_property
+    def ladder(self) -> Ladder:
+        """The models that are compared: of the paper's shape, or of a family."""
+        return self.like or PaperLadder(self.granularity, self.shared_ratio, self.vocab_size)
+
     def weight_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
-        return self.bytes_per_parameter * total_parameters(d_model, experts, vocab_size=self.vocab_size)
+        return self.bytes_per_parameter * self.widths(d_model, experts).n_total
 
     def architecture(self, d_model: float, experts: float) -> Architecture:
-        """Return the architecture of a whole width and E. ValueError where its experts cannot be split so."""
-        return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
+        """Return the architecture of a width that exists and E. ValueError where its experts cannot be split so."""
+        return self.ladder.architecture(d_model, experts)
 
     def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
-        """Return models under the d / 64 rule; broadcasts."""
-        return Widths.of(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
+        """Return the models of these widths and E as arrays; broadcasts."""
+        return self.ladder.widths(d_model, experts)
 
     def kv_bytes(self, d_model: ArrayLike) -> Any:
-        return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_tokens)
+        return self.kv_heads_ratio * self.ladder.cache_bytes(d_model, self.kv_tokens, self.bytes_per_kv)
 
     def memory_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
         """Return the bytes of weights and KV cache; broadcasts."""
@@ -90,13 +110,21 @@ class Limits:
         """Return the largest (fractional) d_model that both limits allow, for each E; infinite without limits."""
         limit = np.full(np.shape(experts), np.inf)
         if self.max_parameters is not None:
-            limit = np.minimum(limit, width_of_total(self.max_parameters, experts, self.vocab_size))
+            limit = np.minimum(limit, self.width_of_parameters(self.max_parameters, experts))
         if self.memory is not None:
             limit = np.minimum(limit, self.width_of_memory(self.memory, experts))
         return limit
 
+    def width_of_parameters(self, n_total: ArrayLike, experts: ArrayLike) -> Any:
+        """Return the (fractional) d_model of this N_total; broadcasts."""
+        if self.like is None:
+            return width_of_total(n_total, experts, self.vocab_size)
+        return self._width_where(lambda d_model: self.widths(d_model, experts).n_total, n_total, experts)
+
     def width_of_memory(self, memory_bytes: ArrayLike, experts: ArrayLike) -> Any:
         """Return the (fractional) d_model whose weights and KV cache take `memory_bytes`; broadcasts."""
+        if self.like is not None:
+            return self._width_where(lambda d_model: self.memory_bytes(d_model, experts), memory_bytes, experts)
         linear, cubic = size_in_width(experts, self.vocab_size)
         # The cache grows with the width squared.
         quadratic = self.kv_bytes(1.0)
@@ -104,11 +132,25 @@ class Limits:
             self.bytes_per_parameter * linear, quadratic, self.bytes_per_parameter * cubic, memory_bytes
         )
 
+    def _width_where(self, size: Callable[[Any], Any], value: ArrayLike, experts: ArrayLike) -> Any:
+        """Find the d_model at which a `size` of models with these E is `value`; at most the last rung of a family."""
+        shape = np.broadcast_shapes(np.shape(value), np.shape(experts))
+        low = np.full(shape, np.log(WIDTHS[0]))
+        high = np.full(shape, np.log(self.ladder.rungs(np.inf)[-1]))
+        width = find_root(lambda log_width: np.log(size(np.exp(log_width)) / value), low, high)
+        is_above = size(np.exp(high)) <= value
+        return np.where(is_above, np.exp(high), np.exp(width))
+
     def variables(self, d_model: Any, experts: Any, flops: Any) -> Fields:
         """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""
-        variables = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
-        tokens = affordable_tokens(flops, variables["n_active"], self.inference_tokens)
+        variables = self.ladder.variables(d_model, experts)
+        tokens = affordable_tokens(flops, variables["own_n_active"], self.inference_tokens)
         return {**variables, "tokens": tokens}
+
+    def flops(self, d_model: Any, experts: Any, tokens: Any) -> FloatArray:
+        """Return 6 N_act D + 2 N_act D_inf of these models; broadcasts."""
+        n_active = self.widths(d_model, experts).n_active
+        return np.asarray(training_flops(n_active, tokens) + inference_flops(n_active, self.inference_tokens))
 
     def models(self, law: Formula, d_model: Any, experts: Any, tokens: Any) -> Fields:
         """Return N_act, D, E and the law's other variables, for models of these widths and tokens; broadcasts."""
@@ -125,14 +167,32 @@ class Limits:
         """Return N_act of the models with these E for which `tokens` are compute-optimal, NaN where there is none."""
         return law.size_called_for(coefficients, variables, np.asarray(tokens), self._models(variables["experts"]))
 
+    def as_asked(self, experts: ArrayLike) -> Any:
+        """Return these E as a question has them: of a family as numbers of routed experts."""
+        return np.round(self.like.routed_experts(experts), 6) if self.like else experts
+
+    def routed_column(self, experts: ArrayLike) -> Fields:
+        """Return the column of a family's routed experts for these E; none of the paper's shape."""
+        return {"routed_experts": self.as_asked(experts)} if self.like else {}
+
+    def to_fields(self) -> Fields:
+        """Return the fields with which a question has these limits."""
+        return {spec.name: getattr(self, spec.name) for spec in fields(self)}
+
     def _models(self, experts: Any) -> Models:
         """Return the models of one design, by ln d_model."""
 
         def models(log_width: Any) -> Fields:
-            width = np.exp(log_width)
-            return variables_of_width(width, experts, self.granularity, self.shared_ratio, self.vocab_size)
+            return self.ladder.variables(np.exp(log_width), experts)
 
         return models
+
+
+def _refuse_shape(fields: Fields) -> None:
+    """Raise ValueError for a field of the paper's shape beside a family, which has its own."""
+    for name in ("granularity", "shared_ratio", "kv_heads_ratio"):
+        if fields.get(name) not in (None, getattr(Limits, name)):
+            raise InputError(given(name, fields[name]), " is of the paper's shape: ", given("like"), " has its own")
 
 
 def explain_ignored_design(law: Formula, limits: Limits) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,14 +48,7 @@ from scaling_law.planning.question import (
 )
 from scaling_law.planning.trusted import LEAST_SHARE, BestModels, find_trusted
 from scaling_law.rates.law import LearningRateLaw, peak_rate
-from scaling_law.size.architecture import (
-    HEAD_DIM,
-    active_parameters,
-    affordable_tokens,
-    inference_flops,
-    total_parameters,
-    training_flops,
-)
+from scaling_law.size.architecture import affordable_tokens, inference_flops, training_flops
 from scaling_law.size.arrays import BoolArray, FloatArray
 
 
@@ -106,10 +98,10 @@ def optimal(
     if named_gpus is not None:
         # These GPUs share the batches.
         budget = replace(budget, rule=named_gpus.rule)
-    candidates = _read_candidates(law, experts, bool(integral))
+    candidates = _read_candidates(law, experts, limits, bool(integral))
     if integral is None:
-        is_whole = np.all(candidates == np.round(candidates))
-        integral = bool(is_whole) and (budget.cluster or named_gpus) is not None
+        is_whole = np.all(candidates == np.round(candidates)) or limits.like is not None
+        integral = bool(is_whole) and (budget.cluster or named_gpus or limits.like) is not None
     models = _find_models(law, budget, limits, candidates, integral)
     optima = models
     trusted = models if force else _find_trusted(law, budget, limits, models)
@@ -167,23 +159,23 @@ def optimal(
     equal_flops = optimal(
         law,
         table.best.training_flops,
-        candidates,
+        limits.as_asked(candidates),
         force=not table.trusted,
         integral=integral,
         learning_rate_law=rates,
         **pick(RunFields, question),
-        **asdict(limits),
+        **limits.to_fields(),
     )
     return _with_training_memory(replace(table, flops=equal_flops.flops, equal_flops=equal_flops), cluster)
 
 
-def _read_candidates(law: Formula, experts: ArrayLike | None, integral: bool) -> FloatArray:
+def _read_candidates(law: Formula, experts: ArrayLike | None, limits: Limits, integral: bool) -> FloatArray:
     """Read the E to compare: each once, in the order asked for."""
-    counts = np.atleast_1d(parse_experts(law, experts))
+    counts = np.atleast_1d(parse_experts(law, experts, limits))
     if counts.ndim != 1:
         raise InputError(f"experts={counts.tolist()!r} must be one number or a list of them")
     candidates = np.array(list(dict.fromkeys(counts.tolist())))
-    if integral and np.any(candidates != np.round(candidates)):
+    if integral and limits.like is None and np.any(candidates != np.round(candidates)):
         raise InputError(given("experts", candidates), ": ", given("integral", True), " needs whole numbers")
     return candidates
 
@@ -220,7 +212,8 @@ class _Models(BestModels):
 
 def _find_models(law: Formula, budget: Budget, limits: Limits, candidates: FloatArray, integral: bool) -> _Models:
     """Find the best model of each E, trusted or not. InputError says what would be needed where none fits."""
-    n_active = active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)
+    smallest = limits.ladder.smallest
+    n_active = limits.widths(smallest, 1.0).n_active
     if budget.flops is not None and affordable_tokens(budget.flops, n_active, limits.inference_tokens) <= 0:
         raise InputError(_explain_nothing_fits(budget, candidates, limits))
     optimum = optimal_widths(law, budget, candidates, limits, integral)
@@ -230,7 +223,7 @@ def _find_models(law: Formula, budget: Budget, limits: Limits, candidates: Float
     experts = candidates[fits]
     d_model = optimum.d_model[fits]
     variables = budget.models(law, d_model, experts, limits)
-    unlimited = np.where(optimum.free < HEAD_DIM, "smallest", "time" if budget.cluster else "compute")
+    unlimited = np.where(optimum.free < smallest, "smallest", "time" if budget.cluster else "compute")
     return _Models(
         exists=optimum.exists,
         fits=fits,
@@ -272,18 +265,20 @@ def _columns(limits: Limits, models: _Models) -> Fields:
     """Return the columns that follow from the widths."""
     d_model = models.d_model
     experts = models.experts
-    n_active = models.variables["n_active"]
     tokens = models.variables["tokens"]
+    widths = limits.widths(d_model, experts)
+    n_active = widths.n_active
     architectures = None
     if models.integral:
         architectures = list(map(limits.architecture, d_model.tolist(), experts.tolist()))
     weight_bytes = limits.weight_bytes(d_model, experts)
     kv_cache_bytes = limits.kv_bytes(d_model)
     return {
+        **limits.routed_column(experts),
         "experts": experts,
         "d_model": d_model,
         "n_active": n_active,
-        "n_total": total_parameters(d_model, experts, vocab_size=limits.vocab_size),
+        "n_total": widths.n_total,
         "tokens": np.round(tokens) if models.integral else tokens,
         "tokens_per_parameter": tokens / n_active,
         "weight_bytes": weight_bytes,
@@ -319,11 +314,12 @@ def _worth(models: _Models, tasks: Sequence[Task], draws: FloatArray | None) -> 
 def _learning_rates(law: LearningRateLaw | None, budget: Budget, limits: Limits, models: _Models) -> Fields:
     """Return the columns of the batches, and of the peak rates for the last batch of each run."""
     tokens = models.variables["tokens"].tolist()
-    ramps = list(map(budget.rule.run, models.variables["n_active"].tolist(), tokens))
+    widths = limits.widths(models.d_model, models.experts)
+    ramps = list(map(budget.rule.run, widths.n_active.tolist(), tokens))
     batches = [ramp.last_batch_tokens(count) for ramp, count in zip(ramps, tokens, strict=True)]
     peaks = []
-    for sizes in zip(models.d_model.tolist(), models.experts.tolist(), tokens, batches, strict=True):
-        peaks.append(peak_rate(law, *sizes, limits.vocab_size))
+    for d_model, experts, *run in zip(models.d_model, models.experts.tolist(), tokens, batches, strict=True):
+        peaks.append(peak_rate(law, limits.widths(d_model, experts), experts, *run))
     return {
         "sequence_length": [ramp.sequence_length for ramp in ramps],
         "batch_tokens": batches,
@@ -397,8 +393,9 @@ def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bo
     experts = models.experts[models.limited_by == "smallest"]
     if not experts.size:
         return ()
-    n_active = format_count(float(active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)))
-    smallest = f"d_model {HEAD_DIM} with a vocabulary of {limits.vocab_size:,} (N_act {n_active})"
+    width = limits.ladder.smallest
+    n_active = format_count(float(limits.widths(width, 1.0).n_active))
+    smallest = f"d_model {width:g} with a vocabulary of {limits.vocab_size:,} (N_act {n_active})"
     is_assumed = budget.cluster is not None and budget.cluster.throughput.is_assumed
     if is_assumed and experts.size == models.experts.size and not force:
         raise InputError(
@@ -424,12 +421,14 @@ def _explain_largest(table: OptimalTable, candidates: FloatArray, law: Formula, 
 def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable:
     """Say what GPUs can train of each row, in the next smaller size that exists, and of the size above."""
     best = table.best
-    experts = np.array([math.ceil(row.experts) for row in table], float)
-    d_model = np.array([HEAD_DIM * max(1, int(row.d_model / HEAD_DIM)) for row in table], float)
+    experts = np.array([row.experts for row in table], float)
+    if table.limits.like is None:
+        experts = np.ceil(experts)
+    d_model, next_width = table.limits.ladder.beside(np.array([row.d_model for row in table]))
     try:
         tokens = [row.tokens for row in table]
         fits = cluster.fits_run(table.limits.widths(d_model, experts), tokens)
-        next_size_fits = cluster.fits_run(table.limits.widths(d_model + HEAD_DIM, experts), tokens)
+        next_size_fits = cluster.fits_run(table.limits.widths(next_width, experts), tokens)
     except ValueError:
         # `plan` says which GPUs cannot share a batch equally.
         fits = next_size_fits = np.full(len(table), True)
@@ -455,15 +454,17 @@ def _explain_nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -
     """Say why nothing fits, and what would be needed."""
     lowest = float(experts.min())
     served = limits.inference_tokens
-    n_active = active_parameters(HEAD_DIM, vocab_size=limits.vocab_size)
+    smallest = limits.ladder.smallest
+    model = limits.widths(smallest, lowest)
+    n_active = model.n_active
     if budget.flops is not None and affordable_tokens(budget.flops, n_active, served) <= 0:
         needed = format_flops(float(inference_flops(n_active, served)))
         return (
             f"nothing fits: inference_tokens={served:g} alone cost at least {needed} FLOPs of flops={budget.flops:g}"
         )
-    memory = float(limits.weight_bytes(HEAD_DIM, lowest) + limits.kv_bytes(HEAD_DIM))
-    parameters = format_count(float(total_parameters(HEAD_DIM, lowest, vocab_size=limits.vocab_size)))
+    memory = float(limits.memory_bytes(smallest, lowest))
+    parameters = format_count(float(model.n_total))
     return (
-        f"nothing fits: the smallest model (d_model {HEAD_DIM}, E = {lowest:g}) has {parameters} parameters and needs "
-        f"at least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"
+        f"nothing fits: the smallest model (d_model {smallest:g}, E = {lowest:g}) has {parameters} parameters and "
+        f"needs at least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"
     )

@@ -29,7 +29,7 @@ from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import explain_left_out, list_experts
 from scaling_law.rates.batch import PublishedBatch, cite, describe_batches, published_batches
 from scaling_law.rates.law import source_of_rate
-from scaling_law.size.architecture import HEAD_DIM, name_size
+from scaling_law.size.architecture import name_size
 from scaling_law.size.arrays import BoolArray, FloatArray, Interval
 from scaling_law.size.recipe import BatchRamp
 
@@ -37,6 +37,7 @@ from scaling_law.size.recipe import BatchRamp
 MOST_SHOWN = 6
 # Columns of a printed row, in their order; those without a value are left out.
 SHOWN: Strings = (
+    "routed_experts",
     "experts",
     "d_model",
     "n_active",
@@ -75,6 +76,7 @@ LIMITS_IN_WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "max_parameters": ("N_total ≤ {}", format_count),
     "memory": ("≤ {}", format_bytes),
     "kv_tokens": ("KV cache of {} tokens", "{:,.0f}".format),
+    "like": ("like {}", str),
     "granularity": ("granularity {}", "{:g}".format),
     "unique_tokens": ("{} unique tokens", format_count),
 }
@@ -106,7 +108,10 @@ class OptimalRow(Row):
     @property
     def model(self) -> str:
         """The sizes and the tokens."""
-        return f"{name_size(self.experts, self.n_active, self.n_total)}, {format_count(self.tokens)} tokens"
+        size = name_size(self.experts, self.n_active, self.n_total)
+        if self.routed_experts is not None and self.experts > 1:
+            size = f"{self.routed_experts:g} experts, {size}"
+        return f"{size}, {format_count(self.tokens)} tokens"
 
     def config_arguments(self) -> dict[str, int]:
         """Return keyword arguments of `SwitchMoeConfig`; ValueError for a fractional or another architecture."""
@@ -194,8 +199,8 @@ class OptimalTable(Answer):
         return iter(self.rows)
 
     def __getitem__(self, experts: float) -> OptimalRow:
-        """Return the row with that many experts; KeyError if there is none."""
-        return self.row(experts=experts)
+        """Return the row with that many experts, routed ones of a family; KeyError if there is none."""
+        return self.row(routed_experts=experts) if self.limits.like else self.row(experts=experts)
 
     @cached_property
     def compared(self) -> tuple[OptimalRow, ...]:
@@ -395,8 +400,9 @@ class OptimalTable(Answer):
         cluster = self.budget.cluster
         if cluster is None or not cluster.throughput.is_assumed:
             return None
-        width = HEAD_DIM * max(1, int(self.best.d_model / HEAD_DIM))
-        architecture = self.limits.architecture(width, math.ceil(self.best.experts))
+        width, _ = self.limits.ladder.beside(np.array(self.best.d_model))
+        experts = self.best.experts if self.limits.like else math.ceil(self.best.experts)
+        architecture = self.limits.architecture(float(width), experts)
         with suppress(DoesNotFit):
             return cluster.of_run(architecture, self.best.tokens).place(architecture)
         return None

@@ -28,13 +28,9 @@ from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.minimiser import choose_inner, minima
 from scaling_law.planning.question import LimitFields
-from scaling_law.size.architecture import (
-    EXPERT_VARIABLES,
-    HEAD_DIM,
-    affordable_tokens,
-    width_of_active,
-)
+from scaling_law.size.architecture import EXPERT_VARIABLES, affordable_tokens
 from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
+from scaling_law.size.ladder import ROUNDING, Ladder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,8 +41,8 @@ Models = Callable[[Any], tuple[Any, Any, Any]]
 TIE = 1e-13
 # Up to this many E, each gets a sentence of its own.
 MAX_REASONS = 6
-# A limit may miss the width of a model that exists by rounding.
-ROUNDING = 1e-12
+# Widths below the smallest model that are tried where it is the best.
+SMALLER = 33
 
 
 def parse_positive(name: str, values: ArrayLike) -> FloatArray:
@@ -57,12 +53,20 @@ def parse_positive(name: str, values: ArrayLike) -> FloatArray:
     return array
 
 
-def parse_experts(law: Formula, experts: Any) -> FloatArray:
-    """Read the expert counts to answer for: numbers, text such as "1,2,4-8", or None for the law's own."""
-    counts = numbers("experts", law.default_experts() if experts is None else experts)
+def parse_experts(law: Formula, experts: Any, limits: Limits | None = None) -> FloatArray:
+    """Read the E to answer for: numbers, text such as "1,2,4-8", or None for the law's own.
+
+    Of a family they are asked for as numbers of routed experts.
+    """
+    family = limits and limits.like
+    if experts is None:
+        experts = law.default_experts()
+        experts = family.list_experts(experts) if family else experts
+    counts = numbers("experts", experts)
     if not counts.size:
         raise InputError(f"experts={literal(experts)} must be one number or a list of them")
-    return positive("experts", counts, 1.0)
+    counts = positive("experts", counts, 1.0)
+    return family.read_experts(counts) if family else counts
 
 
 class ComputeOptimum(Answer):
@@ -178,21 +182,24 @@ def optimal_widths(
 
     models = models_at_budget(law, columns, e, budget, limits)
     limit = limits.width_limit(e)
-    spends_flops_on_new_tokens = not (budget.cluster or limits.inference_tokens or limits.unique_tokens)
+    ladder = limits.ladder
+    # A family's own vocabulary is not that of which the law counts N.
+    spends_flops_on_new_tokens = not (budget.cluster or limits.inference_tokens or limits.unique_tokens or limits.like)
     if law.form.is_chinchilla and spends_flops_on_new_tokens:
         terms = law.chinchilla_coefficients(e) if coefficients is None else law.chinchilla_of(coefficients, e)
         m, mu, n, nu = (np.where(has_optimum(terms), term, np.nan) for term in terms)
         # Draws may be far off.
         with np.errstate(all="ignore"):
             n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(cast(float, budget.flops), 1.0))
-        free = np.asarray(width_of_active(n_active, limits.vocab_size))
-        optimum = _choose_minimum(models, free, free[None], limit, integral)
+        free = np.asarray(ladder.width_of_active(n_active))
+        optimum = _choose_minimum(models, free, free[None], limit, ladder, integral)
     else:
         # What few unique tokens call for may lie below the widths that are searched.
         closed: bool | BoolArray = False
         if limits.unique_tokens:
             closed = np.isfinite(_called_for(law, columns, e, limits))
-        optimum = find_optimum(models, budget.widths(limits), limit, integral, closed)
+        find = find_rung if integral else find_optimum
+        optimum = find(models, budget.widths(limits), limit, ladder, closed)
     if coefficients is None and not optimum.exists.any():
         raise InputError(explain_no_optimum(law, e, optimum.exists))
     return optimum
@@ -217,14 +224,39 @@ def prefer_smaller(loss: FloatArray, d_model: FloatArray, limits: Limits) -> Flo
     return loss * (1.0 + TIE * np.log(d_model)) if limits.unique_tokens else loss
 
 
-def find_optimum(
-    models: Models,
-    widths: Intervals,
-    limit: FloatArray,
-    integral: bool = False,
-    closed: bool | BoolArray = False,
+def find_rung(
+    models: Models, widths: Intervals, limit: FloatArray, ladder: Ladder, closed: bool | BoolArray = False
 ) -> WidthOptimum:
-    """Find the optimum of any models between two `widths`: the best of their minima, and of those within the `limit`.
+    """Find the best of all models that exist, and of those within the `limit`, up to the larger of the `widths`.
+
+    There is no optimum where the largest of them is the best, nor where the best is smaller than any, unless `closed`.
+    """
+    rungs = ladder.rungs(float(np.max(widths[1])))
+    column = rungs.reshape(-1, *[1] * limit.ndim)
+    every_width = np.broadcast_to(column, (len(rungs), *limit.shape))
+    # Smaller ones are asked for where the smallest model is the best.
+    smaller = np.geomspace(widths[0], ladder.smallest, SMALLER)[:-1]
+    beyond = np.broadcast_to(smaller.reshape(-1, *[1] * limit.ndim), (len(smaller), *limit.shape))
+    best = choose_width(models, every_width, True, np.full(limit.shape, True))
+    free = best.d_model
+    is_smallest = best.fits & (free == ladder.smallest)
+    if is_smallest.any():
+        below = choose_width(models, beyond, True, is_smallest)
+        free = np.where(is_smallest & (below.loss < best.loss), below.d_model, free)
+    is_end = (free == rungs[-1]) | ((free == widths[0]) & ~np.asarray(closed))
+    exists = best.fits & ~is_end
+    is_within = every_width <= limit * (1 + ROUNDING)
+    optimum = best
+    if not np.all(is_within | ~np.isfinite(limit)):
+        optimum = choose_width(models, every_width, is_within & exists, exists)
+    optimum = replace(optimum, fits=optimum.fits & exists, exists=exists)
+    return replace(optimum, truncated=free > limit * (1 + ROUNDING), free=np.where(exists, free, np.nan))
+
+
+def find_optimum(
+    models: Models, widths: Intervals, limit: FloatArray, ladder: Ladder, closed: bool | BoolArray = False
+) -> WidthOptimum:
+    """Find the optimum between two `widths`, which may be fractional: of any model, and of those within the `limit`.
 
     Where `closed`, it may be the least of the widths.
     """
@@ -239,28 +271,30 @@ def find_optimum(
         x, y = minima(value, low, high)
         return np.exp(choose_inner(x, y, low, high, closed)), np.exp(x)
 
-    if integral and np.all(limit >= widths[1]):
-        free, candidates = search(HEAD_DIM, widths[1])
-        if np.all(free > HEAD_DIM):
-            return _choose_minimum(models, free, candidates, limit, integral)
+    smallest = ladder.smallest
     free, _ = search(*widths)
     candidates = free[None]
-    if integral or not np.all((free >= HEAD_DIM) & (free <= limit)):
-        _, candidates = search(HEAD_DIM, np.clip(limit, HEAD_DIM, np.maximum(widths[1], HEAD_DIM)))
-    return _choose_minimum(models, free, candidates, limit, integral)
+    if not np.all((free >= smallest) & (free <= limit)):
+        _, candidates = search(smallest, np.clip(limit, smallest, np.maximum(widths[1], smallest)))
+    return _choose_minimum(models, free, candidates, limit, ladder)
 
 
 def _choose_minimum(
-    models: Models, free: FloatArray, candidates: FloatArray, limit: FloatArray, integral: bool
+    models: Models,
+    free: FloatArray,
+    candidates: FloatArray,
+    limit: FloatArray,
+    ladder: Ladder,
+    integral: bool = False,
 ) -> WidthOptimum:
-    """Choose the best of the candidates [k, ...] below the limit; with `integral`, of the whole sizes next to each."""
+    """Choose the best of the candidates [k, ...] below the limit; with `integral`, of the models next to each."""
+    smallest = ladder.smallest
     exists = np.isfinite(free)
-    fits = exists & (limit >= HEAD_DIM * (1 - ROUNDING))
-    widths = np.maximum(np.minimum(np.where(exists, candidates, HEAD_DIM), limit), HEAD_DIM)
+    fits = exists & (limit >= smallest * (1 - ROUNDING))
+    widths = np.maximum(np.minimum(np.where(exists, candidates, smallest), limit), smallest)
     if integral:
-        most_blocks = np.maximum(np.floor(limit * (1 + ROUNDING) / HEAD_DIM), 1)
-        blocks = np.maximum(np.floor(widths / HEAD_DIM), 1)
-        widths = HEAD_DIM * np.minimum(np.concatenate([blocks, blocks + 1]), most_blocks)
+        most, _ = ladder.beside(limit)
+        widths = np.minimum(np.concatenate(ladder.beside(widths)), most)
     optimum = choose_width(models, widths, fits, exists)
     return replace(optimum, truncated=free > limit, free=free)
 
@@ -297,7 +331,7 @@ def refuse_other_variables(law: Formula, limits: Limits, experts: FloatArray) ->
         if sparse.size:
             first = float(sparse.flat[0])
             raise InputError(f"experts={first:g}: the {law.name} law holds for dense models only, E = 1")
-    of_law(law, limits.variables(float(HEAD_DIM), 1.0, 1e20))
+    of_law(law, limits.variables(limits.ladder.smallest, 1.0, 1e20))
 
 
 def optimum_draws(
@@ -314,8 +348,8 @@ def optimum_draws(
     range guard, unless `force`.
     """
     draws = _draws(law)
-    e = np.atleast_1d(parse_experts(law, experts))
     model_limits = Limits.of(law, **limits)
+    e = np.atleast_1d(parse_experts(law, experts, model_limits))
     budget = Budget.each(positive("flops", flops))
 
     def find(coefficients: Any) -> WidthOptimum:
@@ -418,7 +452,7 @@ def explain_undiscounted(law: Formula, experts: ArrayLike, limits: Limits) -> li
 
 def _called_for(law: Formula, coefficients: Any, experts: FloatArray, limits: Limits) -> FloatArray:
     """Find the N_act that the unique tokens call for at each E, NaN where the law has no compute optimum."""
-    at = limits.variables(float(HEAD_DIM), experts, 1.0)
+    at = limits.variables(limits.ladder.smallest, experts, 1.0)
     return limits.size_called_for(law, coefficients, at, limits.unique_tokens)
 
 

@@ -51,11 +51,9 @@ from scaling_law.rates.law import source_of_rate
 from scaling_law.size.architecture import (
     ADAM_BYTES,
     GRADIENT_BYTES,
-    HEAD_DIM,
     VOCAB_SIZE,
     Architecture,
     name_size,
-    total_parameters,
 )
 from scaling_law.size.arrays import FloatArray, Interval, Variables
 from scaling_law.size.model_sections import model_section
@@ -462,17 +460,19 @@ def _find_trainable(
         if tables and min(other.best.loss for other in tables) <= row.loss:
             break
         width = _widest_that_fits(row, table, cluster)
+        experts = [float(table.limits.as_asked(row.experts))]
         if width == row.d_model:
-            tables.append(ask(experts=[row.experts]))
+            tables.append(ask(experts=experts))
             break
         size = f"d_model {row.d_model:g}, {format_count(row.n_total)} parameters, loss {row.loss:.4f}"
         passed_over.append(
             f"E = {row.experts:g} at its best size ({size}) takes more memory than {cluster.hardware} have"
         )
         if width:
-            # Halfway to the next width, so that rounding does not exclude this one.
-            most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.limits.vocab_size)
-            tables.append(ask(experts=[row.experts], max_parameters=float(most)))
+            # More than this width has, so that rounding does not exclude it, and less than the next.
+            _, next_width = table.limits.ladder.beside(np.array(width))
+            sizes = table.limits.widths([width, float(next_width)], row.experts).n_total
+            tables.append(ask(experts=experts, max_parameters=float(np.mean(sizes))))
     if not tables:
         # This raises an error that says what is missing.
         architecture = table.limits.architecture(table.best.d_model, table.best.experts)
@@ -482,7 +482,7 @@ def _find_trainable(
 
 def _widest_that_fits(row: OptimalRow, table: OptimalTable, cluster: Cluster) -> float:
     """Return the width of the row's model, or the next below that fits; 0 where none does."""
-    widths = np.arange(round(row.d_model), 0, -HEAD_DIM, dtype=float)
+    widths = table.limits.ladder.rungs(row.d_model)[::-1]
     tokens = table.budget.variables(widths, row.experts, table.limits)["tokens"]
     fits = cluster.fits_run(table.limits.widths(widths, row.experts), tokens)
     return float(widths[np.argmax(fits)]) if fits.any() else 0.0

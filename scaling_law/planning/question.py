@@ -33,6 +33,7 @@ from scaling_law.machine.efficiency import Engine
 from scaling_law.machine.throughput import Throughput
 from scaling_law.rates.law import LearningRateLaw
 from scaling_law.size.arrays import FloatArray
+from scaling_law.size.family import Family
 from scaling_law.size.recipe import BatchRamp, RampStage, parse_stages
 
 
@@ -101,7 +102,16 @@ def parse_experts(experts: Any, field: str = "experts") -> FloatArray:
     return positive(field, experts, 1.0)
 
 
+def parse_family(like: Any, field: str = "like") -> Family:
+    """Read the family of released models: a name or path, several with commas or in a list, or configurations."""
+    try:
+        return Family.read(like)
+    except FileNotFoundError as error:
+        raise InputError(given(field, like), f": {error}") from None
+
+
 Length = Annotated[float | str, Parser(parse_length)]
+Like = Annotated[Any, WithJsonSchema({"type": "string"}), Parser(parse_family)]
 Batch = Annotated[float | str | Sequence[RampStage] | BatchRamp, Parser(parse_batches)]
 RunTokens = Annotated[Positive | str, Parser(parse_run_tokens)]
 # One E or several, as an array.
@@ -128,6 +138,13 @@ class ModelFields(TypedDict, total=False):
     ]
     shared_ratio: Annotated[
         float | None, Field(ge=0, lt=1), field("Fraction of the active width in shared experts.", rare=True)
+    ]
+    like: Annotated[
+        Like | None,
+        field(
+            "Family whose shape the models have, instead of the paper's: qwen3-30b-a3b, org/model, a folder or a "
+            "config.json; several members with commas. --experts are then its routed experts.",
+        ),
     ]
     unique_tokens: Annotated[Tokens | None, field("Unique tokens; more are repetitions, worth less: 100B.", rare=True)]
     vocab_size: Annotated[

@@ -45,8 +45,6 @@ from scaling_law.size.architecture import (
     affordable_tokens,
     is_size,
     training_flops,
-    width_of_active,
-    width_of_total,
 )
 from scaling_law.size.arrays import FloatArray, Interval, Variables
 from scaling_law.size.widths import Sized
@@ -58,7 +56,7 @@ MATCH_MEANING = "What the baseline is chosen by: flops, hours, memory (equal N_t
 AROUND = 50.0
 POINTS = 33
 # Limits that go with a speed-up, whose models nothing limits or serves.
-ALLOWED_LIMITS = ("granularity", "shared_ratio", "vocab_size")
+ALLOWED_LIMITS = ("granularity", "shared_ratio", "vocab_size", "like")
 # Tokens between which a crossover is searched, at so many points; a line between two is off by less than 0.1 %.
 TOKENS_RANGE = (1e3, 1e15)
 CROSSOVER_POINTS = 400
@@ -214,8 +212,8 @@ def speedup(
     cluster, limits = read_costs(law, **question)
     if match == "hours" and cluster is None:
         raise InputError(given("match", match), " takes step times: give ", given("gpus"), " and ", given("gpu"))
-    model = _read_model("experts", 8.0 if model is None else model)
-    baseline = _read_model("baseline", baseline)
+    model = _read_model("experts", _usual_experts(limits) if model is None else model, limits)
+    baseline = _read_model("baseline", baseline, limits)
     if isinstance(baseline, Architecture) and match in ("memory", "served"):
         raise InputError(given("match", match), " sets the size of the baseline: give its E, no Architecture")
     variables, sized = _read_spending(law, model, flops, tokens, limits, force)
@@ -244,7 +242,7 @@ def speedup(
         match=match,
         model=name,
         baseline=_describe(baseline),
-        n_active=float(variables["n_active"]),
+        n_active=float(np.ravel(sized.n_active)[0]),
         tokens=float(target.costs["data"][0]),
         flops=float(target.costs["compute"][0]),
         loss=loss,
@@ -299,7 +297,7 @@ class _Target:
         loss = np.asarray(law.evaluate(coefficients, variables), float)
         loss[1:] = law.add_extrapolation(loss[1:], variables, 1)
         tokens = np.full(len(loss), float(variables["tokens"]))
-        return cls(law, cluster, coefficients, loss, _costs(cluster, variables, model, tokens))
+        return cls(law, cluster, coefficients, loss, _costs(cluster, model, tokens))
 
     def rows(self, baseline: Model, limits: Limits, match: str, model: Sized) -> tuple[list[SpeedupRow], Fields]:
         """List the ways of a baseline, the one that is matched first, and describe the curve of its best models."""
@@ -307,10 +305,10 @@ class _Target:
             variables = baseline.variables()
             return [self.row("as given", variables, baseline)], self.asymptote(variables)
         equal_size = "same N_act"
-        width = float(width_of_active(model.n_active, limits.vocab_size))
+        width = float(limits.width_of_parameters(model.n_active, 1.0))
         if match == "memory":
             equal_size = "same N_total"
-            width = float(width_of_total(model.n_total, baseline, limits.vocab_size))
+            width = float(limits.width_of_parameters(model.n_total, baseline))
         curve = self.asymptote(limits.variables(width, baseline, 1.0))
         rows = [self.row(equal_size, *_models(width, baseline, limits))]
         if match in ("flops", "hours"):
@@ -367,7 +365,7 @@ class _Target:
         loss = self.loss_for(variables)
         tokens = tokens_needed(self.law, self.coefficients, loss, variables, Limits())
         tokens = np.broadcast_to(tokens, loss.shape)[:, 0]
-        costs = _costs(self.cluster, variables, model, tokens)
+        costs = _costs(self.cluster, model, tokens)
         sizes = {name: np.ravel(values)[0] for name, values in variables.items()}
         first = of_law(self.law, {**sizes, "tokens": tokens[0]})
         check = self.law.check(**first)
@@ -392,7 +390,7 @@ class _Target:
             factors[f"{name}_interval"] = _interval(ratios[1:])
         return SpeedupRow(
             size=size,
-            n_active=float(first["n_active"]),
+            n_active=float(np.ravel(model.n_active)[0]),
             tokens=float(tokens[0]),
             flops=float(costs["compute"][0]),
             **factors,
@@ -409,12 +407,12 @@ def _models(d_model: Any, experts: float, limits: Limits) -> tuple[Fields, Sized
     return limits.variables(d_model, experts, 1.0), limits.widths(np.ravel(d_model), experts)
 
 
-def _costs(cluster: Cluster | None, variables: Variables, model: Sized, tokens: FloatArray) -> dict[str, FloatArray]:
+def _costs(cluster: Cluster | None, model: Sized, tokens: FloatArray) -> dict[str, FloatArray]:
     """Return what models take to train on the tokens [1 + n_draws]: FLOPs, tokens and, of a cluster, seconds.
 
     The seconds are those of the step times, then those of their draws, which are repeated where they are fewer.
     """
-    n_active = np.broadcast_to(variables["n_active"], (len(tokens), 1))[:, 0]
+    n_active = np.broadcast_to(np.ravel(model.n_active), len(tokens))
     costs = {"compute": np.asarray(training_flops(n_active, tokens)), "data": tokens}
     if cluster is not None:
         seconds = cluster.seconds(model, tokens)
@@ -450,7 +448,7 @@ def _read_spending(
     check = law.check(**variables)
     if not (force or check.unknown or check.trusted):
         trusted = find_trusted(law, budget, np.array(model), limits, integral=False)
-        if training_flops(trusted.n_active, trusted.tokens) >= LEAST_SHARE * most:
+        if limits.flops(trusted.d_model, model, trusted.tokens) >= LEAST_SHARE * most:
             width = float(trusted.d_model)
             variables = {**limits.variables(width, model, 1.0), "tokens": trusted.tokens}
     return of_law(law, variables), limits.widths(width, model)
@@ -466,8 +464,13 @@ def _interval(draws: FloatArray) -> Interval | None:
     return float(low), float(high)
 
 
-def _read_model(name: str, value: Any) -> Model:
-    """Read an architecture or a single E; ValueError for anything else."""
+def _usual_experts(limits: Limits) -> float:
+    """Return the experts of a model that is not named: those of the family, or 8."""
+    return float(limits.like.experts) if limits.like else 8.0
+
+
+def _read_model(name: str, value: Any, limits: Limits) -> Model:
+    """Read an architecture or a single E, of a family its routed experts; ValueError for anything else."""
     if isinstance(value, Architecture):
         return value
     counts = numbers(name, value).ravel().tolist() if isinstance(value, (list, tuple, np.ndarray)) else [value]
@@ -477,7 +480,8 @@ def _read_model(name: str, value: Any) -> Model:
     is_number = counts != [] and isinstance(counts[0], (int, float, np.number)) and not isinstance(counts[0], bool)
     if not is_number:
         raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
-    return one_positive(name, counts[0], 1.0)
+    count = one_positive(name, counts[0], 1.0)
+    return float(limits.like.read_experts(np.array(count))) if limits.like else count
 
 
 def _describe(model: Model) -> str:

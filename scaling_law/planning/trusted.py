@@ -20,7 +20,6 @@ from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.minimiser import minima
 from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, prefer_smaller
-from scaling_law.size.architecture import HEAD_DIM, width_of_active
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, Intervals, Variables
 
 if TYPE_CHECKING:
@@ -75,9 +74,10 @@ def trusted_widths(law: Formula, experts: FloatArray, limits: Limits) -> Interva
     _, most_per_parameter = check.supported("D/N")
     low = np.maximum(low, fewest_tokens / most_per_parameter)
     # The ends are inside the region, however their widths round.
-    least = width_of_active(low * (1 + ROUNDING), limits.vocab_size)
-    largest = width_of_active(high * (1 - ROUNDING), limits.vocab_size)
-    return np.maximum(least, HEAD_DIM), np.minimum(largest, limits.width_limit(experts))
+    ladder = limits.ladder
+    least = ladder.width_of_active(low * (1 + ROUNDING))
+    largest = ladder.width_of_active(high * (1 - ROUNDING))
+    return np.maximum(least, ladder.smallest), np.minimum(largest, limits.width_limit(experts))
 
 
 def find_trusted(law: Formula, budget: Budget, experts: FloatArray, limits: Limits, integral: bool) -> WidthOptimum:
@@ -103,8 +103,8 @@ def choose_trusted(
     largest = np.minimum(largest, most)
     exists = largest >= least * (1 - ROUNDING)
     if integral:
-        blocks = np.arange(1, max(np.max(largest, initial=0.0) // HEAD_DIM, 1) + 1)
-        widths = np.multiply.outer(HEAD_DIM * blocks, np.ones(experts.shape))
+        rungs = limits.ladder.rungs(np.max(largest, initial=0.0))
+        widths = np.multiply.outer(rungs, np.ones(experts.shape))
     else:
         low = np.log(least)
         high = np.log(np.maximum(largest, least))

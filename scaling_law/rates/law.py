@@ -36,7 +36,7 @@ from scaling_law.rates.batch import usual_batch
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.arrays import Interval
 from scaling_law.size.recipe import PAPER, ROWS
-from scaling_law.size.widths import Sized, Widths
+from scaling_law.size.widths import Sized
 
 Reading = Literal["code", "paper"]
 READINGS = ("code", "paper")
@@ -303,17 +303,11 @@ class PeakRate(NamedTuple):
 
 
 def peak_rate(
-    law: LearningRateLaw | None,
-    d_model: float,
-    experts: float,
-    tokens: float,
-    batch_tokens: float,
-    vocab_size: float,
+    law: LearningRateLaw | None, model: Sized, experts: float, tokens: float, batch_tokens: float
 ) -> PeakRate:
-    """Return the rate of a model of usual shape by this law; None stands for `DEFAULT_LAW`."""
+    """Return the rate of a model with this E by this law; None stands for `DEFAULT_LAW`."""
     law = law or LearningRateLaw.published(DEFAULT_LAW)
-    size = law.counted(Widths.of(d_model, experts, vocab_size=vocab_size))
-    return law.peak(float(size), experts, tokens, batch_tokens)
+    return law.peak(float(law.counted(model)), experts, tokens, batch_tokens)
 
 
 def source_of_rate(law: str, batches: Iterable[float | None]) -> str:

@@ -509,6 +509,15 @@ class Architecture:
             spans.append(replace(span, multiplied=multiplied, cached=cached))
         return tuple(spans)
 
+    @property
+    def products(self) -> list[tuple[Span, float]]:
+        """Pair each kind of span with the elements of one of its entries, of all its blocks."""
+        elements: Counter[Span] = Counter()
+        for span in self.all_spans:
+            kind = Span(1, span.limit, span.stride, span.once)
+            elements[kind] += span.blocks * (span.multiplied or 0)
+        return [(kind, float(count)) for kind, count in elements.items()]
+
     def attending(self, layers: Iterable[Sequence[Span]]) -> Architecture:
         """Replace the spans of the blocks by those of each layer; equal blocks are counted together."""
         attention = self.attention

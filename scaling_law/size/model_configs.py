@@ -11,8 +11,10 @@ in which arithmetic on fields and the number of the `block` is positive (absent:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -44,10 +46,10 @@ _OF_ALL = ("quantization_config", "dtype", "torch_dtype")
 # Sections of its other models.
 _OTHER_MODELS = ("vision_config", "audio_config")
 # Names of the number of routed experts.
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Fields that say which blocks have experts, an indexer or rotary positions, and how wide they are.
 _READ_BESIDE = {
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", *_EXPERTS),
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", *EXPERT_FIELDS),
     *("moe_layers", "moe_layer_freq", "interleave_moe_layer_step", "decoder_sparse_step", "mlp_only_layers"),
     *("first_k_dense_replace", "no_rope_layers", "index_topk"),
     # Other architectures of the same fields have them.
@@ -81,6 +83,8 @@ def _load_families() -> dict[str, Family]:
 
 
 FAMILIES: Mapping[str, Family] = _load_families()
+# Configurations of released models, with where they were read.
+RELEASED = Path(__file__).with_name("released.json")
 # The sizes that classes of transformers have where a file leaves a field out, by model type.
 CLASS_DEFAULTS: Mapping[str, Config] = strict_json.loads(
     Path(__file__).with_name("class_defaults.json").read_bytes(), what="class_defaults.json"
@@ -137,8 +141,8 @@ def read_model(source: str | Path | Config | Any, revision: str | None = None) -
     """Read the model of a configuration.
 
     Args:
-        source: a folder, a config.json, "org/model" on the Hub (of which only config.json is read), a mapping, or a
-            configuration object of transformers.
+        source: a folder, a config.json, "org/model" on the Hub (of which only config.json is read), the name of a
+            released model that is shipped such as "qwen3-30b-a3b", a mapping, or a configuration of transformers.
         revision: branch, tag or commit on the Hub.
 
     FileNotFoundError where there is no config.json; ValueError, in one line, for an encoder-decoder, a field that is
@@ -146,7 +150,7 @@ def read_model(source: str | Path | Config | Any, revision: str | None = None) -
     """
     if isinstance(source, (str, Path)):
         name = str(source)
-        config = _read(source, revision)
+        config = read_config(source, revision)
     else:
         if not isinstance(source, Mapping) and not hasattr(source, "to_dict"):
             allowed = "org/model on the Hub, a folder, a config.json, a mapping, or a configuration of transformers"
@@ -161,29 +165,57 @@ def read_model(source: str | Path | Config | Any, revision: str | None = None) -
         raise InputError(f"{name}: {error}") from None
 
 
-def _read(source: str | Path, revision: str | None) -> Any:
-    """Read the config.json of a folder or of the Hub."""
+def read_config(source: str | Path, revision: str | None = None) -> Any:
+    """Read the config.json of a folder or of the Hub, or the one that is shipped of a released model."""
     path = local_path(source)
+    released = released_configs().get(_squeeze(str(source)))
+    if released is not None and not path.exists():
+        return released
     try:
         content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
     except hub.NotFoundError as error:
-        raise FileNotFoundError(f"{source}: no folder or Hub repo with a {FILE_NAME} ({error})") from None
+        names = ", ".join(released_names())
+        advice = f"; released models whose configurations are here: {names}" if "/" not in str(source) else ""
+        raise FileNotFoundError(f"{source}: no folder or Hub repo with a {FILE_NAME} ({error}){advice}") from None
     # Python writes infinities, which some models have among their fields; a list of unquantized modules may be long.
     return strict_json.loads(content, what=f"{source}: {FILE_NAME}", max_bytes=MAX_FILE_BYTES, finite=False)
+
+
+@cache
+def released_models() -> list[Fields]:
+    """Read the released models that are shipped: `name`, `config`, its `source`, and training `tokens` if known."""
+    return list(strict_json.loads(RELEASED.read_bytes(), what=RELEASED.name)["models"])
+
+
+@cache
+def released_configs() -> Mapping[str, Config]:
+    """Return the configurations of released models, by the letters and digits of their names."""
+    return {_squeeze(model["name"]): model["config"] for model in released_models()}
+
+
+def released_names() -> list[str]:
+    """List the names by which a released model is asked for, such as qwen3-30b-a3b."""
+    return [re.sub(r"[^a-z0-9.]+", "-", model["name"].lower()) for model in released_models()]
+
+
+def _squeeze(name: str) -> str:
+    """Leave the letters and digits of a name."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _model(name: str, config: Config) -> Model:
     """Read a configuration, or that of its text model, by the family of its model type or an installed reader."""
     if config.get("is_encoder_decoder"):
         raise InputError("is_encoder_decoder=True: laws here are of decoders only")
-    text = _text_config(config)
+    text = text_config(config)
     model_type = str(text.get("model_type") or config.get("model_type"))
     is_part = text is not config or any(isinstance(config.get(section), Mapping) for section in _OTHER_MODELS)
     notes = ["Only the language model is counted."] if is_part else []
     if model_type in FAMILIES:
         values = _read_fields(model_type, text)
-        architecture, left_out = _read_family(FAMILIES[model_type], values)
-        unread = list_unread(text, _names_of_family(model_type), model_type)
+        architecture = _read_architecture(model_type, values)
+        left_out = _count_left_out(model_type, values, architecture)
+        unread = list_unread(text, names_of_family(model_type), model_type)
         if values.defaults:
             sizes = ", ".join(f"{field} {value}" for field, value in values.defaults.items())
             notes.append(f"Defaults of the class, since {FILE_NAME} leaves them out: {sizes}.")
@@ -202,7 +234,7 @@ def _model(name: str, config: Config) -> Model:
     )
 
 
-def _text_config(config: Config) -> Config:
+def text_config(config: Config) -> Config:
     """Return the section of the text model, with what the larger model says of it; the configuration without such."""
     for section in _TEXT:
         inner = config.get(section)
@@ -214,7 +246,7 @@ def _text_config(config: Config) -> Config:
             text.update(inner)
             if "tie_word_embeddings" in config:
                 text["tie_word_embeddings"] = config["tie_word_embeddings"]
-            return _text_config(text)
+            return text_config(text)
     return config
 
 
@@ -269,7 +301,7 @@ def _suggest_twin(config: Config) -> str:
     return f'if it is built as a known type, write that as "model_type" into a copy of its {FILE_NAME}{fits}'
 
 
-def _names_of_family(model_type: str) -> set[str]:
+def names_of_family(model_type: str) -> set[str]:
     """List the fields of a configuration that a family reads."""
     family = FAMILIES[model_type]
     names = {*_READ_BESIDE, *family["defaults"], *_names_in(family["architecture"]), *_names_in(family["windows"])}
@@ -299,26 +331,38 @@ class _Fields(Fields):
         raise InputError(f"{FILE_NAME} lacks {key}, which model_type {self['model_type']!r} needs")
 
 
-def _read_family(family: Family, values: _Fields) -> tuple[Architecture, Mapping[str, int]]:
-    """Read an architecture, and the parameters that laws leave out, as the row of `families.json` says."""
+def read_architecture(config: Config) -> Architecture:
+    """Read the architecture of a configuration of a type that a table has, as `read_model` does."""
+    model_type = config["model_type"]
+    return _read_architecture(model_type, _read_fields(model_type, config))
+
+
+def _read_architecture(model_type: str, values: _Fields) -> Architecture:
+    """Read an architecture as the row of `families.json` says."""
+    family = FAMILIES[model_type]
     options = {}
     for name, key in family["architecture"].items():
         if name != "d_ff" or values["dense_blocks"]:
             options[name] = _value_of(values, key)
     options["shared_experts"] = options.get("shared_experts") or 0
     a = Architecture(**options)
-    if family["windows"]:
-        a = a.attending(_layers(a, values, **family["windows"]))
+    windows = family["windows"]
+    has_limits = bool(windows) and values.get("use_sliding_window", True) and values[windows["limit"]]
+    return a.attending(_layers(a, values, **windows)) if has_limits else a
+
+
+def _count_left_out(model_type: str, values: _Fields, a: Architecture) -> Mapping[str, int]:
+    """Count the parameters that laws leave out, by name, as the row of `families.json` says."""
     numbers = _Fields({name: value or 0 for name, value in {**values, **vars(a)}.items()})
     numbers["qk"] = a.head_dim * (a.heads + a.n_kv_heads)
     numbers["qkv"] = a.head_dim * (a.heads + 2 * a.n_kv_heads)
     numbers["routed_blocks"] = a.routed_blocks if a.experts > 1 else 0
     left_out = {}
-    for name, formula in family["left_out"].items():
+    for name, formula in FAMILIES[model_type]["left_out"].items():
         count = int(Arithmetic.parse(formula).value(numbers))
         if count:
             left_out[name] = count
-    return a, left_out
+    return left_out
 
 
 def _read_fields(model_type: str, config: Config) -> _Fields:
@@ -330,9 +374,9 @@ def _read_fields(model_type: str, config: Config) -> _Fields:
         stated.pop("no_rope_layers", None)
     values = _Fields({**family["defaults"], **stated})
     # transformers 5 writes the num_experts of Qwen3 as num_local_experts; other fields have aliases, too.
-    experts = next((values[name] for name in _EXPERTS if name in values), None)
+    experts = next((values[name] for name in EXPERT_FIELDS if name in values), None)
     if experts is not None:
-        for name in _EXPERTS:
+        for name in EXPERT_FIELDS:
             values.setdefault(name, experts)
     # A field that is null is not left out.
     defaults = CLASS_DEFAULTS.get(model_type, {})
@@ -353,9 +397,7 @@ def _value_of(values: _Fields, key: Any) -> Any:
 
 def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = None) -> list[list[Span]]:
     """Read the spans of each block: as many keys as the field `limit` says, or all."""
-    size = config[limit] if config.get("use_sliding_window", True) else None
-    if not size:
-        return [[a.attention]] * a.blocks
+    size = config[limit]
     if limit == "index_topk":
         return [_selected_spans(a, config, has_indexer) for has_indexer in _own_indexers(config)]
     window = replace(a.attention, limit=size)

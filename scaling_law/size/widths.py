@@ -1,33 +1,45 @@
-"""Models of the d / 64 rule as arrays: the sizes of an `Architecture` that memory, traffic and time need."""
+"""Models as arrays: the sizes of an `Architecture` that memory, traffic and time need."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, variables_of_width
+from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, Span, variables_of_width
+
+# A span, and arrays of it: elements of one entry that a token is multiplied with, in all blocks, and bytes and
+# elements that the cache holds of it.
+SpanOfModels = tuple[Span, Any, Any]
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Arrays under the names of `Architecture`, and of the values that it has for widths that exist."""
+    """Arrays under the names of `Architecture`; `products` pairs a span with its elements by entry, of all blocks."""
 
     d_model: Any
     experts: Any
     experts_per_token: Any
     d_expert: Any
+    active_width: Any
     n_active: Any
     n_total: Any
     n_active_non_embedding: Any
     n_total_non_embedding: Any
+    blocks: Any
+    routed_blocks: Any
+    heads: Any
+    n_kv_heads: Any
+    head_dim: Any
+    embedding_parameters: Any
+    lookup_parameters: Any
     vocab_size: float
-    head_dim: int = HEAD_DIM
-    tied_embeddings: bool = False
-    gated: bool = True
-    lookup_parameters: int = 0
+    tied_embeddings: bool
+    gated: bool
+    products: tuple[tuple[Span, Any], ...]
 
     @classmethod
     def of(
@@ -38,46 +50,50 @@ class Widths:
         shared_ratio: float = 0.0,
         vocab_size: float = VOCAB_SIZE,
     ) -> Widths:
-        """Make models of these widths, which may be fractional, and E; broadcasts, like `variables_of_width`."""
+        """Make models of the d / 64 rule, whose widths may be fractional; broadcasts, like `variables_of_width`."""
         d, e = np.broadcast_arrays(np.asarray(d_model, float), np.asarray(experts, float))
         sizes = variables_of_width(d, e, granularity, shared_ratio, vocab_size)
-        counts = {name: sizes[name] for name in cls.__annotations__ if name.startswith("n_")}
+        counts = {name: sizes[name] for name in cls.__annotations__ if name.startswith("n_") and name in sizes}
+        blocks = d / HEAD_DIM
         return cls(
             d_model=d,
             experts=np.where(e > 1, (e - shared_ratio) * granularity, 1.0),
             experts_per_token=np.where(e > 1, (1.0 - shared_ratio) * granularity, 1.0),
             d_expert=3.0 * d / np.where(e > 1, granularity, 1.0),
+            active_width=3.0 * d,
+            blocks=blocks,
+            routed_blocks=blocks,
+            heads=blocks,
+            n_kv_heads=blocks,
+            head_dim=HEAD_DIM,
+            embedding_parameters=2.0 * d * vocab_size,
+            lookup_parameters=0,
             vocab_size=vocab_size,
+            tied_embeddings=False,
+            gated=True,
+            products=((Span(1), 2.0 * blocks * d),),
             **counts,
         )
 
+    def map(self, function: Callable[[Any], Any]) -> Widths:
+        """Apply a function to every array."""
+
+        def apply(value: Any) -> Any:
+            return function(value) if np.ndim(value) else value
+
+        values = {size.name: apply(getattr(self, size.name)) for size in fields(self) if size.name != "products"}
+        return Widths(**values, products=tuple((span, apply(elements)) for span, elements in self.products))
+
     def at(self, mask: Any) -> Widths:
         """Pick some of the models."""
-        arrays: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if np.ndim(value):
-                arrays[name] = np.broadcast_to(value, np.shape(mask))[mask]
-        return replace(self, **arrays)
-
-    @property
-    def blocks(self) -> Any:
-        return self.d_model / HEAD_DIM
-
-    heads = n_kv_heads = routed_blocks = blocks
-
-    @property
-    def active_width(self) -> Any:
-        return 3.0 * self.d_model
-
-    @property
-    def embedding_parameters(self) -> Any:
-        return 2.0 * self.d_model * self.vocab_size
+        return self.map(lambda values: np.broadcast_to(values, np.shape(mask))[mask])
 
     def forward_flops(self, context: float = 0.0) -> Any:
         """Count the FLOPs of one token's forward pass, as `Architecture.forward_flops` does."""
         router = np.where(self.experts > 1, self.routed_blocks * self.d_model * self.experts, 0.0)
         weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
-        return 2.0 * (weights + 2 * context * self.blocks * self.d_model)
+        attended = sum(span.entries(context) * elements for span, elements in self.products)
+        return 2.0 * (weights + attended)
 
 
 # What memory, traffic and times are computed of.

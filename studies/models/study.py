@@ -1,6 +1,6 @@
 """docs/studies/models.md: released models in the terms of the published law.
 
-scaling_law/explorer/models.json holds, for each model, the fields of its config.json that sizes depend on and the
+scaling_law/size/released.json holds, for each model, the fields of its config.json that sizes depend on and the
 address they were read at; and, where one was found, the number of training tokens with its address.
 """
 
@@ -17,7 +17,7 @@ from scaling_law import Description, describe
 from scaling_law.figures import drawing
 from studies.common import Page
 
-ENTRIES = Path(__file__).parents[2] / "scaling_law" / "explorer" / "models.json"
+ENTRIES = Path(__file__).parents[2] / "scaling_law" / "size" / "released.json"
 
 
 class Entry(NamedTuple):

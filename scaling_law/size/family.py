@@ -1,0 +1,496 @@
+"""Families: the shape of released models at any width, for `like=` in questions.
+
+A family has one real model per width: a multiple of 64, or of 128 where the released ones are. It is read from a
+configuration, as `describe` reads that of a released model; between two widths every size is interpolated in ln d.
+
+- Heads are as many times d / head_dim as in the released model, in multiples of its key-value heads; depth is in
+  proportion to d; widths of feed-forwards are too, in multiples of 64. Of several members these are interpolated.
+- All else is that of the member whose width is nearest: widths of heads, latent ranks, experts per token, shared
+  experts, leading dense blocks, windows, vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hub.base.errors import InputError
+from hub.base.types import Fields
+from scaling_law.size.architecture import VOCAB_SIZE, Architecture, Span
+from scaling_law.size.arrays import FloatArray
+from scaling_law.size.ladder import ROUNDING, Ladder
+from scaling_law.size.model_configs import (
+    EXPERT_FIELDS,
+    FAMILIES,
+    Config,
+    names_of_family,
+    read_architecture,
+    read_config,
+    read_model,
+    text_config,
+)
+from scaling_law.size.widths import Widths
+
+# Fields in proportion to the width, and what they are multiples of.
+SCALED = {
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "intermediate_size_mlp": 64,
+    "moe_intermediate_size": 64,
+}
+# Model types with experts → those of the same blocks with one feed-forward each.
+DENSE_TWINS = {
+    "mixtral": "mistral",
+    "qwen2_moe": "qwen2",
+    "qwen3_moe": "qwen3",
+}
+# Up to this width a family has all multiples of its step; in each octave above as many as in the one below.
+FINEST = 8192
+WIDEST = 65_536
+# Counts of experts that 2, 4 and 8 GPUs can divide are multiples of this.
+STEP = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Family(Ladder):
+    """The models of a family.
+
+    Args:
+        name: what it was read from.
+        members: configurations of released models, as in config.json, the narrowest first.
+        vocab_size: a vocabulary in the place of theirs.
+        counted_vocab_size: the vocabulary with which laws count N: that of the models that they were fitted to.
+    """
+
+    name: str
+    members: tuple[Config, ...]
+    vocab_size: int | None = None
+    counted_vocab_size: int = VOCAB_SIZE
+
+    @classmethod
+    def read(cls, sources: Any) -> Family:
+        """Read a family from one or several members, each as of `read_model`, or a text with commas between them.
+
+        ValueError where a member cannot be scaled, or is of another type or design than the others.
+        """
+        if isinstance(sources, Family):
+            return sources
+        if isinstance(sources, str):
+            return _read_names(sources)
+        members = sources if isinstance(sources, Sequence) else [sources]
+        return _family_of(", ".join(map(_name_of, members)), [_read_member(member) for member in members])
+
+    def with_vocabulary(self, vocab_size: int | None, counted_vocab_size: int) -> Family:
+        """Return the family with a vocabulary of its own (None: as it is), and that with which laws count N."""
+        vocab_size = vocab_size or self.vocab_size
+        if (vocab_size, counted_vocab_size) == (self.vocab_size, self.counted_vocab_size):
+            return self
+        return Family(self.name, self.members, vocab_size, counted_vocab_size)
+
+    @property
+    def own_vocab_size(self) -> int:
+        """The vocabulary of the first member, or the one in its place."""
+        return int(self.vocab_size or self.members[0]["vocab_size"])
+
+    def __str__(self) -> str:
+        return self.name
+
+    # -- models that exist
+
+    def configuration(self, d_model: float, experts: float | None = None) -> Fields:
+        """Return the fields of config.json of a rung, with so many routed experts (None: as its member has).
+
+        One is the dense model of the same active width. ValueError where there is no such model.
+        """
+        config = self._scale(d_model)
+        if experts is None or not self.experts:
+            return config
+        if experts == 1:
+            return self._dense_twin(config)
+        own = next(name for name in EXPERT_FIELDS if name in config)
+        config[own] = int(experts)
+        return config
+
+    def architecture(self, d_model: float, experts: float) -> Architecture:
+        routed = None if not self.experts else round(float(self.routed_experts(experts)))
+        return read_architecture(self.configuration(d_model, routed))
+
+    def model_section(self, d_model: float, experts: float) -> Fields:
+        """Write the section `model` of a train.py configuration; the vocabulary is the tokenizer's."""
+        routed = None if not self.experts else round(float(self.routed_experts(experts)))
+        config = self.configuration(d_model, routed)
+        del config["vocab_size"]
+        return {"type": config.pop("model_type"), **config}
+
+    @cached_property
+    def experts(self) -> int:
+        """Routed experts of the first member; 0 of a dense family."""
+        experts = self._rungs.models[0].experts
+        return experts if experts > 1 else 0
+
+    @property
+    def has_dense_twin(self) -> bool:
+        """True if a class has the blocks of these models with a dense feed-forward in each."""
+        config = self.members[0]
+        return not self.experts or (config["model_type"] in DENSE_TWINS and not self._rungs.models[0].dense_blocks)
+
+    def expansion(self, routed_experts: ArrayLike) -> Any:
+        """Return the E of models with so many routed experts; 1 of a dense one."""
+        routed = np.asarray(routed_experts, float)
+        shared, active = self._widths_in_experts
+        return np.where(routed > 1, (routed + shared) / active, 1.0)
+
+    def routed_experts(self, expansion: ArrayLike) -> Any:
+        """Return the number of routed experts of this E; 1 of a dense model."""
+        e = np.asarray(expansion, float)
+        shared, active = self._widths_in_experts
+        return np.where(e > 1, e * active - shared, 1.0)
+
+    def read_experts(self, counts: FloatArray) -> FloatArray:
+        """Convert numbers of routed experts to E. ValueError for a number that the family does not have."""
+        per_token = self._rungs.models[0].experts_per_token
+        for count in np.unique(counts).tolist():
+            if count == 1 and self.has_dense_twin:
+                continue
+            if not self.experts:
+                raise InputError(f"experts={count:g}: {self.name} is a dense family, which has experts=1 alone")
+            if count == 1:
+                kind = self.members[0]["model_type"]
+                raise InputError(f"experts=1: no class has the blocks of {self.name} ({kind}) without experts")
+            if count <= per_token:
+                raise InputError(
+                    f"experts={count:g} must be more than the {per_token} that a token of {self.name} takes"
+                )
+        return np.asarray(self.expansion(counts))
+
+    def list_experts(self, expansions: Sequence[float]) -> list[float]:
+        """List the numbers of routed experts nearest to these E that 2, 4 and 8 GPUs divide, the member's too."""
+        if not self.experts:
+            return [1.0]
+        a = self._rungs.models[0]
+        counts = {float(self.experts)}
+        for e in expansions:
+            count = STEP * round(float(self.routed_experts(e)) / STEP)
+            if e > 1 and count > a.experts_per_token:
+                counts.add(float(count))
+        return [1.0] * self.has_dense_twin + sorted(counts)
+
+    @cached_property
+    def _widths_in_experts(self) -> tuple[float, float]:
+        """Widths of the shared experts, and of all that is active, over that of a routed expert."""
+        a = self._rungs.models[0]
+        shared = a.shared_experts * a.d_shared / a.d_expert
+        return shared, a.experts_per_token + shared
+
+    # -- the fields of a rung
+
+    def _scale(self, d_model: float) -> Fields:
+        """Return the fields of config.json of a width."""
+        nearest = min(self.members, key=lambda member: abs(math.log(member["hidden_size"] / d_model)))
+        config: Fields = {**nearest, "hidden_size": int(d_model)}
+        for name, multiple in SCALED.items():
+            if name in nearest:
+                config[name] = max(multiple, multiple * round(self._interpolate(name, d_model) / multiple))
+        if "shared_expert_intermediate_size" in nearest:
+            ratio = nearest["shared_expert_intermediate_size"] / nearest["moe_intermediate_size"]
+            config["shared_expert_intermediate_size"] = round(ratio * config["moe_intermediate_size"])
+        config["num_hidden_layers"] = max(config["num_hidden_layers"], self._fewest_blocks)
+        config.update(self._heads(nearest, d_model))
+        for name, values in nearest.items():
+            if isinstance(values, list):
+                config[name] = _of_depth(values, nearest["num_hidden_layers"], config["num_hidden_layers"])
+        if self.vocab_size is not None:
+            config["vocab_size"] = self.vocab_size
+        return config
+
+    @cached_property
+    def _fewest_blocks(self) -> int:
+        """The blocks up to the first that has experts."""
+        member = self.members[0]
+        steps = [member.get(name) or 1 for name in ("interleave_moe_layer_step", "decoder_sparse_step")]
+        return max((member.get("first_k_dense_replace") or 0) + 1, *steps)
+
+    def _heads(self, member: Config, d_model: float) -> Fields:
+        """Return the heads of a width, in multiples of key-value heads, which grow only where they are all heads."""
+        own_heads = member["num_attention_heads"]
+        own_kv_heads = member.get("num_key_value_heads") or own_heads
+        heads = self._interpolate("num_attention_heads", d_model)
+        if own_kv_heads == own_heads:
+            kv_heads = heads = max(1, round(heads))
+        else:
+            kv_heads = min(own_kv_heads, max(1, round(heads)))
+            heads = kv_heads * max(1, round(heads / kv_heads))
+        fields: Fields = {"num_attention_heads": heads}
+        if member.get("num_key_value_heads") is not None:
+            fields["num_key_value_heads"] = kv_heads
+        if "kv_lora_rank" not in member:
+            fields["head_dim"] = member.get("head_dim") or member["hidden_size"] // own_heads
+        return fields
+
+    def _interpolate(self, name: str, d_model: float) -> float:
+        """Interpolate a field in ln d between the members that have it, in proportion to d beyond the last."""
+        points = [(member["hidden_size"], member[name]) for member in self.members if name in member]
+        (first, size), (last, largest) = points[0], points[-1]
+        if d_model <= first:
+            return size * d_model / first
+        if d_model >= last:
+            return largest * d_model / last
+        widths, sizes = np.log(np.array(points, float)).T
+        return float(np.exp(np.interp(math.log(d_model), widths, sizes)))
+
+    def _dense_twin(self, config: Fields) -> Fields:
+        """Return the dense model of the same blocks and active width, in the class that has it."""
+        a = read_architecture(config)
+        unused = {*EXPERT_FIELDS, *_OF_EXPERTS}
+        dense = {name: value for name, value in config.items() if name not in unused}
+        return {**dense, "model_type": DENSE_TWINS[config["model_type"]], "intermediate_size": a.active_width}
+
+    # -- all models as arrays
+
+    @cached_property
+    def _rungs(self) -> _Rungs:
+        return _Rungs.of(self)
+
+    @property
+    def smallest(self) -> float:
+        return float(self._rungs.d_model[0])
+
+    def rungs(self, largest: float) -> FloatArray:
+        widths = self._rungs.d_model
+        return widths[: max(1, int(np.searchsorted(widths, largest * (1 + ROUNDING), side="right")))]
+
+    def beside(self, d_model: FloatArray) -> tuple[FloatArray, FloatArray]:
+        widths = self._rungs.d_model
+        below = np.searchsorted(widths, np.asarray(d_model) * (1 + ROUNDING), side="right") - 1
+        below = np.clip(below, 0, len(widths) - 1)
+        return widths[below], widths[np.minimum(below + 1, len(widths) - 1)]
+
+    def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
+        d, e = np.broadcast_arrays(np.asarray(d_model, float), np.asarray(experts, float))
+        lower, share = self._place(d)
+        is_rung = share == 0
+        below = self._rungs.widths(lower, self, e)
+        if np.all(is_rung):
+            return below
+        return _blend(below, self._rungs.widths(lower + 1, self, e), share)
+
+    def variables(self, d_model: ArrayLike, experts: ArrayLike) -> Fields:
+        models = self.widths(d_model, experts)
+        e = np.broadcast_to(np.asarray(experts, float), models.d_model.shape)
+        a = self._rungs.models[0]
+        is_sparse = e > 1
+        # As if the vocabulary were that of the models that laws were fitted to.
+        counted = 2.0 * models.d_model * self.counted_vocab_size
+
+        def where_sparse(value: float) -> FloatArray:
+            return np.where(is_sparse, value, 1.0)
+
+        routed = self.routed_experts(e)
+        return {
+            "n_active": models.n_active_non_embedding + counted,
+            "n_total": models.n_total_non_embedding + counted,
+            "n_active_non_embedding": models.n_active_non_embedding,
+            "n_total_non_embedding": models.n_total_non_embedding,
+            "own_n_active": models.n_active,
+            "experts": e,
+            "density": where_sparse(a.experts_per_token) / routed,
+            "activation_ratio": where_sparse(a.experts_per_token + a.shared_experts)
+            / (routed + np.where(is_sparse, a.shared_experts, 0.0)),
+            "granularity": where_sparse(a.granularity),
+            "active_experts": where_sparse(a.experts_per_token + a.shared_experts),
+            "experts_per_token": where_sparse(a.experts_per_token),
+            "shared_ratio": np.where(is_sparse, a.shared_experts * a.d_shared / a.active_width, 0.0),
+        }
+
+    def cache_bytes(self, d_model: ArrayLike, tokens: float, bytes_per_element: float) -> Any:
+        lower, share = self._place(np.asarray(d_model, float))
+        log_bytes = self._log_cache(tokens, bytes_per_element)
+        slope = (log_bytes[lower + 1] - log_bytes[lower]) * share if tokens else 0.0
+        return np.exp(log_bytes[lower] + slope)
+
+    def width_of_active(self, n_active: ArrayLike) -> Any:
+        rungs = self._rungs.d_model
+        log_n = np.log(self.variables(rungs, 1.0)["n_active"])
+        target = np.log(np.asarray(n_active, float))
+        lower = np.clip(np.searchsorted(log_n, target, side="right") - 1, 0, len(rungs) - 2)
+        share = (target - log_n[lower]) / (log_n[lower + 1] - log_n[lower])
+        return np.exp(np.log(rungs)[lower] + share * np.log(rungs[lower + 1] / rungs[lower]))
+
+    def _place(self, d_model: FloatArray) -> tuple[Any, FloatArray]:
+        """Find the rung below each width and how far in ln d it lies on the way to the next, 0 on a rung."""
+        rungs = self._rungs.d_model
+        lower = np.clip(np.searchsorted(rungs, d_model, side="right") - 1, 0, len(rungs) - 2)
+        with np.errstate(divide="ignore"):
+            share = np.log(d_model / rungs[lower]) / np.log(rungs[lower + 1] / rungs[lower])
+        return lower, np.asarray(share)
+
+    def _log_cache(self, tokens: float, bytes_per_element: float) -> FloatArray:
+        """Return ln bytes of the cache of every rung."""
+        with np.errstate(divide="ignore"):
+            return np.log([a.kv_cache_bytes(tokens, bytes_per_element) for a in self._rungs.models])
+
+
+# Fields of experts, which a dense model does not have.
+_OF_EXPERTS = {
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "norm_topk_prob",
+    "router_aux_loss_coef",
+}
+
+
+# Fields that decide no size but what a model computes; they are written into its configuration.
+_COMPUTED_WITH = {
+    "hidden_act",
+    "n_group",
+    "norm_topk_prob",
+    "rms_norm_eps",
+    "rope_theta",
+    "routed_scaling_factor",
+    "topk_group",
+}
+# Fields in which all members must agree: the shape of a feed-forward with experts.
+_SAME = ("num_experts_per_tok", "n_shared_experts", "num_shared_experts")
+
+
+@lru_cache(maxsize=32)
+def _read_names(names: str) -> Family:
+    """Read the family of texts with commas between them, once."""
+    return _family_of(names, [_read_member(name.strip()) for name in names.split(",")])
+
+
+def _name_of(source: Any) -> str:
+    if isinstance(source, Mapping):
+        return str(source.get("model_type"))
+    return str(source) if isinstance(source, (str, Path)) else str(getattr(source, "model_type", source))
+
+
+def _read_member(source: Any) -> Config:
+    """Read the fields of a configuration that its size and computation depend on."""
+    model = read_model(source)
+    config = read_config(source) if isinstance(source, (str, Path)) else source
+    config = text_config(config if isinstance(config, Mapping) else config.to_dict())
+    if model.model_type not in FAMILIES:
+        raise InputError(
+            f"like={model.name!r}: models of type {model.model_type} are counted on their class, which takes seconds "
+            f"for each width; families are of {', '.join(FAMILIES)}"
+        )
+    if model.unread:
+        raise InputError(f"like={model.name!r}: {model.warnings[0]}")
+    names = {*names_of_family(model.model_type), *_COMPUTED_WITH, "vocab_size"}
+    fields = {name: value for name, value in config.items() if name in names}
+    return {"model_type": model.model_type, **fields, "vocab_size": model.architecture.vocab_size}
+
+
+def _family_of(name: str, members: Sequence[Config]) -> Family:
+    """Make the family of some members. ValueError for members of different designs."""
+    first = members[0]
+    for member in members[1:]:
+        for field in ("model_type", *_SAME):
+            if member.get(field) != first.get(field):
+                values = f"{first.get(field)!r} and {member.get(field)!r}"
+                raise InputError(f"like={name!r}: members of one family have the same {field}, not {values}")
+    ordered = sorted(members, key=lambda member: member["hidden_size"])
+    widths = [member["hidden_size"] for member in ordered]
+    if len({*widths}) < len(widths):
+        raise InputError(f"like={name!r}: two members have the same hidden_size")
+    return Family(name, tuple(ordered))
+
+
+def _of_depth(values: list[Any], depth: int, new_depth: int) -> list[Any]:
+    """Shorten or continue the values of each block, or the numbers of some blocks, to another depth."""
+    if len(values) != depth:
+        chosen = _of_depth([block in values for block in range(depth)], depth, new_depth)
+        return [block for block, is_chosen in enumerate(chosen) if is_chosen]
+    # What the second half repeats goes on.
+    half = depth // 2
+    periods = range(1, depth - half)
+    period = next((p for p in periods if values[half : depth - p] == values[half + p :]), depth)
+    continued = list(values)
+    while len(continued) < new_depth:
+        continued.append(continued[-period])
+    return continued[:new_depth]
+
+
+@dataclass(frozen=True)
+class _Rungs:
+    """The models of every width that exists, with the experts of their members."""
+
+    d_model: FloatArray
+    models: tuple[Architecture, ...]
+    # Arrays of the fields of `Widths`, without those that E decides.
+    sizes: Mapping[str, FloatArray]
+    # Spans that some of the models have → elements of an entry, of all blocks.
+    products: Mapping[Span, FloatArray]
+
+    @classmethod
+    def of(cls, family: Family) -> _Rungs:
+        """Build the models whose sizes grow with the width."""
+        step = 128 if all(member["hidden_size"] % 128 == 0 for member in family.members) else 64
+        widths = [*range(step, FINEST + 1, step)]
+        while widths[-1] < WIDEST:
+            step *= 2
+            widths += range(widths[-1] + step, 2 * widths[-1] + 1, step)
+        models: list[Architecture] = []
+        for d_model in widths:
+            a = read_architecture(family.configuration(d_model))
+            if not models or a.n_active_non_embedding > models[-1].n_active_non_embedding:
+                models.append(a)
+        sizes = {name: np.array([getattr(a, name) for a in models], float) for name in _SIZES}
+        spans = dict.fromkeys(span for a in models for span, _ in a.products)
+        products = {span: np.array([dict(a.products).get(span, 0.0) for a in models]) for span in spans}
+        return cls(sizes["d_model"], tuple(models), sizes, products)
+
+    def widths(self, rung: Any, family: Family, expansion: FloatArray) -> Widths:
+        """Return the models of some rungs [...] with these E."""
+        a = self.models[0]
+        sizes = {name: values[rung] for name, values in self.sizes.items()}
+        is_sparse = expansion > 1
+        routed = family.routed_experts(expansion)
+        experts_more = np.where(is_sparse, routed - sizes.pop("experts"), 0.0)
+        matrices = 3 if a.gated else 2
+        more = matrices * sizes["routed_blocks"] * sizes["d_model"] * sizes["d_expert"] * experts_more
+        dense = {"n_total": "n_active", "n_total_non_embedding": "n_active_non_embedding"}
+        for total, active in dense.items():
+            lookups = sizes["lookup_parameters"] if total == "n_total" else 0.0
+            sizes[total] = np.where(is_sparse, sizes[total] + more, sizes[active] + lookups)
+        return Widths(
+            **{
+                **sizes,
+                "experts": np.where(is_sparse, routed, 1.0),
+                "experts_per_token": np.where(is_sparse, sizes["experts_per_token"], 1.0),
+                "d_expert": np.where(is_sparse, sizes["d_expert"], sizes["active_width"]),
+            },
+            vocab_size=a.vocab_size,
+            tied_embeddings=a.tied_embeddings,
+            gated=a.gated,
+            products=tuple((span, values[rung]) for span, values in self.products.items()),
+        )
+
+
+_ALIKE = {"vocab_size", "tied_embeddings", "gated", "products"}
+_SIZES = tuple(size.name for size in fields(Widths) if size.name not in _ALIKE)
+
+
+def _blend(lower: Widths, upper: Widths, share: FloatArray) -> Widths:
+    """Interpolate between two models: the logarithms of sizes, and sizes themselves where one of them is 0."""
+
+    def between(a: Any, b: Any) -> Any:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.asarray(b, float) / a
+            return np.where((a > 0) & (ratio > 0), a * ratio**share, a + share * (b - a))
+
+    values = {name: between(getattr(lower, name), getattr(upper, name)) for name in _SIZES}
+    pairs = zip(lower.products, upper.products, strict=True)
+    values["products"] = tuple((span, between(a, b)) for (span, a), (_, b) in pairs)
+    return replace(lower, **values)

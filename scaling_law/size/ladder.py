@@ -1,0 +1,118 @@
+"""Ladders: models of one shape, of every width and E, as a law and a machine see them.
+
+`PaperLadder` is the paper's shape, which has a formula for any width. `size.family` makes ladders of released models.
+An E is total over active feed-forward width, as in laws of top-1 models; 1 is dense.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hub.base.types import Fields
+from scaling_law.size.architecture import (
+    HEAD_DIM,
+    VOCAB_SIZE,
+    Architecture,
+    kv_cache_elements,
+    variables_of_width,
+    width_of_active,
+)
+from scaling_law.size.arrays import FloatArray
+from scaling_law.size.widths import Widths
+
+# A limit may miss the width of a model that exists by rounding.
+ROUNDING = 1e-12
+# The widest model of the paper's shape whose neighbours are 64 apart; above, an octave has this many / 128 widths.
+FINEST = 32_768
+
+
+class Ladder(ABC):
+    """Models of one shape. Widths between those that exist, the rungs, are those of models that are interpolated.
+
+    `own_n_active` among the variables is N_act with the model's own vocabulary, of which 6 N D are counted;
+    `n_active` is N_act as laws count it.
+    """
+
+    @property
+    @abstractmethod
+    def smallest(self) -> float:
+        """The d_model of the smallest model."""
+
+    @abstractmethod
+    def rungs(self, largest: float) -> FloatArray:
+        """List the d_model that exist up to `largest`, the smallest in any case."""
+
+    @abstractmethod
+    def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
+        """Return models of these widths and E as arrays; broadcasts."""
+
+    @abstractmethod
+    def variables(self, d_model: ArrayLike, experts: ArrayLike) -> Fields:
+        """Return what a law may depend on, named as in `Architecture.variables`, and `own_n_active`; broadcasts."""
+
+    @abstractmethod
+    def architecture(self, d_model: float, experts: float) -> Architecture:
+        """Return the architecture of a rung. ValueError where there is none."""
+
+    @abstractmethod
+    def cache_bytes(self, d_model: ArrayLike, tokens: float, bytes_per_element: float) -> Any:
+        """Count the bytes of the KV cache of one sequence of so many tokens; broadcasts."""
+
+    @abstractmethod
+    def width_of_active(self, n_active: ArrayLike) -> Any:
+        """Find the d_model of this N_act, as laws count it; broadcasts."""
+
+    @abstractmethod
+    def beside(self, d_model: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Find the rung at or below each width, the smallest in any case, and the one above."""
+
+
+@dataclass(frozen=True)
+class PaperLadder(Ladder):
+    """The paper's shape: n_blocks = n_heads = d_model / 64, and experts of width 3 d_model.
+
+    Each is split into G = `granularity`, of which G are active, a part `shared_ratio` of them shared.
+    """
+
+    granularity: float = 1.0
+    shared_ratio: float = 0.0
+    vocab_size: int = VOCAB_SIZE
+
+    @property
+    def smallest(self) -> float:
+        return float(HEAD_DIM)
+
+    def rungs(self, largest: float) -> FloatArray:
+        widths = [np.arange(HEAD_DIM, min(max(largest, HEAD_DIM), FINEST) + 1, HEAD_DIM, dtype=float)]
+        octave = FINEST
+        while octave < largest:
+            step = 2 * HEAD_DIM * octave // FINEST
+            widths.append(np.arange(octave + step, min(largest, 2 * octave) + 1, step, dtype=float))
+            octave *= 2
+        return np.concatenate(widths)
+
+    def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
+        return Widths.of(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
+
+    def variables(self, d_model: ArrayLike, experts: ArrayLike) -> Fields:
+        sizes = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
+        return {**sizes, "own_n_active": sizes["n_active"]}
+
+    def architecture(self, d_model: float, experts: float) -> Architecture:
+        """Return a model of the paper. ValueError where its experts cannot be split so."""
+        return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
+
+    def cache_bytes(self, d_model: ArrayLike, tokens: float, bytes_per_element: float) -> Any:
+        return bytes_per_element * kv_cache_elements(d_model, tokens)
+
+    def width_of_active(self, n_active: ArrayLike) -> Any:
+        return width_of_active(n_active, self.vocab_size)
+
+    def beside(self, d_model: FloatArray) -> tuple[FloatArray, FloatArray]:
+        below = HEAD_DIM * np.maximum(np.floor(d_model * (1 + ROUNDING) / HEAD_DIM), 1.0)
+        return below, below + HEAD_DIM
