@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 from typing_extensions import Unpack
@@ -83,6 +83,7 @@ class Plan(Answer):
     """
 
     architecture: Architecture
+    model: Fields
     tokens: int
     branches: tuple[int, ...]
     steps: int
@@ -153,7 +154,7 @@ class Plan(Answer):
     def configuration(self, sweep: str = "run") -> dict[str, Fields]:
         """Return the sections of `train.py`'s YAML; everything left out has the paper's value there by default.
 
-        The model is ours, or of a class of transformers that has the architecture (`size.model_sections`). ValueError
+        The model is ours, or of the class of transformers that has the architecture (`size.model_sections`, `size.family`). ValueError
         without a learning rate.
         """
         if self.learning_rate is None:
@@ -167,7 +168,7 @@ class Plan(Answer):
                 run["expert_parallel"] = self.placement.ep
         return {
             "run": run,
-            "model": model_section(a),
+            "model": self.model,
             "data": {"sequence_length": self.sequence_length},
             "schedule": {
                 "tokens": list(self.branches),
@@ -202,9 +203,8 @@ class Plan(Answer):
         lines = {
             "architecture": f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts_equivalent:g}"
         }
-        model = model_section(a).get("type")
-        if model:
-            lines["class"] = f"{model}, {describe_experts(a)}"
+        if "type" in self.model:
+            lines["class"] = f"{self.model['type']}, {describe_experts(a)}"
         lines["parameters"] = f"{format_count(a.n_active)} active, {format_count(a.n_total)} in total"
         per_parameter = self.tokens / a.n_active
         lines["tokens"] = f"{self.tokens:,} in {self.steps:,} steps ({per_parameter:.1f} per active parameter)"
@@ -324,6 +324,7 @@ def plan(
             "training_flops": list(map(architecture.training_flops, schedule.branches)),
         },
         architecture=architecture,
+        model=_model_section(table.limits, row),
         tokens=schedule.tokens,
         branches=schedule.branches,
         steps=schedule.steps,
@@ -389,6 +390,13 @@ class _Schedule:
         shorter = [length for length in dict.fromkeys(halves) if length * (1 - PAPER.decay_fraction) > warmup]
         total = tokens + sum(_decay_tokens(ramp, length) for length in shorter)
         return cls(tokens, steps, (*shorter, tokens), warmup, total, warnings)
+
+
+def _model_section(limits: Limits, row: OptimalRow) -> Fields:
+    """Write the section `model` of the configuration of a row's architecture."""
+    if limits.like:
+        return limits.like.model_section(row.d_model, row.experts)
+    return model_section(cast(Architecture, row.architecture))
 
 
 def _read_rate(row: OptimalRow, learning_rate: float | None) -> Fields:

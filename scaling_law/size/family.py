@@ -51,6 +51,11 @@ DENSE_TWINS = {
     "qwen2_moe": "qwen2",
     "qwen3_moe": "qwen3",
 }
+# Model types → the class of transformers that has their blocks, and types without a class.
+TRAINED_AS = {"kimi_k2": "deepseek_v3"}
+WITHOUT_CLASS = {"bailing_moe", "deepseek", "qwen2_vl", "qwen2_5_vl"}
+# Classes whose routers have a selection bias, with which experts are balanced.
+BALANCED_BY_BIAS = {"deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm_moe_dsa", "minimax_m2"}
 # Up to this width a family has all multiples of its step; in each octave above as many as in the one below.
 FINEST = 8192
 WIDEST = 65_536
@@ -119,15 +124,27 @@ class Family(Ladder):
         return config
 
     def architecture(self, d_model: float, experts: float) -> Architecture:
-        routed = None if not self.experts else round(float(self.routed_experts(experts)))
-        return read_architecture(self.configuration(d_model, routed))
+        return read_architecture(self.configuration(d_model, self._routed(experts)))
 
     def model_section(self, d_model: float, experts: float) -> Fields:
-        """Write the section `model` of a train.py configuration; the vocabulary is the tokenizer's."""
-        routed = None if not self.experts else round(float(self.routed_experts(experts)))
-        config = self.configuration(d_model, routed)
+        """Write the section `model` of a train.py configuration; the vocabulary is the tokenizer's.
+
+        Experts are balanced by a selection bias where the class has one. ValueError for a type without a class.
+        """
+        config = self.configuration(d_model, self._routed(experts))
+        kind = config.pop("model_type")
         del config["vocab_size"]
-        return {"type": config.pop("model_type"), **config}
+        if kind in WITHOUT_CLASS:
+            raise InputError(f"like={self.name!r}: transformers has no class for {kind}, which train.py could train")
+        kind = TRAINED_AS.get(kind, kind)
+        section: Fields = {"type": kind, **config}
+        if kind in BALANCED_BY_BIAS and experts > 1:
+            section["balance"] = "bias"
+        return section
+
+    def _routed(self, expansion: float) -> int | None:
+        """Return the number of routed experts of this E; None of a dense family."""
+        return round(float(self.routed_experts(expansion))) if self.experts else None
 
     @cached_property
     def experts(self) -> int:
