@@ -154,7 +154,7 @@ class Plan(Answer):
     def configuration(self, sweep: str = "run") -> dict[str, Fields]:
         """Return the sections of `train.py`'s YAML; everything left out has the paper's value there by default.
 
-        The model is ours, or of the class of transformers that has the architecture (`size.model_sections`, `size.family`). ValueError
+        The model is ours, or of the class of transformers that has the architecture (`model_section`). ValueError
         without a learning rate.
         """
         if self.learning_rate is None:

@@ -376,6 +376,9 @@ _COMPUTED_WITH = {
     "routed_scaling_factor",
     "topk_group",
 }
+# Fields of config.json that no class reads, or not that of a type.
+_UNREAD = {"moe_layer_freq"}
+_UNREAD_BY = {"minimax_m2": {"use_qk_norm"}}
 # Fields in which all members must agree: the shape of a feed-forward with experts.
 _SAME = ("num_experts_per_tok", "n_shared_experts", "num_shared_experts")
 
@@ -404,7 +407,11 @@ def _read_member(source: Any) -> Config:
         )
     if model.unread:
         raise InputError(f"like={model.name!r}: {model.warnings[0]}")
-    names = {*names_of_family(model.model_type), *_COMPUTED_WITH, "vocab_size"}
+    names = (
+        {*names_of_family(model.model_type), *_COMPUTED_WITH, "vocab_size"}
+        - _UNREAD
+        - _UNREAD_BY.get(model.model_type, set())
+    )
     fields = {name: value for name, value in config.items() if name in names}
     return {"model_type": model.model_type, **fields, "vocab_size": model.architecture.vocab_size}
 
