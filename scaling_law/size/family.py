@@ -333,6 +333,7 @@ class Family(Ladder):
         return np.exp(log_bytes[lower] + slope)
 
     def width_of_active(self, n_active: ArrayLike) -> Any:
+        """Find the d_model of this N_act, as laws count it: exactly on rungs, else between the same two."""
         rungs = self._rungs.d_model
         log_n = np.log(self.variables(rungs, 1.0)["n_active"])
         target = np.log(np.asarray(n_active, float))
@@ -397,23 +398,21 @@ def _name_of(source: Any) -> str:
 
 def _read_member(source: Any) -> Config:
     """Read the fields of a configuration that its size and computation depend on."""
-    model = read_model(source)
+    name = _name_of(source)
     config = read_config(source) if isinstance(source, (str, Path)) else source
     config = text_config(config if isinstance(config, Mapping) else config.to_dict())
-    if model.model_type not in FAMILIES:
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
         raise InputError(
-            f"like={model.name!r}: models of type {model.model_type} are counted on their class, which takes seconds "
-            f"for each width; families are of {', '.join(FAMILIES)}"
+            f"like={name!r}: models of type {kind} are counted on their class, which takes seconds for each width; "
+            f"families are of {', '.join(FAMILIES)}"
         )
+    model = read_model(config)
     if model.unread:
-        raise InputError(f"like={model.name!r}: {model.warnings[0]}")
-    names = (
-        {*names_of_family(model.model_type), *_COMPUTED_WITH, "vocab_size"}
-        - _UNREAD
-        - _UNREAD_BY.get(model.model_type, set())
-    )
-    fields = {name: value for name, value in config.items() if name in names}
-    return {"model_type": model.model_type, **fields, "vocab_size": model.architecture.vocab_size}
+        raise InputError(f"like={name!r}: {model.warnings[0]}")
+    names = {*names_of_family(kind), *_COMPUTED_WITH, "vocab_size"} - _UNREAD - _UNREAD_BY.get(kind, set())
+    fields = {field: value for field, value in config.items() if field in names}
+    return {"model_type": kind, **fields, "vocab_size": model.architecture.vocab_size}
 
 
 def _family_of(name: str, members: Sequence[Config]) -> Family:
