@@ -131,7 +131,7 @@ def format_experts(experts: Iterable[float], most: int = 8) -> list[str]:
     words: list[str] = []
     # Consecutive counts have one difference to their positions.
     for _, pairs in groupby(enumerate(experts), lambda pair: pair[1] - pair[0]):
-        row = [f"{count:g}" for _, count in pairs]
+        row = [f"{count:.5g}" for _, count in pairs]
         if len(row) > 2:
             row = [f"{row[0]} to {row[-1]}"]
         words += row

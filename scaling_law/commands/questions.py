@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from hub.base.errors import InputError
@@ -20,13 +21,24 @@ from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import ChinchillaLaw, Law, shelf
 from scaling_law.law import compare as comparing
 from scaling_law.law import describe as describing
-from scaling_law.planning.question import ExpertCounts, Experts, Flops, SeveralSizes, SeveralTokens, Tokens
+from scaling_law.planning.limits import Limits
+from scaling_law.planning.question import (
+    OF_FAMILY,
+    ExpertCounts,
+    Experts,
+    Flops,
+    Like,
+    SeveralSizes,
+    SeveralTokens,
+    Tokens,
+)
 from scaling_law.planning.speedup import MATCH_MEANING, Match
+from scaling_law.size.family import Family
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 WHICH_EXPERTS = "E of the model; with --n-active several: 2,8, or doublings: 2-8. [default: 8; or the law's own]"
 OF_TIME = ("gpus", "gpu", "throughput", "mfu", "engine", "precision", "sequence_length", "batch")
-OF_DESIGN = ("granularity", "shared_ratio", "vocab_size")
+OF_DESIGN = ("granularity", "shared_ratio", "like", "vocab_size")
 COMPUTE_ONLY = ("baseline", "match", *OF_TIME, *OF_DESIGN)
 
 
@@ -40,6 +52,7 @@ def loss(
     experts: Annotated[
         ExpertCounts | None, field("8, or 1,2,4, or doublings 1-8. [default: 1, or the law's own]")
     ] = None,
+    like: Annotated[Like | None, field(OF_FAMILY)] = None,
     unique_tokens: Annotated[
         Tokens | None, field("Unique tokens; more are repetitions, worth less: 100B.", rare=True)
     ] = None,
@@ -61,14 +74,14 @@ def loss(
         scaling-law loss --tokens 2e10 --variable n_total=5e9 --variable density=0.1 --law my-law
     """
     default_experts = round(law.default_experts()) if isinstance(law, ChinchillaLaw) else law.check().at["experts"]
-    counts = experts or [default_experts]
+    counts = experts or [like.experts if like else default_experts]
     constants = dict(variable)
     if unique_tokens is not None:
         constants["unique_tokens"] = unique_tokens
     _refuse_missing(law, {"n_active": n_active, "tokens": tokens, "experts": counts, **constants})
     rows = []
     for n, d, e in product(n_active or [None], tokens or [None], counts):
-        rows.append(_predict(law, {"n_active": n, "tokens": d, "experts": e, **constants}))
+        rows.append(_predict(law, {"n_active": n, "tokens": d, "experts": e, **constants}, like))
     show({"law": repr(law), "rows": rows}, as_json, _losses_table(law, rows).for_shell(verbose))
     exit_untrusted(all(row["trusted"] for row in rows))
 
@@ -83,9 +96,16 @@ def _refuse_missing(law: Law, values: Mapping[str, Any]) -> None:
         raise InputError(f"{join_words(flags)} {verb} needed: {depends}")
 
 
-def _predict(law: Law, variables: Fields) -> Fields:
-    """Predict the loss of one model, with its interval where the law has draws."""
-    row = {**variables, "loss": float(law.loss(**variables))}
+def _predict(law: Law, variables: Fields, like: Family | None) -> Fields:
+    """Predict the loss of one model, with its interval where the law has draws; of a family that of this N_act."""
+    row = dict(variables)
+    if like:
+        e = like.read_experts(np.array(float(variables["experts"])))
+        limits = Limits.of(law, like=like)
+        model = limits.ladder.variables(limits.width_of_parameters(variables["n_active"], 1.0), e)
+        variables = {**variables, **{name: float(model[name]) for name in {*law.variables} & {*model}}}
+        row = {**row, "routed_experts": row["experts"], "experts": float(e)}
+    row["loss"] = float(law.loss(**variables))
     if law.draws is not None:
         row["loss_interval"] = percentile_interval(law.loss_draws(**variables))
     row["trusted"] = bool(law.check(**variables).trusted)
@@ -168,7 +188,7 @@ def reach(law: Law, loss: float, **question: Any) -> tuple[Answer, Fields]:
 
 @command(
     "flops n_active experts baseline match gpus gpu throughput mfu engine precision sequence_length batch granularity "
-    "shared_ratio vocab_size force law",
+    "shared_ratio like vocab_size force law",
     modes={"n_active": Mode(never=("flops", *COMPUTE_ONLY))},
     asks=Law.speedup,
 )
@@ -209,8 +229,8 @@ def speedup(
 
 
 @command(
-    "flops memory laws vocab_size force",
-    modes={"flops": Mode(only=("memory", "vocab_size", "force"))},
+    "flops memory laws like vocab_size force",
+    modes={"flops": Mode(only=("memory", "like", "vocab_size", "force"))},
     asks=comparing.compare,
 )
 def compare(

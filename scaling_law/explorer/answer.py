@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -99,10 +99,12 @@ def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -
     """Draw the figure of the question's view."""
     thin = curves.thin_draws(law, DRAWS)
     budget = table.budget
-    models = asdict(table.limits)
+    models = table.limits.to_fields()
     memory = models.pop("memory")
     del models["max_parameters"]
-    experts = [row.experts for row in table] if question.experts.strip() else None
+    experts = None
+    if question.experts.strip():
+        experts = [table.limits.as_asked(row.experts) for row in table]
     if question.view == "memory":
         by_memory = curves.memory_curves(thin, budget, experts, **models, points=POINTS, prefers_trusted=True)
         return interactive.loss_by_memory(by_memory, page, memory, (table.best.memory_bytes, table.best.loss))

@@ -33,7 +33,7 @@ VIEWS = {
     "isoflop": "Loss along the budget",
     "tokens": "Loss against tokens",
 }
-LIMITS = ("memory", "kv_tokens", "inference_tokens")
+LIMITS = ("memory", "kv_tokens", "inference_tokens", "like")
 # All other fields are texts.
 CHOICES = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS)}
 # Fields that a command names last.
@@ -67,6 +67,7 @@ class Question:
     memory: str = "80GB"
     kv_tokens: str = "16k"
     inference_tokens: str = ""
+    like: str = ""
     experts: str = ""
     sequence_length: str = ""
     batch: str = ""

@@ -22,7 +22,6 @@ from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wi
 from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths, parse_experts
 from scaling_law.planning.question import LimitFields, ModelFields
 from scaling_law.planning.trusted import BestModels, prefer_trusted, trusted_models, trusted_widths
-from scaling_law.size.architecture import HEAD_DIM, total_parameters, width_of_active
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval, Intervals, Variables
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def loss_curve(
     if band and law.draws is not None:
         draws = limits.loss(law, law.columns_of_draws(1), variables)
         interval = interval_of(law.add_extrapolation(draws, variables, 1))
-    d_model = np.asarray(width_of_active(variables["n_active"], law.vocab_size))
+    d_model = np.asarray(limits.ladder.width_of_active(variables["n_active"]))
     check = law.check(**variables, unique_tokens=limits.unique_tokens)
     return Curve(
         experts=experts,
@@ -163,7 +162,7 @@ def loss_curve(
         interval=interval,
         d_model=d_model,
         n_active=variables["n_active"],
-        n_total=np.asarray(total_parameters(d_model, experts, vocab_size=law.vocab_size)),
+        n_total=np.asarray(limits.widths(d_model, experts).n_total),
         tokens=variables["tokens"],
         mark=mark,
     )
@@ -185,9 +184,9 @@ def memory_curves(
     optimum has no curve; ValueError if all are without. Regions are those of the lowest loss; if `prefers_trusted`,
     models and regions are those of `OptimalTable`.
     """
-    e = np.atleast_1d(parse_experts(law, experts))
     fields: Fields = {"bytes_per_parameter": 1.0, "bytes_per_kv": 1.0, **costs}
     limits = Limits.of(law, **fields)
+    e = np.atleast_1d(parse_experts(law, experts, limits))
     optimum = optimal_widths(law, budget, e, limits)
     sizes = limits.memory_bytes(optimum.d_model, e)[optimum.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
@@ -238,7 +237,7 @@ def _best_within(
         d_model = np.broadcast_to(np.minimum(largest, largest_trusted), loss.shape)
         _, tokens, trusted_loss = trusted_models(law, experts, budget, limits)(d_model)
         variables = limits.models(law, d_model, experts, tokens)
-        has_model = np.isfinite(trusted_loss) & optimum.exists & (largest >= HEAD_DIM)
+        has_model = np.isfinite(trusted_loss) & optimum.exists & (largest >= limits.ladder.smallest)
         trusted = BestModels(d_model, np.where(has_model, trusted_loss, np.inf), variables)
         models, is_compared = prefer_trusted(law, budget, limits, models, _take_best_so_far(trusted))
     return models, is_compared
@@ -311,8 +310,8 @@ def budget_curves(
     A curve has the widths about its optimum that the GPUs and the limits allow; `costs` are limits as of
     `law.optimal`. ValueError if no E has an optimum within them.
     """
-    e = np.atleast_1d(parse_experts(law, experts))
     limits = Limits.of(law, **costs)
+    e = np.atleast_1d(parse_experts(law, experts, limits))
     optima = optimal_widths(law, budget, e, limits)
     has_model = optima.exists & optima.fits
     steps = np.geomspace(WIDTHS, 1.0 / WIDTHS, 2 * (points // 2) + 1)
@@ -380,8 +379,8 @@ def best_experts(
     """
     budgets = np.atleast_1d(positive("flops", flops))
     memory_limits = np.atleast_1d(positive("memory", memory))
-    e = np.atleast_1d(parse_experts(law, experts))
     limits = Limits.of(law, **costs)
+    e = np.atleast_1d(parse_experts(law, experts, limits))
     budget = Budget.each(budgets[:, None])
     # Between the limits are more, and the memory of the smallest trusted models.
     rungs = np.geomspace(LEAST_MEMORY * memory_limits.min(), memory_limits.max(), RUNGS)
@@ -391,7 +390,7 @@ def best_experts(
     rows = np.searchsorted(ladder, memory_limits)
     models = models.take(lambda values: values[rows])
     check = law.check(**models.variables)
-    fits = limits.width_of_memory(memory_limits[:, None, None], e) >= HEAD_DIM * (1 - ROUNDING)
+    fits = limits.memory_bytes(limits.ladder.smallest, e) <= memory_limits[:, None, None] * (1 + ROUNDING)
     is_compared = is_compared[rows] & np.isfinite(models.loss) & fits & ~check.beyond
     loss = np.where(is_compared, models.loss, np.inf)
     best = np.argmin(loss, axis=-1)[..., None]

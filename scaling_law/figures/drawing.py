@@ -72,7 +72,7 @@ def log_ticks(low: float, high: float, most: float) -> list[float]:
 
 def label_of(experts: float) -> str:
     """Return the label of E in legends."""
-    return "dense" if experts == 1 else f"E = {experts:g}"
+    return "dense" if experts == 1 else f"E = {experts:.5g}"
 
 
 def new_figure(

@@ -103,7 +103,7 @@ class Forecast(Answer):
         row = self.rows[0]
         n_active = format_count(row["n_active"])
         tokens = format_count(row["tokens"])
-        verdict = f"E = {row['experts']:g}, {n_active} active parameters, {tokens} tokens: "
+        verdict = f"E = {row['experts']:.5g}, {n_active} active parameters, {tokens} tokens: "
         verdict += f"loss {row['loss']:.3f} ({self.level:.0%}: {row['low']:.3f} to {row['high']:.3f})"
         if len(self.rows) > 1:
             verdict += f"; {len(self.rows) - 1} more"
@@ -549,7 +549,7 @@ def _name_far_runs(runs: Runs) -> Iterator[str]:
             names = fit(group, "chinchilla").status.suspicious
             if names:
                 text = say_far_away(names)
-                yield Notice(f"{text} of E = {e:g}: check their losses, sizes and tokens", text)
+                yield Notice(f"{text} of E = {e:.5g}: check their losses, sizes and tokens", text)
 
 
 def _say_constant(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

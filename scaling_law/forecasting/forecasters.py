@@ -116,7 +116,7 @@ def forecasters(
             laws[f"{kind}, moved from other E"] = law.through(moved_to_dense)
         if alone and is_matching.any():
             for kind, law in of_one_e.items():
-                laws[f"{kind} of E = {experts:g}"] = law.through(restrict_to(experts))
+                laws[f"{kind} of E = {experts:.5g}"] = law.through(restrict_to(experts))
     laws.update(of_several)
     return laws
 
@@ -324,7 +324,7 @@ def restrict_to(experts: float) -> Callable[[Predict], Predict]:
         ) -> Prediction:
             is_matching = match_experts(runs, experts)
             if not is_matching.any():
-                raise InputError(f"no run has E = {experts:g}")
+                raise InputError(f"no run has E = {experts:.5g}")
             return predict(runs.subset(is_matching), points, errors)
 
         return predict_from_matching

@@ -407,7 +407,7 @@ class RangeCheck(Summarised):
         for excess in self._excesses(self._limits_of_each, SLACK):
             sentence = str(excess)
             if excess.name in ("N_act", "D") and excess.experts in conditions.experts:
-                sentence += f" at E = {excess.experts:g}"
+                sentence += f" at E = {excess.experts:.5g}"
             notice = Notice(
                 sentence,
                 EXTRAPOLATES,
@@ -485,7 +485,7 @@ class RangeCheck(Summarised):
         for excess in self._beyond_guard():
             reason = str(excess)
             if excess.name != "E" and not np.isnan(excess.experts):
-                reason += f" at E = {excess.experts:g}"
+                reason += f" at E = {excess.experts:.5g}"
             reasons.append(f"{reason}, beyond the limit of {excess.sign}{self.guard(excess.name):,g}")
         return "; ".join(reasons)
 

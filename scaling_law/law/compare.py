@@ -20,8 +20,7 @@ from scaling_law.formulas.conditions import ExtrapolationError
 from scaling_law.law.shelf import SHELF, PublishedLaw, entry
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalRow
-from scaling_law.planning.question import Bytes, Flops, Force
-from scaling_law.size.architecture import VOCAB_SIZE
+from scaling_law.planning.question import OF_FAMILY, Bytes, Flops, Force, Like
 
 GRANULARITIES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 SHARED = (0.1, 0.2, 0.3, 0.4)
@@ -93,8 +92,9 @@ class LawComparison(Answer):
         return replace(super().summary(), warnings=())
 
     def _footnotes(self) -> list[str]:
+        shape = f"like {self.limits.like}" if self.limits.like else "the d / 64 rule"
         return [
-            f"Every model: the d / 64 rule with a vocabulary of {self.limits.vocab_size:,}, and 6 N_act D FLOPs.",
+            f"Every model: {shape} with a vocabulary of {self.limits.vocab_size:,}, and 6 N_act D FLOPs.",
             "Losses on different corpora and tokenizers are not comparable.",
         ]
 
@@ -108,7 +108,8 @@ def compare(
     *,
     memory: Annotated[Bytes | None, field("Memory for the weights: 80GB (decimal) or 80GiB.")] = None,
     laws: Annotated[Names | None, field(LAWS)] = None,
-    vocab_size: Annotated[int, Field(ge=1), field("Vocabulary of every model.", rare=True)] = VOCAB_SIZE,
+    like: Annotated[Like | None, field(OF_FAMILY)] = None,
+    vocab_size: Annotated[int | None, Field(ge=1), field("Vocabulary of every model.", rare=True)] = None,
     force: Force = False,
 ) -> LawComparison:
     """Find the optimum of each published law of the loss for a training budget (`laws()` lists the laws).
@@ -123,7 +124,7 @@ def compare(
     ExtrapolationError where no law answers, and one because its optimum is beyond the range guard.
     """
     budget = cast(float, flops)
-    limits = Limits.of(memory=memory, vocab_size=vocab_size)
+    limits = Limits.of(memory=memory, vocab_size=vocab_size, like=like)
     if laws is None:
         names = [name for name, law in SHELF.items() if law.published and law.answers == "loss"]
         names = [name for name in names if "tokens" in SHELF[name].variables]
@@ -150,9 +151,10 @@ def compare(
 
 def _find_optimum(paper: PublishedLaw, law: Any, flops: float, limits: Limits, force: bool) -> Fields:
     """Ask the law, over granularities and shared experts where it depends on them."""
-    is_fine = bool(FINE & {*law.variables})
-    designs = product(GRANULARITIES if is_fine else (1.0,), SHARED if "shared_ratio" in law.variables else (0.0,))
-    asked: Fields = {"memory": limits.memory, "vocab_size": limits.vocab_size, "force": force}
+    is_fine = bool(FINE & {*law.variables}) and limits.like is None
+    has_shares = "shared_ratio" in law.variables and limits.like is None
+    designs = product(GRANULARITIES if is_fine else (1.0,), SHARED if has_shares else (0.0,))
+    asked: Fields = {"memory": limits.memory, "vocab_size": limits.vocab_size, "like": limits.like, "force": force}
     optima = []
     refusals = []
     for granularity, shared_ratio in designs:

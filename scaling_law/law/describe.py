@@ -459,4 +459,4 @@ def _choice(prediction: PredictedLoss) -> str:
     loss = f"{best.loss:.4f} nats ({best.loss - prediction.loss:+.4f})"
     if best.trusted and not prediction.trusted:
         loss += ", the best that is trusted"
-    return f"E = {best.experts:g}, {sizes}, {format_count(best.tokens)} tokens: {loss}"
+    return f"E = {best.experts:.5g}, {sizes}, {format_count(best.tokens)} tokens: {loss}"

@@ -394,7 +394,9 @@ class Budget:
             # This raises an error that says what is missing.
             run.place(limits.architecture(smallest, math.ceil(experts)))
         if step > self.seconds:
-            model = f"the smallest model (d_model {smallest:g}, E = {experts:g}) takes {step:.3g} s on {self.cluster}"
+            model = (
+                f"the smallest model (d_model {smallest:g}, E = {experts:.5g}) takes {step:.3g} s on {self.cluster}"
+            )
             raise InputError(f"hours={self.hours:g} is less than one training step: {model}")
 
     def __str__(self) -> str:

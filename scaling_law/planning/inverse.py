@@ -114,7 +114,7 @@ class Reached(Answer):
         warnings = list(self.notes)
         for place in self.bests:
             row = self.rows[place]
-            name = f"E = {row.experts:g}"
+            name = f"E = {row.experts:.5g}"
             if self.loss.size > 1:
                 name = f"loss {row.loss:g}, {name}"
             check = self.check.row(np.unravel_index(place, self.n_active.shape))
@@ -133,7 +133,7 @@ class Reached(Answer):
         rows = [row for row in self.rows if row.loss == best.loss]
         cheapest = min(rows, key=lambda row: float(row[self.least]))
         if cheapest[self.least] < best[self.least]:
-            text += f"; E = {cheapest.experts:g} would take {self._cost(cheapest)}, but is not trusted"
+            text += f"; E = {cheapest.experts:.5g} would take {self._cost(cheapest)}, but is not trusted"
         return text
 
     def _cost(self, row: Row) -> str:

@@ -257,7 +257,7 @@ def _describe_trusted(best: _Models) -> str:
         return ""
     n_active = format_count(float(best.variables["n_active"][0]))
     tokens = format_count(float(best.variables["tokens"][0]))
-    model = f"E = {best.experts[0]:g}, {n_active} active on {tokens} tokens"
+    model = f"E = {best.experts[0]:.5g}, {n_active} active on {tokens} tokens"
     return f"; the best model that can be trusted is {model}, with a loss of {best.loss[0]:.3f}"
 
 
@@ -415,7 +415,7 @@ def _explain_largest(table: OptimalTable, candidates: FloatArray, law: Formula, 
     limit = "the default list" if by_default else "the list asked for"
     if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
         limit = "the fitted range"
-    return f"E = {best:g} is the largest considered ({limit} ends there); {2 * best:g} was not tried"
+    return f"E = {best:.5g} is the largest considered ({limit} ends there); {2 * best:g} was not tried"
 
 
 def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable:
@@ -465,6 +465,6 @@ def _explain_nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -
     memory = float(limits.memory_bytes(smallest, lowest))
     parameters = format_count(float(model.n_total))
     return (
-        f"nothing fits: the smallest model (d_model {smallest:g}, E = {lowest:g}) has {parameters} parameters and "
+        f"nothing fits: the smallest model (d_model {smallest:g}, E = {lowest:.5g}) has {parameters} parameters and "
         f"needs at least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"
     )

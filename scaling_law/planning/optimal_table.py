@@ -148,7 +148,7 @@ class Comparison:
 
     def __str__(self) -> str:
         if len(self.tied) == 1:
-            return f"E = {self.best:g} is {self.difference:.4f} nats better than E = {self.runner_up:g}"
+            return f"E = {self.best:.5g} is {self.difference:.4f} nats better than E = {self.runner_up:.5g}"
         tied = sorted(self.tied)
         claim = f"E = {join_words(format_experts(tied))} cannot be told apart"
         difference = f"{self.difference:.4f} nats between the best two"
@@ -296,7 +296,7 @@ class OptimalTable(Answer):
         gain = round(self.best.loss - losses.get(lowest, self.best.loss), 3)
         if not self.best.trusted or gain <= 0:
             return ""
-        return f"E = {lowest:g} is {gain:.3f} lower outside the trusted region"
+        return f"E = {lowest:.5g} is {gain:.3f} lower outside the trusted region"
 
     @property
     def limit_of_trust(self) -> str:
@@ -305,7 +305,7 @@ class OptimalTable(Answer):
         if edge is None:
             return ""
         size = f"{format_count(edge.n_active)} active on {format_count(edge.tokens)} tokens"
-        return f"trusted up to {size} (E = {edge.experts:g}): loss {edge.loss:.3f}"
+        return f"trusted up to {size} (E = {edge.experts:.5g}): loss {edge.loss:.3f}"
 
     @property
     def reordered(self) -> str | None:
@@ -334,10 +334,10 @@ class OptimalTable(Answer):
         warnings = list(self.notes)
         if self.reordered:
             warnings.append(Notice(self.reordered, "the ranking differs at equal compute"))
-        best = f"best row (E = {self.best.experts:g})"
+        best = f"best row (E = {self.best.experts:.5g})"
         warnings += [about(best, warning) for warning in self.best.warnings]
         if self.largest:
-            warnings.append(Notice(self.largest, f"E = {2 * self.best.experts:g} not tried"))
+            warnings.append(Notice(self.largest, f"E = {2 * self.best.experts:.5g} not tried"))
         if len(self._tied) > 1:
             # The verdict names ties.
             warnings.append(Notice(str(self.comparison)))
@@ -364,7 +364,7 @@ class OptimalTable(Answer):
     def rate_warnings(self) -> Strings:
         """The warnings about the learning rate of the best row, and which rows have none."""
         best = self.best
-        name = f"best row (E = {best.experts:g})"
+        name = f"best row (E = {best.experts:.5g})"
         warnings = [about(name, warning) for warning in best.learning_rate_warnings]
         without_rate = list_experts(row.experts for row in self.rows if row.learning_rate is None)
         if without_rate and best.learning_rate is not None:

@@ -471,7 +471,7 @@ def _group_reasons(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
     """Pair each E with its reason; many E, or E of one reason, go together with the reason of the first."""
     if len(reasons) > MAX_REASONS or len({*reasons.values()}) == 1 < len(reasons):
         first = next(iter(reasons))
-        return [(list_experts(reasons), f"{reasons[first]} at E = {first:g}, likewise at the others")]
+        return [(list_experts(reasons), f"{reasons[first]} at E = {first:.5g}, likewise at the others")]
     return [(f"{e:g}", reason) for e, reason in reasons.items()]
 
 

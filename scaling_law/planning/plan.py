@@ -5,6 +5,7 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -83,7 +84,7 @@ class Plan(Answer):
     """
 
     architecture: Architecture
-    model: Fields
+    model: Fields = dataclasses.field(repr=False)
     tokens: int
     branches: tuple[int, ...]
     steps: int
@@ -201,7 +202,7 @@ class Plan(Answer):
         """Return what is printed: a name and a text for each line."""
         a = self.architecture
         lines = {
-            "architecture": f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts_equivalent:g}"
+            "architecture": f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts_equivalent:.5g}"
         }
         if "type" in self.model:
             lines["class"] = f"{self.model['type']}, {describe_experts(a)}"
@@ -474,7 +475,7 @@ def _find_trainable(
             break
         size = f"d_model {row.d_model:g}, {format_count(row.n_total)} parameters, loss {row.loss:.4f}"
         passed_over.append(
-            f"E = {row.experts:g} at its best size ({size}) takes more memory than {cluster.hardware} have"
+            f"E = {row.experts:.5g} at its best size ({size}) takes more memory than {cluster.hardware} have"
         )
         if width:
             # More than this width has, so that rounding does not exclude it, and less than the next.

@@ -111,6 +111,7 @@ def parse_family(like: Any, field: str = "like") -> Family:
 
 
 Length = Annotated[float | str, Parser(parse_length)]
+OF_FAMILY = "Family of the models: qwen3-30b-a3b, org/model, a folder or a config.json. --experts are its routed ones."
 Like = Annotated[Any, WithJsonSchema({"type": "string"}), Parser(parse_family)]
 Batch = Annotated[float | str | Sequence[RampStage] | BatchRamp, Parser(parse_batches)]
 RunTokens = Annotated[Positive | str, Parser(parse_run_tokens)]
@@ -142,8 +143,8 @@ class ModelFields(TypedDict, total=False):
     like: Annotated[
         Like | None,
         field(
-            "Family whose shape the models have, instead of the paper's: qwen3-30b-a3b, org/model, a folder or a "
-            "config.json; several members with commas. --experts are then its routed experts.",
+            "Family whose shape the models have: qwen3-30b-a3b, org/model, a folder or a config.json, several with "
+            "commas. --experts are its routed ones. [default: the paper's shape]",
         ),
     ]
     unique_tokens: Annotated[Tokens | None, field("Unique tokens; more are repetitions, worth less: 100B.", rare=True)]

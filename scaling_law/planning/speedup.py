@@ -439,7 +439,7 @@ def _read_spending(
             tokens = affordable_tokens(flops, model.n_active)
         return of_law(law, {**model.variables(), "tokens": np.asarray(tokens, float)}), model
     if flops is None:
-        raise InputError(f"tokens={tokens!r} goes with an Architecture: E = {model:g} alone has no size; give flops")
+        raise InputError(f"tokens={tokens!r} goes with an Architecture: E = {model:.5g} alone has no size; give flops")
     most = float(flops)
     budget = Budget.each(np.array(most))
     # The model is as free as the baseline, also below d_model 64.
@@ -486,7 +486,7 @@ def _read_model(name: str, value: Any, limits: Limits) -> Model:
 
 def _describe(model: Model) -> str:
     if not isinstance(model, Architecture):
-        return f"E = {model:g}"
+        return f"E = {model:.5g}"
     return f"d_model {model.d_model}, E = {model.experts_equivalent:.4g}"
 
 

@@ -137,7 +137,7 @@ PARTS = {"density", "sparsity", "activation_ratio", "shared_ratio"}
 def name_size(experts: float, n_active: float, n_total: float) -> str:
     """Name a model: "E = 8: 1.1B active of 3.4B parameters", or "dense: 1.1B parameters"."""
     if experts > 1:
-        return f"E = {experts:g}: {format_count(n_active)} active of {format_count(n_total)} parameters"
+        return f"E = {experts:.5g}: {format_count(n_active)} active of {format_count(n_total)} parameters"
     return f"dense: {format_count(n_total)} parameters"
 
 

@@ -59,7 +59,7 @@ BALANCED_BY_BIAS = {"deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm_moe
 # Up to this width a family has all multiples of its step; in each octave above as many as in the one below.
 FINEST = 8192
 WIDEST = 65_536
-# Counts of experts that 2, 4 and 8 GPUs can divide are multiples of this.
+# Experts that 2, 4 and 8 GPUs can divide are multiples of this.
 STEP = 8
 
 
@@ -106,6 +106,9 @@ class Family(Ladder):
 
     def __str__(self) -> str:
         return self.name
+
+    def to_dict(self) -> Fields:
+        return {"name": self.name, "members": [*self.members], "vocab_size": self.own_vocab_size}
 
     # -- models that exist
 
@@ -187,16 +190,15 @@ class Family(Ladder):
                 )
         return np.asarray(self.expansion(counts))
 
-    def list_experts(self, expansions: Sequence[float]) -> list[float]:
-        """List the numbers of routed experts nearest to these E that 2, 4 and 8 GPUs divide, the member's too."""
-        if not self.experts:
+    def list_experts(self, expansions: ArrayLike) -> list[float]:
+        """List doublings of routed experts up to these E, which 2, 4 and 8 GPUs divide, and those of the member."""
+        e = np.atleast_1d(np.asarray(expansions, float))
+        if not self.experts or (np.all(e == 1) and self.has_dense_twin):
             return [1.0]
-        a = self._rungs.models[0]
-        counts = {float(self.experts)}
-        for e in expansions:
-            count = STEP * round(float(self.routed_experts(e)) / STEP)
-            if e > 1 and count > a.experts_per_token:
-                counts.add(float(count))
+        doublings = np.floor(np.log2(self.routed_experts(e[e > 1]) * (1 + ROUNDING) / STEP))
+        multiples = STEP * 2.0**doublings
+        possible = multiples[multiples > self._rungs.models[0].experts_per_token]
+        counts = {float(self.experts), *possible.tolist()}
         return [1.0] * self.has_dense_twin + sorted(counts)
 
     @cached_property
@@ -336,7 +338,9 @@ class Family(Ladder):
         """Find the d_model of this N_act, as laws count it: exactly on rungs, else between the same two."""
         rungs = self._rungs.d_model
         log_n = np.log(self.variables(rungs, 1.0)["n_active"])
-        target = np.log(np.asarray(n_active, float))
+        # A law without ranges has models of no size.
+        with np.errstate(divide="ignore"):
+            target = np.log(np.asarray(n_active, float))
         lower = np.clip(np.searchsorted(log_n, target, side="right") - 1, 0, len(rungs) - 2)
         share = (target - log_n[lower]) / (log_n[lower + 1] - log_n[lower])
         return np.exp(np.log(rungs)[lower] + share * np.log(rungs[lower + 1] / rungs[lower]))
