@@ -16,6 +16,7 @@ from hub.base.units import format_flops
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
 from scaling_law.planning.question import RunFields
+from scaling_law.size.model_configs import released_names
 
 PUBLISHED = "published"
 # The law of --runs, which no --law names; the page saves it as a file.
@@ -35,7 +36,7 @@ VIEWS = {
 }
 LIMITS = ("memory", "kv_tokens", "inference_tokens", "like")
 # All other fields are texts.
-CHOICES = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS)}
+CHOICES = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS), "like": ("", *released_names())}
 # Fields that a command names last.
 LAST_OPTIONS = ("experts", *RunFields.__annotations__, "accuracy")
 # Characters of a field.
@@ -85,7 +86,7 @@ class Question:
             if len(text) > _LONGEST:
                 raise InputError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
             if name in CHOICES and text not in CHOICES[name]:
-                raise InputError(unknown(f"{name}=", text, CHOICES[name], suggests=name != "gpu"))
+                raise InputError(unknown(f"{name}=", text, filter(None, CHOICES[name]), suggests=name != "gpu"))
         return cls(**texts)
 
     @classmethod
