@@ -7,15 +7,16 @@ other pairs are from the points of `studies/evidence`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-import hub  # lazy
 from hub.base import atomic, strict_json
 from scaling_law import Runs, fit
 from studies.common import FloatArray, round_numbers
@@ -29,52 +30,70 @@ FORMAT = "anatomy_pairs"
 VERSION = 1
 # Significant digits of every number kept.
 DIGITS = 6
-# How far beyond the sizes of the dense models their law is asked, a factor.
-REACH = 1.25
 # Chosen before any law was asked about them: a laboratory of its own, with two kinds of router. Nothing is estimated
 # from these two sets.
-BLIND = ("Li et al., GShard", "Li et al., SPM")
-DEEPMIND, MARIN, STEPFUN, LI = ("DeepMind", "Marin", "StepFun", "Li et al.")
+BLIND = ("hadasah, GShard", "hadasah, SPM")
+DEEPMIND = "DeepMind"
+MARIN = "Marin"
+STEPFUN = "StepFun"
 ROUTERS = ("S-Base", "RL-R", "Hash")
-# The fields of a design.
-EXPERTS, TOP_K, GRANULARITY, SHARED, ROUTED = (
-    "experts",
-    "experts_per_token",
-    "granularity",
-    "shared_ratio",
-    "routed_share",
-)
-# What laws ask of a model; NaN where it is not known.
-VARIABLES = (
-    "n_active",
-    "n_active_non_embedding",
-    "n_total",
-    "n_total_non_embedding",
-    "tokens",
-    "experts",
-    "density",
-    "granularity",
-    "shared_ratio",
-    "experts_per_token",
-    "active_experts",
-    "routed_experts",
-    "d_model",
-    "routed_share",
-)
-Rows = Sequence[Mapping[str, Any]]
-Side = Mapping[str, FloatArray]
-# The embeddings of Clark et al. and of the paper's law, which stand for those of Li et al., whose tokenizer is unknown.
+# The fields of a design, in the order of the page.
+EXPERTS = "experts"
+TOP_K = "experts_per_token"
+GRANULARITY = "granularity"
+SHARED = "shared_ratio"
+ROUTED = "routed_share"
+FIELDS = (EXPERTS, TOP_K, GRANULARITY, SHARED, ROUTED)
+# Of Step Law's 16 blocks the first is dense.
+STEP_LAW_SHARE = 15.0 / 16.0
+# How far beyond the sizes of Step Law's dense models their law is asked, a factor.
+REACH = 1.25
 CLARK_VOCABULARY = 32_000
-LAW_VOCABULARY = 50_257
-C4 = "eval/ppl//fsx-onellm/data/corpora/text_only/text_eval/c4.jsonl"
+# Which tokenizer hadasah's runs have is not said: this is the paper's.
+LI_VOCABULARY = 50_257
+# Columns of hadasah's tables, by the names here.
+LI_COLUMNS = {
+    "model.n_layers": "blocks",
+    "model.n_heads": "heads",
+    "model.moe_everyk": "every",
+    "model.number_of_experts": "experts",
+    "optim/n_tokens": "tokens",
+    "eval/ppl//fsx-onellm/data/corpora/text_only/text_eval/c4.jsonl": "perplexity",
+}
+# What tells Clark et al.'s models apart besides the share of blocks, and dense models.
+CLARK_MODEL = ["router_type", "dense_parameter_count", "k", "num_experts"]
+CLARK_SIZE = ["dense_parameter_count", "k"]
 TABLES = ("curves.csv.gz", "gshard.csv", "spm.csv", "ablations.csv")
+CLARK_SOURCE = (
+    "gain over the dense model of equal N_act in loss_validation, at the last step",
+    "data/curves.csv.gz of github.com/google-deepmind/scaling_laws_for_routing at 42da0c392b12",
+    "CC-BY-4.0, Copyright 2022 DeepMind Technologies Limited",
+)
+LI_SOURCE = (
+    "gain over 4 experts in ln of the perplexity on C4, each the least over learning rates and balance losses",
+    "data/{} of github.com/hadasah/scaling_laws at 1f3708c0, arXiv 2502.18969",
+    "none stated",
+)
+MARIN_SOURCE = (
+    "gain over top-4 with a whole shared expert in Paloma macro loss; sizes and tokens as in marin_experts",
+    "issues 5387 and 5424 of github.com/marin-community/marin; other_tokens are those of its issue 6716, by width",
+    "text of issues of an Apache-2.0 repository",
+)
+# The columns of every set in the file; `expert` is the size of one expert in all blocks.
+SIZES = ["gains", "d_model", "n_active", "n_active_non_embedding", "expert", "tokens", "routed_share"]
+# A table of pandas, and the counts of experts that `_design` takes.
+Frame = Any
+Counts = Mapping[str, Any]
+# Variables of models by the names that laws have for them, [n] each.
+Side = Mapping[str, FloatArray]
 
 
 @dataclass(frozen=True)
 class Pairs:
     """Pairs of a laboratory that differ in `field`: their gains [n] and the variables of both models, [n] each.
 
-    `twins` are the gains over the dense model of models with experts in every second block, where that differs.
+    `twins` are the gains of the same models with experts in every second block, where that differs; `other_tokens` are
+    D by width where two sources differ.
     """
 
     name: str
@@ -83,8 +102,8 @@ class Pairs:
     gains: FloatArray
     before: Side
     after: Side
-    twins: FloatArray | None = None
-    source: Mapping[str, str] = field(default_factory=dict)
+    twins: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
+    other_tokens: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.gains)
@@ -94,47 +113,66 @@ class Pairs:
         """True if these are kept for the check."""
         return self.name in BLIND
 
+    def subset(self, rows: Any) -> Pairs:
+        """Return the pairs of a mask."""
+        before = {name: values[rows] for name, values in self.before.items()}
+        after = {name: values[rows] for name, values in self.after.items()}
+        return replace(self, gains=self.gains[rows], before=before, after=after)
+
 
 def read_pairs() -> list[Pairs]:
     """Read all pairs: those of the points of other studies, then the derived ones."""
     sources = read_sources(EVIDENCE)
-    clark = sources["clark"]
-    pairs = [_twins_of(f"Clark et al., {router}", DEEPMIND, _clark_runs(clark[router])) for router in ROUTERS]
-    pairs.append(_twins_of("Marin", MARIN, _joined(sources["marin_experts"]["experts"])))
+    pairs = []
+    for router in ROUTERS:
+        runs = _complete_clark(sources["clark"][router])
+        pairs.append(_match(f"Clark et al., {router}", DEEPMIND, runs))
+    pairs.append(_match("Marin", MARIN, _joined(sources["marin_experts"]["experts"])))
     pairs.append(_step_law_pairs(sources["step_law"]))
-    return [*pairs, *_derived_pairs()]
-
-
-def _derived_pairs() -> Iterator[Pairs]:
     for values in strict_json.read(PAIRS, FORMAT, VERSION)["sets"]:
-        sides = [_side(values[side]) for side in ("before", "after")]
-        gains = np.array(values["gains"])
-        twins = np.array(values["twins"]) if "twins" in values else None
-        source = {name: values[name] for name in ("derived", "place", "licence")}
-        yield Pairs(values["name"], values["laboratory"], values["field"], gains, *sides, twins, source)
+        columns = {name: np.array(column) for name, column in values["columns"].items()}
+        pairs.append(
+            Pairs(
+                values["name"],
+                values["laboratory"],
+                values["field"],
+                columns.pop("gains"),
+                _models(columns, values["before"]),
+                _models(columns, values["after"]),
+                columns.get("twins", np.empty(0)),
+                values.get("other_tokens", {}),
+            )
+        )
+    return pairs
 
 
-def _side(columns: Mapping[str, Any]) -> Side:
-    """Return all variables of models, NaN where a variable has no column."""
-    known = {name: np.asarray(values, float) for name, values in columns.items()}
-    unknown = np.full_like(known["tokens"], np.nan)
-    return {name: known.get(name, unknown) for name in VARIABLES}
+def _design(routed_experts: Any, experts_per_token: Any, shared_width: Any = 0.0) -> dict[str, FloatArray]:
+    """Return the variables of a design; the width of shared experts is in those of a routed one."""
+    n, k, shared = np.broadcast_arrays(routed_experts, experts_per_token, shared_width)
+    active = k + shared
+    return {
+        "experts": (n + shared) / active,
+        "density": k / n,
+        "granularity": active,
+        "shared_ratio": shared / active,
+        "experts_per_token": k,
+        "active_experts": active,
+        "routed_experts": n,
+    }
+
+
+def _models(columns: Side, counts: Counts) -> Side:
+    """Return the variables of models by their sizes and the counts of their experts."""
+    design = _design(**counts)
+    inactive = (design["routed_experts"] - design["experts_per_token"]) * columns["expert"]
+    totals = {
+        "n_total": columns["n_active"] + inactive,
+        "n_total_non_embedding": columns["n_active_non_embedding"] + inactive,
+    }
+    return {**columns, **design, **totals}
 
 
 # ------------------------------------------------------------------ pairs of the points of other studies
-
-
-def _clark_runs(runs: Runs) -> Runs:
-    """Complete the columns of Clark et al.'s runs with one active expert in every second block."""
-    embeddings = runs.n_active - runs["n_active_non_embedding"]
-    columns = {
-        **runs.columns,
-        "n_total_non_embedding": runs["n_total"],
-        "n_total": runs["n_total"] + embeddings,
-        **_top_k(runs.experts, np.ones(len(runs))),
-        "routed_share": np.full(len(runs), 0.5),
-    }
-    return replace(runs, columns=columns)
 
 
 def _joined(*tables: Runs) -> Runs:
@@ -144,39 +182,31 @@ def _joined(*tables: Runs) -> Runs:
     return replace(runs, columns={**runs.columns, "d_model": d_model})
 
 
-def _top_k(routed_experts: Any, experts_per_token: Any) -> dict[str, FloatArray]:
-    """Return the variables of models without shared experts whose experts together are as wide as the dense layer."""
-    n = np.asarray(routed_experts, float)
-    k = np.asarray(experts_per_token, float)
-    return {
-        "experts": n / k,
-        "density": k / n,
-        "granularity": k,
-        "shared_ratio": np.zeros_like(n),
-        "experts_per_token": k,
-        "active_experts": k,
-        "routed_experts": n,
-    }
+def _complete_clark(runs: Runs) -> Runs:
+    """Complete the columns of Clark et al.'s runs, which have one active expert in every second block."""
+    embeddings = runs.n_active - runs["n_active_non_embedding"]
+    totals = {"n_total_non_embedding": runs["n_total"], "n_total": runs["n_total"] + embeddings}
+    share = {"routed_share": np.full(len(runs), 0.5)}
+    return replace(runs, columns={**runs.columns, **totals, **_design(runs.experts, 1.0), **share})
 
 
 def _variables(runs: Runs, rows: Any) -> Side:
     """Return the variables of these rows; experts are in every block unless a column says otherwise."""
-    columns = {name: values[rows] for name, values in runs.columns.items() if name in VARIABLES}
-    columns.setdefault("routed_share", np.ones(len(rows)))
-    sizes = {"n_active": runs.n_active[rows], "tokens": runs.tokens[rows], "experts": runs.experts[rows]}
-    return _side({**columns, **sizes})
+    columns = {"routed_share": np.ones(len(runs)), **runs.columns}
+    columns.update(n_active=runs.n_active, tokens=runs.tokens, experts=runs.experts)
+    return {name: values[rows] for name, values in columns.items()}
 
 
-def _twins_of(name: str, laboratory: str, runs: Runs) -> Pairs:
+def _match(name: str, laboratory: str, runs: Runs) -> Pairs:
     """Compare each run with that of the fewest experts of equal N and D."""
     has_fewest = runs.experts == runs.experts.min()
     has_same_size = runs.n_active[:, None] == runs.n_active
     has_same_tokens = np.isclose(runs.tokens[:, None], runs.tokens, rtol=0.01)
-    is_twin = has_same_size & has_same_tokens & has_fewest
-    rows = np.flatnonzero(~has_fewest & is_twin.any(axis=1))
-    twins = is_twin[rows].argmax(axis=1)
-    gains = np.log(runs.loss[twins] / runs.loss[rows])
-    return Pairs(name, laboratory, EXPERTS, gains, _variables(runs, twins), _variables(runs, rows))
+    is_reference = has_same_size & has_same_tokens & has_fewest
+    rows = np.flatnonzero(~has_fewest & is_reference.any(axis=1))
+    references = is_reference[rows].argmax(axis=1)
+    gains = np.log(runs.loss[references] / runs.loss[rows])
+    return Pairs(name, laboratory, EXPERTS, gains, _variables(runs, references), _variables(runs, rows))
 
 
 def _step_law_pairs(source: Source) -> Pairs:
@@ -194,16 +224,10 @@ def _step_law_pairs(source: Source) -> Pairs:
         is_inside &= values <= values[is_dense].max() * REACH
     rows = np.flatnonzero(is_inside)
     gains = np.log(law.loss(bare.n_active[rows], bare.tokens[rows]) / runs.loss[rows])
-    after = _variables(runs, rows)
-    return Pairs("Step Law", STEPFUN, EXPERTS, gains, _as_dense(after), after)
-
-
-def _as_dense(side: Side) -> Side:
-    """Return the variables of dense models of the same active sizes."""
-    ones = np.ones_like(side["tokens"])
-    sizes = {name: side[name] for name in ("n_active", "n_active_non_embedding", "tokens", "d_model", "routed_share")}
-    totals = {"n_total": side["n_active"], "n_total_non_embedding": side["n_active_non_embedding"]}
-    return _side({**_top_k(ones, ones), **sizes, **totals})
+    after = {**_variables(runs, rows), "routed_share": np.full(len(rows), STEP_LAW_SHARE)}
+    sizes = {"n_total": after["n_active"], "n_total_non_embedding": after["n_active_non_embedding"]}
+    dense = {**after, **_design(np.ones(len(rows)), 1.0), **sizes}
+    return Pairs("Step Law", STEPFUN, EXPERTS, gains, dense, after)
 
 
 # ------------------------------------------------------------------ pairs derived from public tables
@@ -215,12 +239,12 @@ def derive(data: Path) -> list[Path]:
     missing = [name for name in TABLES if name not in paths]
     if missing:
         raise FileNotFoundError(f"{data}: {', '.join(missing)} is not below it; see docs/studies/anatomy.md")
-    tables = {name: hub.load_rows(paths[name]).rows for name in TABLES}
+    clark, gshard, spm, ablations = (pd.read_csv(paths[name], comment="#") for name in TABLES)
     sets = [
-        *_clark_sets(tables["curves.csv.gz"]),
-        _li_set("gshard.csv", BLIND[0], tables["gshard.csv"]),
-        _li_set("spm.csv", BLIND[1], tables["spm.csv"]),
-        _half_shared(tables["ablations.csv"]),
+        *_clark_sets(clark),
+        _li_set(BLIND[0], "gshard.csv", gshard),
+        _li_set(BLIND[1], "spm.csv", spm),
+        _half_shared_set(ablations),
     ]
     text = strict_json.versioned(FORMAT, VERSION, {"sets": round_numbers(sets, DIGITS)}).decode()
     # Each column stands on a line.
@@ -229,148 +253,87 @@ def derive(data: Path) -> list[Path]:
     return [PAIRS]
 
 
-def _clark_sets(rows: Rows) -> Iterator[dict[str, Any]]:
+def _set(names: Sequence[str], source: Sequence[str], columns: Frame, before: Counts, after: Counts) -> dict[str, Any]:
+    """Return a set of pairs for the file."""
+    values: dict[str, Any] = dict(zip(("name", "laboratory", "field"), names, strict=True))
+    values.update(zip(("derived", "place", "licence"), source, strict=True))
+    values["columns"] = columns.to_dict("list")
+    for side, counts in (("before", before), ("after", after)):
+        values[side] = {name: np.asarray(count, float).tolist() for name, count in counts.items()}
+    return values
+
+
+def _clark_sets(curves: Frame) -> Iterator[dict[str, Any]]:
     """Yield the gains over dense models by the share of blocks with experts, and by k, at the end of training."""
-    losses: dict[tuple[Any, ...], list[float]] = {}
-    example: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for row in rows:
-        if row["step"] >= 248_000 and row["seed"] == 42 and row["loss_validation"]:
-            names = ("router_type", "dense_parameter_count", "routing_frequency", "k", "num_experts")
-            model = tuple(row[name] for name in names)
-            losses.setdefault(model, []).append(row["loss_validation"])
-            example[model] = row
+    ends = curves[(curves.step >= 248_000) & (curves.seed == 42)].dropna(subset=["loss_validation"])
     # Some models were trained twice.
-    mean_loss = {model: float(np.mean(values)) for model, values in losses.items()}
-
-    def gain(model: tuple[Any, ...]) -> float:
-        _, size, _, k, _ = model
-        return float(np.log(mean_loss["Dense", size, 0.5, k, 1] / mean_loss[model]))
-
-    source = {
-        "derived": "ln of the dense model's loss_validation over the routed model's, at the last step",
-        "place": "data/curves.csv.gz of github.com/google-deepmind/scaling_laws_for_routing at 42da0c392b12",
-        "licence": "CC-BY-4.0, Copyright 2022 DeepMind Technologies Limited",
-    }
+    runs = ends.groupby([*CLARK_MODEL, "routing_frequency"], as_index=False).mean(numeric_only=True)
+    # The dense model of equal N_act is as wide as k experts.
+    dense = runs.loc[runs.router_type == "Dense", [*CLARK_SIZE, "loss_validation", "total_parameter_count"]]
+    runs = runs[runs.router_type != "Dense"].merge(dense, on=CLARK_SIZE, suffixes=("", "_dense"))
+    runs["gains"] = np.log(runs.loss_validation_dense / runs.loss_validation)
+    halves = runs.loc[runs.routing_frequency == 0.5, [*CLARK_MODEL, "gains"]]
+    runs = runs.merge(halves.rename(columns={"gains": "twins"}), on=CLARK_MODEL)
+    runs["d_model"] = runs.d_model.astype(float)
+    runs["n_active_non_embedding"] = runs.total_parameter_count_dense
+    runs["n_active"] = runs.n_active_non_embedding + 2.0 * CLARK_VOCABULARY * runs.d_model
+    added = runs.total_parameter_count - runs.total_parameter_count_dense
+    runs["expert"] = added / (runs.num_experts - runs.k)
+    runs["tokens"] = (runs.step + 1.0) * 524_288
+    runs["routed_share"] = runs.routing_frequency
     for router in ("S-Base", "Hash"):
-        models = sorted(model for model in mean_loss if model[0] == router and model[2] != 0.5)
-        sides = _clark_sides(models, example)
-        twins = [gain((router, size, 0.5, k, n)) for _, size, _, k, n in models]
-        names = {"name": f"Clark et al., {router}, share of blocks", "laboratory": DEEPMIND, "field": ROUTED}
-        yield {**names, **source, "gains": [*map(gain, models)], "twins": twins, **sides}
-    models = sorted(model for model in mean_loss if model[0] == "S-Base" and model[3] > 1)
-    sides = _clark_sides(models, example)
-    names = {"name": "Clark et al., S-Base, top-2 and top-4", "laboratory": DEEPMIND, "field": TOP_K}
-    yield {**names, **source, "gains": [*map(gain, models)], **sides}
+        is_of_router = runs.router_type == router
+        names = (f"Clark et al., {router}", DEEPMIND, ROUTED)
+        yield _clark_set(names, runs[is_of_router & (runs.routing_frequency != 0.5)], [*SIZES, "twins"])
+    names = ("Clark et al., S-Base, top-2 and top-4", DEEPMIND, TOP_K)
+    yield _clark_set(names, runs[runs.k > 1], SIZES)
 
 
-def _clark_sides(models: Sequence[tuple[Any, ...]], example: Mapping[tuple[Any, ...], Mapping[str, Any]]) -> Any:
-    """Return the variables of dense and routed models with equal N_act: k experts are as wide as the dense layer."""
-    rows = [example[model] for model in models]
-    d_model = _column(rows, "d_model")
-    embeddings = 2.0 * CLARK_VOCABULARY * d_model
-    active = []
-    for row in rows:
-        dense = ("Dense", row["dense_parameter_count"], 0.5, row["k"], 1)
-        active.append(example[dense]["total_parameter_count"])
-    sizes = {
-        "n_active_non_embedding": np.array(active),
-        "n_active": np.array(active) + embeddings,
-        "tokens": (_column(rows, "step") + 1.0) * 524_288,
-        "d_model": d_model,
-        "routed_share": _column(rows, "routing_frequency"),
-    }
-    total = _column(rows, "total_parameter_count")
-    totals = {"n_total_non_embedding": total, "n_total": total + embeddings}
-    after = {**sizes, **totals, **_top_k(_column(rows, "num_experts"), _column(rows, "k"))}
-    return _lists(_as_dense(_side(sizes)), after)
+def _clark_set(names: Sequence[str], runs: Frame, columns: Sequence[str]) -> dict[str, Any]:
+    ones = np.ones(len(runs))
+    dense = {"routed_experts": ones, "experts_per_token": ones}
+    routed = {"routed_experts": runs.num_experts, "experts_per_token": runs.k}
+    return _set(names, CLARK_SOURCE, runs[list(columns)], dense, routed)
 
 
-def _li_set(file: str, name: str, rows: Rows) -> dict[str, Any]:
-    """Return the gains over 4 experts, each at its best learning rate, of the runs of one length of each model."""
-    fewest_tokens: dict[float, float] = {}
-    for row in rows:
-        blocks = row["model.n_layers"]
-        fewest_tokens[blocks] = min(row["optim/n_tokens"], fewest_tokens.get(blocks, np.inf))
-    best: dict[tuple[float, float], float] = {}
-    example: dict[float, Mapping[str, Any]] = {}
-    for row in rows:
-        blocks, n = row["model.n_layers"], row["model.number_of_experts"]
-        if row["optim/n_tokens"] == fewest_tokens[blocks] and row[C4]:
-            best[blocks, n] = min(float(np.log(row[C4])), best.get((blocks, n), np.inf))
-            example[blocks] = row
-    models = sorted(model for model in best if model[1] > 4)
-    gains = [float(np.log(best[blocks, 4] / best[blocks, n])) for blocks, n in models]
-    shapes = [example[blocks] for blocks, _ in models]
-    depth = _column(shapes, "model.n_layers")
-    d_model = 64.0 * _column(shapes, "model.n_heads")
-    routed_blocks = depth // _column(shapes, "model.moe_everyk")
-    # Two experts of 8 d² are active in a routed block.
-    size = 12.0 * d_model**2 * depth + 8.0 * d_model**2 * routed_blocks
-    sides = []
-    for routed_experts in (np.full(len(models), 4.0), np.array([n for _, n in models])):
-        added = 8.0 * d_model**2 * routed_blocks * (routed_experts - 2.0)
-        sides.append(
-            {
-                "n_active_non_embedding": size,
-                "n_active": size + 2.0 * LAW_VOCABULARY * d_model,
-                "n_total_non_embedding": size + added,
-                "n_total": size + added + 2.0 * LAW_VOCABULARY * d_model,
-                "tokens": _column(shapes, "optim/n_tokens"),
-                "d_model": d_model,
-                "routed_share": routed_blocks / depth,
-                **_top_k(routed_experts, np.full(len(models), 2.0)),
-            }
-        )
-    return {
-        "name": name,
-        "laboratory": LI,
-        "field": EXPERTS,
-        "derived": "ln of the ratio of ln perplexities on C4, each the least over learning rates and balance losses",
-        "place": f"data/{file} of github.com/hadasah/scaling_laws at 1f3708c0 (arXiv 2502.18969)",
-        "licence": "none stated",
-        "gains": gains,
-        **_lists(*sides),
-    }
+def _li_set(name: str, file: str, runs: Frame) -> dict[str, Any]:
+    """Return the gains over 4 experts, each at its best learning rate, of the shortest runs of each model."""
+    runs = runs.rename(columns=LI_COLUMNS)
+    runs = runs[runs.tokens == runs.groupby("blocks").tokens.transform("min")]
+    best = runs.groupby(["blocks", "heads", "every", "tokens", "experts"], as_index=False).perplexity.min()
+    fewest = best.loc[best.experts == 4, ["blocks", "perplexity"]]
+    pairs = best[best.experts > 4].merge(fewest, on="blocks", suffixes=("", "_of_4"))
+    pairs["gains"] = np.log(np.log(pairs.perplexity_of_4) / np.log(pairs.perplexity))
+    pairs["d_model"] = 64.0 * pairs.heads
+    routed_blocks = pairs.blocks // pairs.every
+    pairs["routed_share"] = routed_blocks / pairs.blocks
+    # An expert has 8 d², and two are active.
+    pairs["expert"] = 8.0 * pairs.d_model**2 * routed_blocks
+    pairs["n_active_non_embedding"] = 12.0 * pairs.d_model**2 * pairs.blocks + pairs.expert
+    pairs["n_active"] = pairs.n_active_non_embedding + 2.0 * LI_VOCABULARY * pairs.d_model
+    before = {"routed_experts": np.full(len(pairs), 4.0), "experts_per_token": np.full(len(pairs), 2.0)}
+    after = {**before, "routed_experts": pairs.experts}
+    derived, place, licence = LI_SOURCE
+    names = (name, "hadasah", EXPERTS)
+    return _set(names, (derived, place.format(file), licence), pairs[SIZES], before, after)
 
 
-def _half_shared(rows: Rows) -> dict[str, Any]:
+def _half_shared_set(runs: Frame) -> dict[str, Any]:
     """Return the gains of top-5 with half a shared expert over top-4 with a whole one, of equal active width."""
-    losses = {(row["variant"], row["d_model"]): row["loss"] for row in rows}
-    widths = sorted(d_model for variant, d_model in losses if variant == "k5_halfshared")
-    gains = [float(np.log(losses["e64_base", d] / losses["k5_halfshared", d])) for d in widths]
-    runs = _joined(read_sources(EVIDENCE)["marin_experts"]["experts"])
-    is_base = np.isin(runs["d_model"], widths) & (runs["routed_experts"] == 64)
-    before = _variables(runs, np.flatnonzero(is_base))
-    # In widths of an expert: the shared one counts for two, half of it for one.
-    after = {
-        **before,
-        "experts": np.full(len(widths), 65.0 / 6.0),
-        "density": np.full(len(widths), 5.0 / 64.0),
-        "shared_ratio": np.full(len(widths), 1.0 / 6.0),
-        "experts_per_token": np.full(len(widths), 5.0),
-        "active_experts": np.full(len(widths), 5.0 / (1.0 - 1.0 / 6.0)),
-    }
-    tokens = {row["d_model"]: row["tokens"] for row in rows if row["variant"] == "e64_base"}
-    return {
-        "name": "Marin, top-5 with half a shared expert",
-        "laboratory": MARIN,
-        "field": SHARED,
-        "derived": "ln of the ratio of Paloma macro losses; sizes and tokens as in marin_experts",
-        "place": "issues 5387 and 5424 of github.com/marin-community/marin",
-        "licence": "text of issues of an Apache-2.0 repository",
-        "gains": gains,
-        "other_tokens": {f"{width:g}": tokens[width] for width in sorted(tokens)},
-        **_lists(before, after),
-    }
-
-
-def _column(rows: Iterable[Mapping[str, Any]], name: str) -> FloatArray:
-    return np.array([float(row[name]) for row in rows])
-
-
-def _lists(before: Side, after: Side) -> dict[str, dict[str, list[float]]]:
-    """Return the known variables of both models as lists."""
-    sides = {}
-    for name, side in (("before", before), ("after", after)):
-        sides[name] = {variable: values.tolist() for variable, values in side.items() if np.isfinite(values).all()}
-    return sides
+    losses = runs.pivot(index="d_model", columns="variant", values="loss")
+    halves = losses.dropna(subset=["k5_halfshared"])
+    models = _joined(read_sources(EVIDENCE)["marin_experts"]["experts"])
+    is_base = np.isin(models["d_model"], halves.index) & (models["routed_experts"] == 64)
+    columns = pd.DataFrame(_variables(models, is_base))
+    columns["gains"] = np.log(halves.e64_base / halves.k5_halfshared).to_numpy()
+    columns["expert"] = (columns.n_total - columns.n_active) / 60.0
+    # A whole shared expert is as wide as two routed ones.
+    designs = []
+    for k, shared in ((4.0, 2.0), (5.0, 1.0)):
+        counts = {"routed_experts": 64.0, "experts_per_token": k, "shared_width": shared}
+        designs.append({name: np.full(len(columns), count) for name, count in counts.items()})
+    names = ("Marin, top-5 with half a shared expert", MARIN, SHARED)
+    values = _set(names, MARIN_SOURCE, columns[SIZES], *designs)
+    tokens = runs[runs.variant == "e64_base"]
+    values["other_tokens"] = {f"{width:g}": d for width, d in zip(tokens.d_model, tokens.tokens, strict=True)}
+    return values
