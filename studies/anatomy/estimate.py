@@ -6,7 +6,7 @@ of a laboratory, ε what a pair errs besides. Laboratories count alike, however 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law import JointLaw, Law, PublishedLaw, laws
-from studies.anatomy.pairs import EXPERTS, LI_VOCABULARY, ROUTED, Pairs, Side
+from studies.anatomy.pairs import EXPERTS, HADASAH_VOCABULARY, ROUTED, Pairs, Side
 from studies.common import FloatArray, rms
 
 # The share of gains that an interval is to hold, and between which shares it counts as calibrated.
@@ -29,7 +29,7 @@ ASKED_EXPERTS = 45.0
 # The share of blocks with experts from which a model is of their shape.
 NEARLY_ALL = 0.9
 # The paper's, with which the law counts N.
-LAW_VOCABULARY = LI_VOCABULARY
+LAW_VOCABULARY = HADASAH_VOCABULARY
 # The N that the law is asked with. Everything but the table of counts uses the first, as the paper does.
 COUNTS: Mapping[str, Callable[[Side], FloatArray]] = {
     "own embeddings": lambda side: side["n_active"],
@@ -54,10 +54,11 @@ def joint_gains(pairs: Pairs, count: str = PAPER) -> FloatArray:
 def answered(pairs: Pairs) -> Pairs:
     """Return the pairs that the joint law answers without `force`: neither model is beyond its guard."""
     law = JointLaw.published()
-    is_beyond = np.zeros(len(pairs), bool)
+    is_answered = np.full(len(pairs), True)
     for side in (pairs.before, pairs.after):
-        is_beyond |= law.check(n_active=side["n_active"], tokens=side["tokens"], experts=side["experts"]).beyond
-    return pairs.subset(~is_beyond)
+        check = law.check(n_active=side["n_active"], tokens=side["tokens"], experts=side["experts"])
+        is_answered &= ~check.beyond
+    return pairs.subset(is_answered)
 
 
 def gains_by_law(pairs: Pairs) -> dict[str, FloatArray]:
@@ -179,15 +180,15 @@ def interval_of(laboratories: Sequence[Laboratory], factor: float) -> Interval:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A laboratory, and the rest, from which a factor and an interval are estimated."""
+    """A laboratory, and those from which a factor and an interval are estimated for it."""
 
     laboratory: Laboratory
-    rest: Sequence[Laboratory]
+    training: Sequence[Laboratory]
 
     @property
     def factor(self) -> float:
-        """The factor of the rest."""
-        return factor_of(self.rest)
+        """The factor of the others."""
+        return factor_of(self.training)
 
     @property
     def error(self) -> float:
@@ -196,7 +197,7 @@ class LeftOut:
 
     @property
     def error_with(self) -> float:
-        """The RMSE of the law with the factor of the rest."""
+        """The RMSE of the law with the factor of the others."""
         return rms(self.laboratory.errors(self.factor))
 
 
@@ -211,8 +212,8 @@ class Estimate:
         """Each laboratory left out."""
         rows = []
         for laboratory in self.laboratories:
-            rest = [candidate for candidate in self.laboratories if candidate is not laboratory]
-            rows.append(LeftOut(laboratory, rest))
+            training = [candidate for candidate in self.laboratories if candidate is not laboratory]
+            rows.append(LeftOut(laboratory, training))
         return rows
 
     @property
@@ -232,11 +233,11 @@ class Estimate:
 
     @cached_property
     def is_within(self) -> list[NDArray[np.bool_]]:
-        """True for each gain of a laboratory left out that the interval of the rest holds."""
+        """True for each gain of a laboratory left out that the interval of the others holds."""
         masks = []
         for row in self.left_out:
             factor = 1.0 if self.worse else row.factor
-            masks.append(row.laboratory.is_within(factor, interval_of(row.rest, factor)))
+            masks.append(row.laboratory.is_within(factor, interval_of(row.training, factor)))
         return masks
 
     @property
@@ -297,10 +298,7 @@ class RoutedShare:
         return rms(laboratory.errors(factor)), rms(factor * scale * laboratory.predicted - laboratory.gains)
 
 
-def routed_share_of(pairs: Sequence[Pairs]) -> RoutedShare:
+def routed_share_of(pairs: Iterable[Pairs]) -> RoutedShare:
     """Return the gains of the models that differ in the share of blocks."""
-    tables = []
-    for p in pairs:
-        if p.field == ROUTED:
-            tables.append((p.gains / p.twins, p.after["routed_share"], p.after["experts"]))
-    return RoutedShare(*np.concatenate(tables, axis=1))
+    (p,) = (p for p in pairs if p.field == ROUTED)
+    return RoutedShare(p.gains / p.twins, p.after["routed_share"], p.after["experts"])

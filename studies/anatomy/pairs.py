@@ -50,9 +50,9 @@ STEP_LAW_SHARE = 15.0 / 16.0
 REACH = 1.25
 CLARK_VOCABULARY = 32_000
 # Which tokenizer hadasah's runs have is not said: this is the paper's.
-LI_VOCABULARY = 50_257
+HADASAH_VOCABULARY = 50_257
 # Columns of hadasah's tables, by the names here.
-LI_COLUMNS = {
+HADASAH_COLUMNS = {
     "model.n_layers": "blocks",
     "model.n_heads": "heads",
     "model.moe_everyk": "every",
@@ -69,7 +69,7 @@ CLARK_SOURCE = (
     "data/curves.csv.gz of github.com/google-deepmind/scaling_laws_for_routing at 42da0c392b12",
     "CC-BY-4.0, Copyright 2022 DeepMind Technologies Limited",
 )
-LI_SOURCE = (
+HADASAH_SOURCE = (
     "gain over 4 experts in ln of the perplexity on C4, each the least over learning rates and balance losses",
     "data/{} of github.com/hadasah/scaling_laws at 1f3708c0, arXiv 2502.18969",
     "none stated",
@@ -81,9 +81,9 @@ MARIN_SOURCE = (
 )
 # The columns of every set in the file; `expert` is the size of one expert in all blocks.
 SIZES = ["gains", "d_model", "n_active", "n_active_non_embedding", "expert", "tokens", "routed_share"]
-# A table of pandas, and the counts of experts that `_design` takes.
+# A table of pandas, and columns with the counts of experts that `_design` takes.
 Frame = Any
-Counts = Mapping[str, Any]
+Counts = Any
 # Variables of models by the names that laws have for them, [n] each.
 Side = Mapping[str, FloatArray]
 
@@ -242,8 +242,8 @@ def derive(data: Path) -> list[Path]:
     clark, gshard, spm, ablations = (pd.read_csv(paths[name], comment="#") for name in TABLES)
     sets = [
         *_clark_sets(clark),
-        _li_set(BLIND[0], "gshard.csv", gshard),
-        _li_set(BLIND[1], "spm.csv", spm),
+        _hadasah_set(BLIND[0], "gshard.csv", gshard),
+        _hadasah_set(BLIND[1], "spm.csv", spm),
         _half_shared_set(ablations),
     ]
     text = strict_json.versioned(FORMAT, VERSION, {"sets": round_numbers(sets, DIGITS)}).decode()
@@ -255,19 +255,26 @@ def derive(data: Path) -> list[Path]:
 
 def _set(names: Sequence[str], source: Sequence[str], columns: Frame, before: Counts, after: Counts) -> dict[str, Any]:
     """Return a set of pairs for the file."""
-    values: dict[str, Any] = dict(zip(("name", "laboratory", "field"), names, strict=True))
-    values.update(zip(("derived", "place", "licence"), source, strict=True))
-    values["columns"] = columns.to_dict("list")
-    for side, counts in (("before", before), ("after", after)):
-        values[side] = {name: np.asarray(count, float).tolist() for name, count in counts.items()}
-    return values
+    name, laboratory, field = names
+    derived, place, licence = source
+    return {
+        "name": name,
+        "laboratory": laboratory,
+        "field": field,
+        "derived": derived,
+        "place": place,
+        "licence": licence,
+        "columns": columns.to_dict("list"),
+        "before": pd.DataFrame(before).to_dict("list"),
+        "after": pd.DataFrame(after).to_dict("list"),
+    }
 
 
 def _clark_sets(curves: Frame) -> Iterator[dict[str, Any]]:
     """Yield the gains over dense models by the share of blocks with experts, and by k, at the end of training."""
-    ends = curves[(curves.step >= 248_000) & (curves.seed == 42)].dropna(subset=["loss_validation"])
+    last = curves[(curves.step >= 248_000) & (curves.seed == 42)].dropna(subset=["loss_validation"])
     # Some models were trained twice.
-    runs = ends.groupby([*CLARK_MODEL, "routing_frequency"], as_index=False).mean(numeric_only=True)
+    runs = last.groupby([*CLARK_MODEL, "routing_frequency"], as_index=False).mean(numeric_only=True)
     # The dense model of equal N_act is as wide as k experts.
     dense = runs.loc[runs.router_type == "Dense", [*CLARK_SIZE, "loss_validation", "total_parameter_count"]]
     runs = runs[runs.router_type != "Dense"].merge(dense, on=CLARK_SIZE, suffixes=("", "_dense"))
@@ -281,24 +288,22 @@ def _clark_sets(curves: Frame) -> Iterator[dict[str, Any]]:
     runs["expert"] = added / (runs.num_experts - runs.k)
     runs["tokens"] = (runs.step + 1.0) * 524_288
     runs["routed_share"] = runs.routing_frequency
-    for router in ("S-Base", "Hash"):
-        is_of_router = runs.router_type == router
-        names = (f"Clark et al., {router}", DEEPMIND, ROUTED)
-        yield _clark_set(names, runs[is_of_router & (runs.routing_frequency != 0.5)], [*SIZES, "twins"])
-    names = ("Clark et al., S-Base, top-2 and top-4", DEEPMIND, TOP_K)
-    yield _clark_set(names, runs[runs.k > 1], SIZES)
+    shares = runs[runs.routing_frequency != 0.5]
+    yield _clark_set(("Clark et al., S-Base and Hash", DEEPMIND, ROUTED), shares, [*SIZES, "twins"])
+    yield _clark_set(("Clark et al., S-Base, top-2 and top-4", DEEPMIND, TOP_K), runs[runs.k > 1], SIZES)
 
 
 def _clark_set(names: Sequence[str], runs: Frame, columns: Sequence[str]) -> dict[str, Any]:
+    """Return the pairs of dense models and these."""
     ones = np.ones(len(runs))
     dense = {"routed_experts": ones, "experts_per_token": ones}
     routed = {"routed_experts": runs.num_experts, "experts_per_token": runs.k}
     return _set(names, CLARK_SOURCE, runs[list(columns)], dense, routed)
 
 
-def _li_set(name: str, file: str, runs: Frame) -> dict[str, Any]:
+def _hadasah_set(name: str, file: str, runs: Frame) -> dict[str, Any]:
     """Return the gains over 4 experts, each at its best learning rate, of the shortest runs of each model."""
-    runs = runs.rename(columns=LI_COLUMNS)
+    runs = runs.rename(columns=HADASAH_COLUMNS)
     runs = runs[runs.tokens == runs.groupby("blocks").tokens.transform("min")]
     best = runs.groupby(["blocks", "heads", "every", "tokens", "experts"], as_index=False).perplexity.min()
     fewest = best.loc[best.experts == 4, ["blocks", "perplexity"]]
@@ -310,10 +315,10 @@ def _li_set(name: str, file: str, runs: Frame) -> dict[str, Any]:
     # An expert has 8 d², and two are active.
     pairs["expert"] = 8.0 * pairs.d_model**2 * routed_blocks
     pairs["n_active_non_embedding"] = 12.0 * pairs.d_model**2 * pairs.blocks + pairs.expert
-    pairs["n_active"] = pairs.n_active_non_embedding + 2.0 * LI_VOCABULARY * pairs.d_model
+    pairs["n_active"] = pairs.n_active_non_embedding + 2.0 * HADASAH_VOCABULARY * pairs.d_model
     before = {"routed_experts": np.full(len(pairs), 4.0), "experts_per_token": np.full(len(pairs), 2.0)}
     after = {**before, "routed_experts": pairs.experts}
-    derived, place, licence = LI_SOURCE
+    derived, place, licence = HADASAH_SOURCE
     names = (name, "hadasah", EXPERTS)
     return _set(names, (derived, place.format(file), licence), pairs[SIZES], before, after)
 
@@ -328,12 +333,11 @@ def _half_shared_set(runs: Frame) -> dict[str, Any]:
     columns["gains"] = np.log(halves.e64_base / halves.k5_halfshared).to_numpy()
     columns["expert"] = (columns.n_total - columns.n_active) / 60.0
     # A whole shared expert is as wide as two routed ones.
-    designs = []
-    for k, shared in ((4.0, 2.0), (5.0, 1.0)):
-        counts = {"routed_experts": 64.0, "experts_per_token": k, "shared_width": shared}
-        designs.append({name: np.full(len(columns), count) for name, count in counts.items()})
+    whole = columns.assign(routed_experts=64.0, experts_per_token=4.0, shared_width=2.0)
+    half = columns.assign(routed_experts=64.0, experts_per_token=5.0, shared_width=1.0)
     names = ("Marin, top-5 with half a shared expert", MARIN, SHARED)
-    values = _set(names, MARIN_SOURCE, columns[SIZES], *designs)
+    counts = ["routed_experts", "experts_per_token", "shared_width"]
+    values = _set(names, MARIN_SOURCE, columns[SIZES], whole[counts], half[counts])
     tokens = runs[runs.variant == "e64_base"]
     values["other_tokens"] = {f"{width:g}": d for width, d in zip(tokens.d_model, tokens.tokens, strict=True)}
     return values

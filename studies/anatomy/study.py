@@ -159,7 +159,10 @@ def read() -> Anatomy:
 
 def take(folders: Sequence[Path]) -> list[Path]:
     """Derive the gains from public tables below these folders."""
-    return [path for folder in folders for path in public.derive(folder)]
+    written = []
+    for folder in folders:
+        written += public.derive(folder)
+    return written
 
 
 # ------------------------------------------------------------------ what the library quotes
@@ -171,7 +174,7 @@ def findings(a: Anatomy) -> dict[str, str]:
     halves, eighths = (_percent(a.our_gains(name)[-1], 1) for name in (HALVES, EIGHTHS))
     ours = _percent(abs(a.our_gains(ONE_SHARED)).max(), 1)
     marin = _percent(abs(a.of_field(SHARED)[0].gains).max(), 1)
-    share = a.routed_share
+    exponent = a.routed_share.exponent
     lab = "of one laboratory"
     small = "at 56K active parameters"
     helped = _of(np.array(a.helped_by_share))
@@ -179,7 +182,7 @@ def findings(a: Anatomy) -> dict[str, str]:
         TOP_K: f"top-2 and top-4 gained {ratio:.1f} times what top-1 gained at equal E ({len(excess)} pairs {lab})",
         GRANULARITY: f"experts split into halves gained {halves} of loss, into eighths {eighths}, {small}",
         SHARED: f"a shared expert changed the loss by at most {ours} {small}, half of one by {marin} at 150M to 400M",
-        ROUTED: f"gains grew as share^{share.exponent:.1f} ({len(share.ratios)} runs {lab}); this helped {helped} sets",
+        ROUTED: f"gains grew as share^{exponent:.1f} (36 runs {lab}); correcting laws by it helped on {helped} sets",
     }
 
 
@@ -212,14 +215,19 @@ def ship(a: Anatomy) -> Path:
     for name in (GRANULARITY, SHARED):
         values = np.concatenate([side[name][side[EXPERTS] > LAW_EXPERTS] for side in sets])
         shapes[name] = [values.min(), values.max()]
-    interval = a.estimate.interval
-    gain = {"factor": a.estimate.factor, "spread": interval.spread, "noise": interval.noise, "level": LEVEL}
+    gain = {
+        "factor": a.estimate.factor,
+        "spread": a.estimate.interval.spread,
+        "noise": a.estimate.interval.noise,
+        "level": LEVEL,
+        "verdict": verdict(a),
+    }
     fields = {}
     for name, finding in findings(a).items():
         fields[name] = {"finding": finding, "spread": a.spreads[name]}
     content = {
         "page": "anatomy.md",
-        "gain": {**gain, "verdict": verdict(a)},
+        "gain": gain,
         "routed_share": {"exponent": a.routed_share.exponent, "used": all(a.helped_by_share)},
         "experts": {"most": ASKED_EXPERTS, "trusted": a.carried.holds, **shapes},
         "fields": fields,
@@ -256,11 +264,10 @@ def gains(a: Anatomy) -> Iterator[Part]:
     yield "differs in", "pairs", "E", "n", "measured", *laws
     for field in FIELDS:
         for p in a.of_field(field):
-            if field == ROUTED:
-                for share in np.unique(p.after[ROUTED]):
-                    name = f"{p.name}: {_fraction(share)} of blocks"
-                    yield _gain_row(name, p.subset(p.after[ROUTED] == share), laws)
-            else:
+            for share in np.unique(p.after[ROUTED]) if field == ROUTED else ():
+                name = f"{p.name}, {share:.0%} of blocks"
+                yield _gain_row(name, p.subset(p.after[ROUTED] == share), laws)
+            if field != ROUTED:
                 yield _gain_row(_name(p), p, laws)
         for contender, name, our_field in OURS:
             if our_field == field:
@@ -286,7 +293,16 @@ def _our_prediction(a: Anatomy, law: str, contender: str) -> str:
 
 def left_out(a: Anatomy) -> Iterator[Part]:
     """List what the law misses of each laboratory, as it is and with the factor of the others."""
-    yield "laboratory", "pairs", "RMS gain", "slope", "law errs", "factor", "law with it errs", "in the interval"
+    yield (
+        "laboratory",
+        "pairs",
+        "RMS gain",
+        "slope",
+        "error of the law",
+        "factor of the others",
+        "error with it",
+        "in the interval",
+    )
     for row, is_within in zip(a.estimate.left_out, a.estimate.is_within, strict=True):
         table = row.laboratory
         cells = _laboratory_cells(table, row.error)
@@ -323,7 +339,14 @@ def fields(a: Anatomy) -> Iterator[Part]:
 
 def tokens(a: Anatomy) -> Iterator[Part]:
     """List the loss of Marin's isoFLOP runs at both numbers of tokens beside that of the pairs."""
-    yield "width", "loss, 64 experts", "D used here", "isoFLOP runs there", "D of issue 6716", "isoFLOP runs there"
+    yield (
+        "width",
+        "loss, 64 experts",
+        "D used here",
+        "isoFLOP runs there",
+        "D of issue 6716",
+        "isoFLOP runs there",
+    )
     for width, *numbers in marin_tokens(a):
         cells = [format_count(number) if number > 1e6 else f"{number:.3f}" for number in numbers]
         yield f"{width:g}", *cells
@@ -368,14 +391,27 @@ def _draw_gains(ax: Any, a: Anatomy) -> None:
     middle = a.estimate.factor * x
     half_width = a.estimate.interval.half_width(x)
     ax.plot(PERCENT * x, PERCENT * middle, color="0.4", linewidth=0.9)
-    low, high = PERCENT * (middle - half_width), PERCENT * (middle + half_width)
-    ax.fill_between(PERCENT * x, low, high, color="0.4", alpha=0.15, linewidth=0, label=f"{LEVEL:.0%} interval")
+    ax.fill_between(
+        PERCENT * x,
+        PERCENT * (middle - half_width),
+        PERCENT * (middle + half_width),
+        color="0.4",
+        alpha=0.15,
+        linewidth=0,
+        label=f"{LEVEL:.0%} interval",
+    )
     for p in map(answered, a.of_field(EXPERTS)):
         style = {"color": COLOURS.get(p.laboratory, "0.25"), "alpha": 0.75}
         if p.is_blind:
             style = {"color": "0.25", "fillstyle": "none"}
-        marker = MARKERS.get(p.name, "o")
-        ax.plot(PERCENT * joint_gains(p), PERCENT * p.gains, marker, markersize=5, label=_name(p), **style)
+        ax.plot(
+            PERCENT * joint_gains(p),
+            PERCENT * p.gains,
+            MARKERS.get(p.name, "o"),
+            markersize=5,
+            label=_name(p),
+            **style,
+        )
     ax.set(xlabel="gain by the law (% of loss)", ylabel="measured gain (% of loss)", xlim=(-2, 13))
     ax.set_title("more experts, at equal N_act and D", fontsize=10)
 
@@ -402,15 +438,18 @@ def _draw_shares(ax: Any, shares: RoutedShare) -> None:
 def values(a: Anatomy) -> dict[str, str]:
     """Return the numbers in the page's sentences."""
     estimate = a.estimate
+    errors = np.array([row.error for row in estimate.left_out])
+    errors_with = np.array([row.error_with for row in estimate.left_out])
+    coverage_alike = np.mean([is_within.mean() for is_within in estimate.is_within])
     short, long = a.blind_within()
     return {
         "pairs": f"{sum(map(len, estimate.laboratories))}",
         "spread": f"{estimate.interval.spread:.0%}",
         "noise": _percent(estimate.interval.noise, 1),
         "coverage": f"{estimate.coverage:.0%}",
-        "coverage-alike": f"{np.mean([is_within.mean() for is_within in estimate.is_within]):.0%}",
-        "error": _percent(rms(np.array([row.error for row in estimate.left_out]))),
-        "error-with": _percent(rms(np.array([row.error_with for row in estimate.left_out]))),
+        "coverage-alike": f"{coverage_alike:.0%}",
+        "error": _percent(rms(errors)),
+        "error-with": _percent(rms(errors_with)),
         "blind-short": _of(short),
         "blind-long": _of(long),
         "top-k": f"{a.top_k[0]:.1f}",
