@@ -18,7 +18,7 @@
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
 # make studies       every page of docs/studies again, from its records; make crossing, demo_runs, evidence, granularity,
-#                    hours, learning_rates, live, models or promote: one. RUNS="folder …": first collects the records of runs;
+#                    anatomy, hours, learning_rates, live, models or promote: one. RUNS="folder …": first collects the records of runs;
 #                    DATA=folder: first derives points, rates and what the library takes from them from public tables;
 #                    PREDICT="d_model:E …": first writes down, once, what is expected of models not trained yet
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
@@ -81,7 +81,7 @@ BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-kernels test-slow test-light test-clients test-vllm test-transformers test-browser test-slurm lint resolve dist check-all
-.PHONY: models studies evidence crossing demo_runs granularity hours learning_rates live promote explorer-picture tour reference docs bench clean
+.PHONY: models studies anatomy evidence crossing demo_runs granularity hours learning_rates live promote explorer-picture tour reference docs bench clean
 .PHONY: gpu gpu-smoke gpu-first gpu-steps gpu-suite gpu-heads gpu-data gpu-decoding gpu-checkpoints gpu-registered gpu-sweep
 
 setup: $(VENV)/.ready
@@ -209,9 +209,9 @@ check-all:
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 
-studies: models granularity evidence crossing hours learning_rates live promote demo_runs
+studies: models granularity evidence anatomy crossing hours learning_rates live promote demo_runs
 
-models granularity evidence crossing hours learning_rates live promote demo_runs: setup
+models granularity evidence anatomy crossing hours learning_rates live promote demo_runs: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m studies $@ $(if $(RUNS)$(DATA),--runs $(RUNS) $(DATA)) $(if $(PREDICT),--predict $(PREDICT))
 
 explorer-picture: setup

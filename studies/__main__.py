@@ -1,11 +1,12 @@
 """Write a page of docs/studies again, from the records of its study.
 
-    python -m studies crossing | demo_runs | evidence | granularity | hours | learning_rates | live | models | promote
+    python -m studies anatomy | crossing | demo_runs | evidence | granularity | hours | learning_rates | live
+                      | models | promote
                       [--runs RUNS…] [--predict [d_model:E …]]
 
---runs takes the records first: of runs (files, or folders of run.json), or for `evidence`, `hours`, `learning_rates`
-and `promote` public tables, or a folder somewhere above them. --predict writes down, once, what is expected of models
-that were not trained yet.
+--runs takes the records first: of runs (files, or folders of run.json), or for `anatomy`, `evidence`, `hours`,
+`learning_rates` and `promote` public tables, or a folder somewhere above them. --predict writes down, once, what is
+expected of models that were not trained yet.
 """
 
 from __future__ import annotations
