@@ -150,7 +150,7 @@ def loss_curve(
     interval = None
     if band and law.draws is not None:
         draws = limits.loss(law, law.columns_of_draws(1), variables)
-        interval = interval_of(law.add_extrapolation(draws, variables, 1))
+        interval = interval_of(limits.drawn_losses(law, draws, variables))
     d_model = np.asarray(limits.ladder.width_of_active(variables["n_active"]))
     check = law.check(**variables, unique_tokens=limits.unique_tokens)
     return Curve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -13,8 +13,11 @@ from typing_extensions import Unpack
 
 from hub.base.errors import InputError, given
 from hub.base.fields import reads_as
+from hub.base.notices import Notice
+from hub.base.tables import join_words
 from hub.base.types import Fields
 from scaling_law.formulas import Formula
+from scaling_law.formulas.designs import design_factors, find_ignored, findings
 from scaling_law.formulas.repeated import Models
 from scaling_law.formulas.roots import find_root
 from scaling_law.planning.question import LimitFields
@@ -68,10 +71,9 @@ class Limits:
         """Read numbers, or text such as "80GB", "7B", "16k"; without a vocabulary, that of the law or the family."""
         values: Any = dict(limits)
         vocab_size = VOCAB_SIZE if law is None else law.vocab_size
-        family: Family | None = values.get("like")
-        if family is not None:
+        if values.get("like") is not None:
             _refuse_shape(values)
-            family = family.with_vocabulary(values.get("vocab_size"), vocab_size)
+            family = Family.read(values["like"]).with_vocabulary(values.get("vocab_size"), vocab_size)
             values["like"] = family
             vocab_size = family.own_vocab_size
         if values.get("vocab_size") is None:
@@ -167,6 +169,16 @@ class Limits:
         """Return N_act of the models with these E for which `tokens` are compute-optimal, NaN where there is none."""
         return law.size_called_for(coefficients, variables, np.asarray(tokens), self._models(variables["experts"]))
 
+    def ignored_design(self, law: Formula) -> Fields:
+        """Return the fields in which models with experts differ from the paper's, and that the law ignores."""
+        return find_ignored(self.ladder.design, law.variables)
+
+    def drawn_losses(self, law: Formula, losses: FloatArray, variables: Variables) -> FloatArray:
+        """Add to losses under the law's draws, [n_draws, n], the errors of extrapolation and of what it ignores."""
+        extrapolated = law.add_extrapolation(losses, variables, 1)
+        factors = design_factors(self.ignored_design(law), variables["experts"], len(losses))
+        return np.asarray(extrapolated * factors)
+
     def as_asked(self, experts: ArrayLike) -> Any:
         """Return these E as a question has them: of a family as numbers of routed experts."""
         return np.round(self.like.routed_experts(experts), 6) if self.like else experts
@@ -196,14 +208,15 @@ def _refuse_shape(fields: Fields) -> None:
 
 
 def explain_ignored_design(law: Formula, limits: Limits) -> list[str]:
-    """Write a sentence on the parts of a design that change nothing in the law's loss; [] for none."""
-    ignored = []
-    for name in ("granularity", "shared_ratio"):
-        without = replace(limits, **{name: getattr(Limits, name)})
-        sizes, other_sizes = (design.variables(1024.0, 8.0, 1e20) for design in (limits, without))
-        if without != limits and all(sizes[v] == other_sizes[v] for v in law.variables if v in sizes):
-            ignored.append(f"{name} {getattr(limits, name):g}")
-    return [f"the {law.name} law ignores {' and '.join(ignored)}: no loss depends on it"] if ignored else []
+    """Write a sentence on the parts of a design that change nothing in the law's loss, and what they were measured
+    to be worth; [] for none.
+    """
+    ignored = limits.ignored_design(law)
+    if not ignored:
+        return []
+    names = join_words([f"{name} {value:.3g}" for name, value in ignored.items()])
+    measured = "; ".join(findings()[name]["finding"] for name in ignored)
+    return [Notice(f"the {law.name} law ignores {names}: no loss depends on it; {measured}", f"ignores {names}")]
 
 
 def of_law(law: Formula, variables: Variables) -> Fields:

@@ -412,7 +412,7 @@ def drawn_losses(
         variables = {**at, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
         coefficients = coefficients[:, draw % coefficients.shape[1]]
     losses = limits.loss(law, coefficients, variables)
-    return losses if law.draws is None else law.add_extrapolation(losses, variables, 1)
+    return losses if law.draws is None else limits.drawn_losses(law, losses, variables)
 
 
 def coefficients_of(law: Formula) -> FloatArray:

@@ -32,6 +32,7 @@ from hub.base.units import format_count, format_ends, format_flops
 from scaling_law.answer.answer import Answer, Row, columns_of, span
 from scaling_law.answer.columns import COLUMNS
 from scaling_law.formulas import Formula
+from scaling_law.formulas.designs import design_factors
 from scaling_law.formulas.law import numbers, one_positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
@@ -229,7 +230,9 @@ def speedup(
     notes += [about(name, warning) for warning in check.warnings]
     notes += explain_ignored_design(law, limits)
 
-    target = _Target.of(law, variables, sized, cluster)
+    # A baseline of the same design errs alike.
+    ignored = limits.ignored_design(law) if baseline == 1 else ()
+    target = _Target.of(law, variables, sized, cluster, ignored)
     loss = float(target.loss[0, 0])
     rows, curve = target.rows(baseline, limits, match, sized)
     headline = "time" if match == "hours" else "compute"
@@ -292,10 +295,11 @@ class _Target:
     costs: dict[str, FloatArray]
 
     @classmethod
-    def of(cls, law: Formula, variables: Variables, model: Sized, cluster: Cluster | None) -> _Target:
+    def of(cls, law: Formula, variables: Variables, model: Sized, cluster: Cluster | None, ignored: Any) -> _Target:
         coefficients = coefficients_of(law)
         loss = np.asarray(law.evaluate(coefficients, variables), float)
         loss[1:] = law.add_extrapolation(loss[1:], variables, 1)
+        loss[1:] *= design_factors(ignored, np.ravel(variables["experts"]), len(loss) - 1)
         tokens = np.full(len(loss), float(variables["tokens"]))
         return cls(law, cluster, coefficients, loss, _costs(cluster, model, tokens))
 

@@ -281,6 +281,18 @@ class Family(Ladder):
     def smallest(self) -> float:
         return float(self._rungs.d_model[0])
 
+    @cached_property
+    def design(self) -> dict[str, float]:
+        """Those of the first member."""
+        a = read_architecture(self._scale(self.members[0]["hidden_size"]))
+        if a.experts == 1:
+            return {}
+        return {
+            "granularity": a.granularity,
+            "shared_ratio": a.shared_experts * a.d_shared / a.active_width,
+            "routed_share": a.routed_blocks / a.blocks,
+        }
+
     def rungs(self, largest: float) -> FloatArray:
         widths = self._rungs.d_model
         return widths[: max(1, int(np.searchsorted(widths, largest * (1 + ROUNDING), side="right")))]

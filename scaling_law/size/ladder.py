@@ -43,6 +43,11 @@ class Ladder(ABC):
     def smallest(self) -> float:
         """The d_model of the smallest model."""
 
+    @property
+    @abstractmethod
+    def design(self) -> dict[str, float]:
+        """Granularity, the shared part of the active width, and the share of blocks with experts."""
+
     @abstractmethod
     def rungs(self, largest: float) -> FloatArray:
         """List the d_model that exist up to `largest`, the smallest in any case."""
@@ -86,6 +91,10 @@ class PaperLadder(Ladder):
     @property
     def smallest(self) -> float:
         return float(HEAD_DIM)
+
+    @property
+    def design(self) -> dict[str, float]:
+        return {"granularity": self.granularity, "shared_ratio": self.shared_ratio, "routed_share": 1.0}
 
     def rungs(self, largest: float) -> FloatArray:
         widths = [np.arange(HEAD_DIM, min(max(largest, HEAD_DIM), FINEST) + 1, HEAD_DIM, dtype=float)]

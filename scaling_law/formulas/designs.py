@@ -1,0 +1,63 @@
+"""What public pairs of models measured of the fields of a design that laws ignore: `docs/studies/anatomy.md`.
+
+Nothing shifts a loss. Where a law ignores a field, its losses err by as much as that field was measured to be worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hub.base import strict_json
+from hub.base.types import Fields
+from scaling_law.formulas.extrapolation import normal_scores
+from scaling_law.size.arrays import FloatArray
+
+DESIGNS = Path(__file__).with_name("designs.json")
+FORMAT = "designs"
+VERSION = 1
+# The fields of a design: what the paper's models have, and the variables of laws that tell others apart.
+USUAL = {"granularity": 1.0, "shared_ratio": 0.0, "routed_share": 1.0}
+SEEN_BY = {
+    "granularity": {"granularity", "active_experts", "experts_per_token"},
+    "shared_ratio": {"shared_ratio", "density", "experts_per_token"},
+    "routed_share": set(),
+}
+# A first block that is dense, as in laboratories whose gains the law predicts, is as good as none.
+ALL_ROUTED = 0.9
+# The row of normal scores that the error of a design takes: those before it are of extrapolation.
+ROW = 16
+
+
+@cache
+def findings() -> Fields:
+    """Return the fields of designs, each with its `finding` in words and the `spread` of ln L."""
+    fields: Fields = strict_json.read(DESIGNS, FORMAT, VERSION)["fields"]
+    return fields
+
+
+def find_ignored(design: Fields, variables: Collection[str]) -> Fields:
+    """Return the fields in which a design differs from the paper's, and that a law of these variables ignores."""
+    ignored = {}
+    for name, value in design.items():
+        is_usual = np.isclose(value, USUAL[name]) or (name == "routed_share" and value > ALL_ROUTED)
+        if not is_usual and SEEN_BY[name].isdisjoint(variables):
+            ignored[name] = value
+    return ignored
+
+
+def design_factors(ignored: Iterable[str], experts: Any, count: int) -> FloatArray | float:
+    """Return factors on the losses of `count` draws, [count, ...], of models with these E; dense ones have no error.
+
+    Models of one design err alike.
+    """
+    spread = float(np.sqrt(sum(findings()[name]["spread"] ** 2 for name in ignored)))
+    if not spread:
+        return 1.0
+    e = np.asarray(experts)
+    scores = normal_scores(count, ROW + 1)[ROW].reshape(-1, *[1] * e.ndim)
+    return np.exp(np.where(e > 1, spread * scores, 0.0))
