@@ -152,7 +152,7 @@ def loss_curve(
         draws = limits.loss(law, law.columns_of_draws(1), variables)
         interval = interval_of(limits.drawn_losses(law, draws, variables))
     d_model = np.asarray(limits.ladder.width_of_active(variables["n_active"]))
-    check = law.check(**variables, unique_tokens=limits.unique_tokens)
+    check = limits.check(law, variables)
     return Curve(
         experts=experts,
         x=x,
@@ -231,7 +231,7 @@ def _best_within(
     loss = np.where(optimum.exists, limits.loss(law, law.columns, variables), np.inf)
     models = _take_best_so_far(BestModels(d_model, loss, variables))
     is_compared = np.full(loss.shape, True)
-    if prefers_trusted and not law.check(**variables).unknown:
+    if prefers_trusted and not limits.check(law, variables).unknown:
         # The largest trusted model may be smaller than its limit.
         _, largest_trusted = trusted_widths(law, experts, limits)
         d_model = np.broadcast_to(np.minimum(largest, largest_trusted), loss.shape)
@@ -389,7 +389,7 @@ def best_experts(
     models, is_compared = _best_within(law, budget, e, limits, ladder, prefers_trusted=True)
     rows = np.searchsorted(ladder, memory_limits)
     models = models.take(lambda values: values[rows])
-    check = law.check(**models.variables)
+    check = limits.check(law, models.variables)
     fits = limits.memory_bytes(limits.ladder.smallest, e) <= memory_limits[:, None, None] * (1 + ROUNDING)
     is_compared = is_compared[rows] & np.isfinite(models.loss) & fits & ~check.beyond
     loss = np.where(is_compared, models.loss, np.inf)

@@ -278,10 +278,16 @@ class RangeCheck(Summarised):
     at: Variables
     guard: Callable[[str], float] = guard_of
     trusts_guard: bool = False
+    # The most E that pairs of models of one shape carry, whatever the range of the law.
+    most_experts: float = 0.0
 
     def support(self, name: str) -> Interval:
         """Return how many times below and above the range of this quantity an answer is trusted."""
-        return (self.guard(name), self.guard(name)) if self.trusts_guard else support_of(name)
+        below, above = (self.guard(name), self.guard(name)) if self.trusts_guard else support_of(name)
+        if name == "E" and self.most_experts:
+            _, most = self._known_limits[name]
+            above = max(above, self.most_experts / most)
+        return below, above
 
     def row(self, index: Any) -> RangeCheck:
         """Return the check of the models at this index of the broadcast variables."""

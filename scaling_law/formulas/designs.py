@@ -29,15 +29,33 @@ SEEN_BY = {
 }
 # A first block that is dense, as in laboratories whose gains the law predicts, is as good as none.
 ALL_ROUTED = 0.9
+# Part of a field by which a shape may differ from those that were measured.
+SHAPE = 0.02
 # The row of normal scores that the error of a design takes: those before it are of extrapolation.
 ROW = 16
 
 
 @cache
+def _read() -> Fields:
+    return strict_json.read(DESIGNS, FORMAT, VERSION)
+
+
 def findings() -> Fields:
     """Return the fields of designs, each with its `finding` in words and the `spread` of ln L."""
-    fields: Fields = strict_json.read(DESIGNS, FORMAT, VERSION)["fields"]
+    fields: Fields = _read()["fields"]
     return fields
+
+
+def most_experts(design: Fields) -> float:
+    """Return the most E that pairs of models of this shape carry beyond a law's runs; 0 where none do."""
+    carried = _read()["experts"]
+    if not carried["trusted"] or not design:
+        return 0.0
+    for name, value in design.items():
+        low, high = carried[name]
+        if not low * (1 - SHAPE) <= value <= high * (1 + SHAPE):
+            return 0.0
+    return float(carried["most"])
 
 
 def find_ignored(design: Fields, variables: Collection[str]) -> Fields:

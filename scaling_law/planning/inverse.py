@@ -348,7 +348,7 @@ def _are_trusted(
 ) -> BoolArray:
     """Say of which models the law is trusted; also of all where it knows no range, so that none can be."""
     variables = {**limits.variables(d_model, experts, 1.0), "tokens": tokens}
-    check = law.check(**variables, unique_tokens=limits.unique_tokens)
+    check = limits.check(law, variables)
     return check.trusted | bool(check.unknown)
 
 
@@ -356,15 +356,14 @@ def _check_range(
     law: Formula, variables: Variables, is_reached: Any, axes_of_experts: int, limits: Limits, force: bool
 ) -> RangeCheck:
     """Check the models that there are. ExtrapolationError where all for one loss are beyond the guard."""
-    repeated: Fields = {"unique_tokens": limits.unique_tokens}
     experts = np.where(is_reached, variables["experts"], np.nan)
-    check = law.check(**{**variables, **repeated, "experts": experts})
+    check = limits.check(law, {**variables, "experts": experts})
     axes = tuple(range(is_reached.ndim - axes_of_experts, is_reached.ndim))
     has_answer = (is_reached & ~check.beyond).any(axis=axes, keepdims=True)
     is_lost = is_reached & ~has_answer
     if is_lost.any():
         lost = {name: values[is_lost] for name, values in variables.items()}
-        law.check(**lost, **repeated).refuse(force)
+        limits.check(law, lost).refuse(force)
     return check
 
 

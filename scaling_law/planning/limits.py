@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,8 @@ from hub.base.notices import Notice
 from hub.base.tables import join_words
 from hub.base.types import Fields
 from scaling_law.formulas import Formula
-from scaling_law.formulas.designs import design_factors, find_ignored, findings
+from scaling_law.formulas.conditions import RangeCheck
+from scaling_law.formulas.designs import design_factors, find_ignored, findings, most_experts
 from scaling_law.formulas.repeated import Models
 from scaling_law.formulas.roots import find_root
 from scaling_law.planning.question import LimitFields
@@ -172,6 +173,11 @@ class Limits:
     def ignored_design(self, law: Formula) -> Fields:
         """Return the fields in which models with experts differ from the paper's, and that the law ignores."""
         return find_ignored(self.ladder.design, law.variables)
+
+    def check(self, law: Formula, variables: Variables) -> RangeCheck:
+        """Check how far these models lie from the law's runs, and their epochs from those of the runs."""
+        check = law.check(**variables, unique_tokens=self.unique_tokens)
+        return replace(check, most_experts=most_experts(self.ladder.design))
 
     def drawn_losses(self, law: Formula, losses: FloatArray, variables: Variables) -> FloatArray:
         """Add to losses under the law's draws, [n_draws, n], the errors of extrapolation and of what it ignores."""

@@ -231,7 +231,7 @@ def _find_models(law: Formula, budget: Budget, limits: Limits, candidates: Float
         loss=optimum.loss[fits],
         limited_by=np.where(optimum.truncated, "memory", unlimited)[fits],
         variables=variables,
-        check=law.check(**variables, unique_tokens=limits.unique_tokens),
+        check=limits.check(law, variables),
         integral=integral,
     )
 
@@ -247,7 +247,7 @@ def _find_trusted(law: Formula, budget: Budget, limits: Limits, models: _Models)
     return replace(
         models,
         limited_by=np.where(is_replaced, EVIDENCE, models.limited_by),
-        check=law.check(**models.variables, unique_tokens=limits.unique_tokens),
+        check=limits.check(law, models.variables),
     )
 
 

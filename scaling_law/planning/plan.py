@@ -351,7 +351,7 @@ def plan(
         notes=(*warnings, *_explain_differences(table.limits, architecture)),
         time=None if cluster is None else Budget(None, seconds / 3600.0, cluster),
         placement=None if cluster is None else cluster.place(architecture),
-        check=law.check(**variables, unique_tokens=table.limits.unique_tokens),
+        check=table.limits.check(law, variables),
     )
 
 

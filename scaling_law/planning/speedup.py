@@ -218,7 +218,7 @@ def speedup(
     if isinstance(baseline, Architecture) and match in ("memory", "served"):
         raise InputError(given("match", match), " sets the size of the baseline: give its E, no Architecture")
     variables, sized = _read_spending(law, model, flops, tokens, limits, force)
-    check = law.check(**variables)
+    check = limits.check(law, variables)
     check.refuse(force)
     name = _describe(model)
     notes = [] if cluster is None else [*cluster.warnings(sized, float(variables["tokens"]))]
@@ -449,7 +449,7 @@ def _read_spending(
     # The model is as free as the baseline, also below d_model 64.
     width = float(optimal_widths(law, budget, model, limits).free)
     variables = limits.variables(width, model, most)
-    check = law.check(**variables)
+    check = limits.check(law, variables)
     if not (force or check.unknown or check.trusted):
         trusted = find_trusted(law, budget, np.array(model), limits, integral=False)
         if limits.flops(trusted.d_model, model, trusted.tokens) >= LEAST_SHARE * most:

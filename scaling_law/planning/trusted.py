@@ -62,13 +62,13 @@ def trusted_reaching(reaching: Models, law: Formula, experts: ArrayLike, limits:
 def tokens_trusted(law: Formula, variables: Variables, limits: Limits) -> Intervals:
     """Return the fewest and the most D with which models are trusted, NaN where none is; `variables` may have more."""
     tokens = np.where(np.isfinite(variables["tokens"]) & (variables["tokens"] > 0), variables["tokens"], np.nan)
-    check = law.check(**{**variables, "tokens": tokens}, unique_tokens=limits.unique_tokens)
+    check = limits.check(law, {**variables, "tokens": tokens})
     return check.trusted_tokens()
 
 
 def trusted_widths(law: Formula, experts: FloatArray, limits: Limits) -> Intervals:
     """Return the d_model between which all models lie that are trusted at these E and within the limits."""
-    check = law.check(1.0, 1.0, experts)
+    check = limits.check(law, {"n_active": 1.0, "tokens": 1.0, "experts": experts})
     low, high = check.supported("N_act")
     fewest_tokens, _ = check.supported("D")
     _, most_per_parameter = check.supported("D/N")
@@ -155,7 +155,7 @@ def prefer_trusted(
 
     Returns the models that answer, and which of them are compared: trusted ones, or all of a question without one.
     """
-    check = law.check(**models.variables, unique_tokens=limits.unique_tokens)
+    check = limits.check(law, models.variables)
     trusted = trusted.replaced(np.isfinite(models.loss) & check.trusted, models)
     best = np.argmin(trusted.loss, axis=-1)[..., None]
     shares = budget.share_spent(trusted.d_model, trusted.variables, limits)

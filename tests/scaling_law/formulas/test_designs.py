@@ -57,3 +57,11 @@ def test_intervals_of_every_question_take_it():
     plain, fine = (LAW.speedup(8, flops=1e20, **question).best for question in ({}, FINE))
     assert fine.compute == pytest.approx(plain.compute, rel=1e-9)
     assert np.diff(np.log(fine.compute_interval)) > np.diff(np.log(plain.compute_interval))
+
+
+def test_pairs_carry_e_45_for_shapes_like_theirs():
+    """Fine experts beside a shared one; the law's own runs end at E = 32, where its trust ends for others."""
+    carried = LAW.optimal(1e20, [43], granularity=6, shared_ratio=1 / 3)
+    assert carried.trusted
+    assert not LAW.optimal(1e20, [43]).trusted
+    assert not LAW.optimal(1e20, [64], granularity=6, shared_ratio=1 / 3).trusted
