@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Rows of an answer that a terminal or a notebook shows.
 MOST_ROWS = 60
 # Columns of counts, which are integers where they are whole.
-COUNTS = ("experts", "d_model", "n_active", "n_total", "tokens")
+COUNTS = ("routed_experts", "experts", "d_model", "n_active", "n_total", "tokens")
 
 
 class Listed(Summarised):

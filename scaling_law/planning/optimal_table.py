@@ -108,9 +108,7 @@ class OptimalRow(Row):
     @property
     def model(self) -> str:
         """The sizes and the tokens."""
-        size = name_size(self.experts, self.n_active, self.n_total)
-        if self.routed_experts is not None and self.experts > 1:
-            size = f"{self.routed_experts:g} experts, {size}"
+        size = name_size(self.experts, self.n_active, self.n_total, self.routed_experts)
         return f"{size}, {format_count(self.tokens)} tokens"
 
     def config_arguments(self) -> dict[str, int]:

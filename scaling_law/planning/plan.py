@@ -85,6 +85,7 @@ class Plan(Answer):
 
     architecture: Architecture
     model: Fields = dataclasses.field(repr=False)
+    routed_experts: int | None = dataclasses.field(repr=False)
     tokens: int
     branches: tuple[int, ...]
     steps: int
@@ -134,7 +135,8 @@ class Plan(Answer):
     def verdict(self) -> str:
         a = self.architecture
         cost = f"{format_count(self.tokens)} tokens in {self._describe_hours()}"
-        text = f"{name_size(a.experts_equivalent, a.n_active, a.n_total)}, {cost}: loss {self.loss:.3f}"
+        size = name_size(a.experts_equivalent, a.n_active, a.n_total, self.routed_experts)
+        text = f"{size}, {cost}: loss {self.loss:.3f}"
         text += bracket_interval(self.loss_interval)
         if self.learning_rate is None:
             text += "; no learning rate"
@@ -161,7 +163,8 @@ class Plan(Answer):
         if self.learning_rate is None:
             raise InputError("learning_rate=None must be given: the run is too far outside the runs of its law")
         a = self.architecture
-        run: Fields = {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts_equivalent:g}", "sweep": sweep}
+        experts = f"E{a.experts_equivalent:g}" if self.routed_experts is None else f"{a.experts}experts"
+        run: Fields = {"output_dir": f"runs/{sweep}-d{a.d_model}-{experts}", "sweep": sweep}
         if self.placement is not None:
             run["micro_batch_sequences"] = self.placement.micro_batch_sequences
             run["gradient_checkpointing"] = self.placement.gradient_checkpointing
@@ -326,6 +329,7 @@ def plan(
         },
         architecture=architecture,
         model=_model_section(table.limits, row),
+        routed_experts=row.routed_experts,
         tokens=schedule.tokens,
         branches=schedule.branches,
         steps=schedule.steps,

@@ -134,11 +134,15 @@ DESIGN_VARIABLES = (
 PARTS = {"density", "sparsity", "activation_ratio", "shared_ratio"}
 
 
-def name_size(experts: float, n_active: float, n_total: float) -> str:
-    """Name a model: "E = 8: 1.1B active of 3.4B parameters", or "dense: 1.1B parameters"."""
-    if experts > 1:
-        return f"E = {experts:.5g}: {format_count(n_active)} active of {format_count(n_total)} parameters"
-    return f"dense: {format_count(n_total)} parameters"
+def name_size(experts: float, n_active: float, n_total: float, routed_experts: float | None = None) -> str:
+    """Name a model: "E = 8: 1.1B active of 3.4B parameters", or "dense: 1.1B parameters".
+
+    Of a family with the number of its experts: "64 experts, E = 8: …".
+    """
+    if experts <= 1:
+        return f"dense: {format_count(n_total)} parameters"
+    routed = "" if routed_experts is None else f"{routed_experts:g} experts, "
+    return f"{routed}E = {experts:.5g}: {format_count(n_active)} active of {format_count(n_total)} parameters"
 
 
 def is_size(variable: str) -> bool:
