@@ -98,3 +98,22 @@ def test_the_example_of_the_first_screen_is_what_the_law_answers():
     assert "({:.2f} to {:.2f})".format(*best.loss_interval) in example
     assert table.comparison.win_shares[16] == pytest.approx(0.5, abs=0.05)
     assert f"the dense model in {table.comparison.win_shares[1]:.0%}".replace("%", " %") in example
+
+
+def test_the_family_is_the_one_that_the_law_answers_with():
+    (line,) = [
+        line for line in README.splitlines() if line.startswith("scaling-law optimal --gpu h100 --gpus 8 --hours 5d")
+    ]
+    done = CliRunner().invoke(app, [*shlex.split(line)[1:], "--json"])
+    assert done.exit_code == 0, done.stderr
+    answer = json.loads(done.stdout)
+    best, rows = answer["best"], {row["routed_experts"]: row for row in answer["rows"]}
+    text = " ".join(README.split())
+    assert f"{best['routed_experts']} experts of which 8 are active" in text
+    assert f"({best['n_active'] / 1e9:.3g}B of {best['n_total'] / 1e9:.3g}B parameters)" in text
+    assert f"{rows[1]['loss'] - best['loss']:.3f} nats below the best dense Qwen3" in text
+    assert (
+        f"experts train at {best['mfu']:.0%} of peak, the dense model at {rows[1]['mfu']:.0%}".replace("%", " %")
+        in text
+    )
+    assert {1.0, best["experts"]} <= {*answer["comparison"]["tied"]}

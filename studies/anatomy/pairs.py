@@ -127,7 +127,7 @@ def read_pairs() -> list[Pairs]:
     for router in ROUTERS:
         runs = _complete_clark(sources["clark"][router])
         pairs.append(_match(f"Clark et al., {router}", DEEPMIND, runs))
-    pairs.append(_match("Marin", MARIN, _joined(sources["marin_experts"]["experts"])))
+    pairs.append(_match("Marin", MARIN, joined_runs(sources["marin_experts"]["experts"])))
     pairs.append(_step_law_pairs(sources["step_law"]))
     for values in strict_json.read(PAIRS, FORMAT, VERSION)["sets"]:
         columns = {name: np.array(column) for name, column in values["columns"].items()}
@@ -175,7 +175,7 @@ def _models(columns: Side, counts: Counts) -> Side:
 # ------------------------------------------------------------------ pairs of the points of other studies
 
 
-def _joined(*tables: Runs) -> Runs:
+def joined_runs(*tables: Runs) -> Runs:
     """Join tables into one with what laws ask for and the width of the models."""
     runs = join_tables(*tables)
     d_model = np.concatenate([table["d_model"] for table in tables])
@@ -190,7 +190,7 @@ def _complete_clark(runs: Runs) -> Runs:
     return replace(runs, columns={**runs.columns, **totals, **_design(runs.experts, 1.0), **share})
 
 
-def _variables(runs: Runs, rows: Any) -> Side:
+def variables_of_runs(runs: Runs, rows: Any) -> Side:
     """Return the variables of these rows; experts are in every block unless a column says otherwise."""
     columns = {"routed_share": np.ones(len(runs)), **runs.columns}
     columns.update(n_active=runs.n_active, tokens=runs.tokens, experts=runs.experts)
@@ -206,7 +206,7 @@ def _match(name: str, laboratory: str, runs: Runs) -> Pairs:
     rows = np.flatnonzero(~has_fewest & is_reference.any(axis=1))
     references = is_reference[rows].argmax(axis=1)
     gains = np.log(runs.loss[references] / runs.loss[rows])
-    return Pairs(name, laboratory, EXPERTS, gains, _variables(runs, references), _variables(runs, rows))
+    return Pairs(name, laboratory, EXPERTS, gains, variables_of_runs(runs, references), variables_of_runs(runs, rows))
 
 
 def _step_law_pairs(source: Source) -> Pairs:
@@ -214,7 +214,7 @@ def _step_law_pairs(source: Source) -> Pairs:
 
     Only models within the ranges of the dense runs, or beyond them by at most `REACH`.
     """
-    runs = _joined(source["dense"], source["moe"])
+    runs = joined_runs(source["dense"], source["moe"])
     bare = without_embeddings(runs)
     is_dense = runs.experts == 1
     law = fit(as_dense(bare.subset(is_dense)), "chinchilla").law
@@ -224,7 +224,7 @@ def _step_law_pairs(source: Source) -> Pairs:
         is_inside &= values <= values[is_dense].max() * REACH
     rows = np.flatnonzero(is_inside)
     gains = np.log(law.loss(bare.n_active[rows], bare.tokens[rows]) / runs.loss[rows])
-    after = {**_variables(runs, rows), "routed_share": np.full(len(rows), STEP_LAW_SHARE)}
+    after = {**variables_of_runs(runs, rows), "routed_share": np.full(len(rows), STEP_LAW_SHARE)}
     sizes = {"n_total": after["n_active"], "n_total_non_embedding": after["n_active_non_embedding"]}
     dense = {**after, **_design(np.ones(len(rows)), 1.0), **sizes}
     return Pairs("Step Law", STEPFUN, EXPERTS, gains, dense, after)
@@ -327,9 +327,9 @@ def _half_shared_set(runs: Frame) -> dict[str, Any]:
     """Return the gains of top-5 with half a shared expert over top-4 with a whole one, of equal active width."""
     losses = runs.pivot(index="d_model", columns="variant", values="loss")
     halves = losses.dropna(subset=["k5_halfshared"])
-    models = _joined(read_sources(EVIDENCE)["marin_experts"]["experts"])
+    models = joined_runs(read_sources(EVIDENCE)["marin_experts"]["experts"])
     is_base = np.isin(models["d_model"], halves.index) & (models["routed_experts"] == 64)
-    columns = pd.DataFrame(_variables(models, is_base))
+    columns = pd.DataFrame(variables_of_runs(models, is_base))
     columns["gains"] = np.log(halves.e64_base / halves.k5_halfshared).to_numpy()
     columns["expert"] = (columns.n_total - columns.n_active) / 60.0
     # A whole shared expert is as wide as two routed ones.

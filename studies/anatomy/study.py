@@ -52,6 +52,7 @@ from studies.anatomy.pairs import (
     derive,
     read_pairs,
 )
+from studies.anatomy.vocabularies import count_errors
 from studies.common import FloatArray, Page, Part, join, rms, round_numbers
 from studies.evidence.points import read_sources
 from studies.granularity import study as granularity
@@ -343,6 +344,14 @@ def counts(a: Anatomy) -> Iterator[Part]:
         yield count, *map(_percent, errors), _percent(rms(errors)), f"{rms(errors / sizes):.0%}"
 
 
+def losses(a: Anatomy) -> Iterator[Part]:
+    """List the errors of losses, and the regret of sizes that the law picks, by the count of N."""
+    errors = [*count_errors()]
+    yield "N that the law is asked with", *errors[0].errors, "regret of Marin's sizes"
+    for row in errors:
+        yield row.name, *(f"{error:.3f}" for error in row.errors.values()), f"{row.regret:.3f}"
+
+
 def fields(a: Anatomy) -> Iterator[Part]:
     """List what was found of each field that laws ignore."""
     yield "field", "what was found", "spread of ln L"
@@ -510,7 +519,7 @@ CLAIMS = {
 }
 PAGE = Page(
     read,
-    blocks=(gains, left_out, counts, fields, tokens),
+    blocks=(gains, left_out, counts, losses, fields, tokens),
     figures=(anatomy,),
     values=values,
     claims=CLAIMS,
