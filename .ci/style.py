@@ -32,7 +32,7 @@ VAGUE_NAMES = frozenset(
         """
         found given made known asked told said named shown chosen kept wanted taken drawn seen used read left held done
         tried spent placed sent worth settled counted fitted listed joined moved measured needed allowed ends one other
-        others own of more further rest each every all what which there here at about such same like usual whole part
+        others own of more further rest each every all what which there here at about such same usual whole part
         parts several both some
         """,
     )

@@ -221,8 +221,8 @@ def explain_ignored_design(law: Formula, limits: Limits) -> list[str]:
     if not ignored:
         return []
     names = join_words([f"{name} {value:.3g}" for name, value in ignored.items()])
-    measured = "; ".join(findings()[name]["finding"] for name in ignored)
-    return [Notice(f"the {law.name} law ignores {names}: no loss depends on it; {measured}", f"ignores {names}")]
+    meanings = "; ".join(findings()[name]["finding"] for name in ignored)
+    return [Notice(f"the {law.name} law ignores {names}: no loss depends on it; {meanings}", f"ignores {names}")]
 
 
 def of_law(law: Formula, variables: Variables) -> Fields:

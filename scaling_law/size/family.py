@@ -122,8 +122,8 @@ class Family(Ladder):
             return config
         if experts == 1:
             return self._dense_twin(config)
-        own = next(name for name in EXPERT_FIELDS if name in config)
-        config[own] = int(experts)
+        count_field = next(name for name in EXPERT_FIELDS if name in config)
+        config[count_field] = int(experts)
         return config
 
     def architecture(self, d_model: float, experts: float) -> Architecture:
@@ -255,14 +255,12 @@ class Family(Ladder):
 
     def _interpolate(self, name: str, d_model: float) -> float:
         """Interpolate a field in ln d between the members that have it, in proportion to d beyond the last."""
-        points = [(member["hidden_size"], member[name]) for member in self.members if name in member]
-        (first, size), (last, largest) = points[0], points[-1]
-        if d_model <= first:
-            return size * d_model / first
-        if d_model >= last:
-            return largest * d_model / last
-        widths, sizes = np.log(np.array(points, float)).T
-        return float(np.exp(np.interp(math.log(d_model), widths, sizes)))
+        members = [member for member in self.members if name in member]
+        widths = np.array([member["hidden_size"] for member in members], float)
+        sizes = np.array([member[name] for member in members], float)
+        nearest = np.clip(d_model, widths[0], widths[-1])
+        log_size = np.interp(math.log(nearest), np.log(widths), np.log(sizes))
+        return float(np.exp(log_size) * d_model / nearest)
 
     def _dense_twin(self, config: Fields) -> Fields:
         """Return the dense model of the same blocks and active width, in the class that has it."""
@@ -283,7 +281,7 @@ class Family(Ladder):
 
     @cached_property
     def design(self) -> dict[str, float]:
-        """Those of the first member."""
+        """Granularity, shared part and share of blocks with experts of the first member; {} of a dense one."""
         a = read_architecture(self._scale(self.members[0]["hidden_size"]))
         if a.experts == 1:
             return {}
@@ -316,28 +314,29 @@ class Family(Ladder):
         models = self.widths(d_model, experts)
         e = np.broadcast_to(np.asarray(experts, float), models.d_model.shape)
         a = self._rungs.models[0]
+        active_experts = a.experts_per_token + a.shared_experts
         is_sparse = e > 1
         # As if the vocabulary were that of the models that laws were fitted to.
-        counted = 2.0 * models.d_model * self.counted_vocab_size
+        embeddings = 2.0 * models.d_model * self.counted_vocab_size
 
-        def where_sparse(value: float) -> FloatArray:
-            return np.where(is_sparse, value, 1.0)
+        def where_sparse(value: float, dense_value: float = 1.0) -> FloatArray:
+            return np.where(is_sparse, value, dense_value)
 
         routed = self.routed_experts(e)
+        all_experts = routed + where_sparse(a.shared_experts, 0.0)
         return {
-            "n_active": models.n_active_non_embedding + counted,
-            "n_total": models.n_total_non_embedding + counted,
+            "n_active": models.n_active_non_embedding + embeddings,
+            "n_total": models.n_total_non_embedding + embeddings,
             "n_active_non_embedding": models.n_active_non_embedding,
             "n_total_non_embedding": models.n_total_non_embedding,
             "own_n_active": models.n_active,
             "experts": e,
             "density": where_sparse(a.experts_per_token) / routed,
-            "activation_ratio": where_sparse(a.experts_per_token + a.shared_experts)
-            / (routed + np.where(is_sparse, a.shared_experts, 0.0)),
+            "activation_ratio": where_sparse(active_experts) / all_experts,
             "granularity": where_sparse(a.granularity),
-            "active_experts": where_sparse(a.experts_per_token + a.shared_experts),
+            "active_experts": where_sparse(active_experts),
             "experts_per_token": where_sparse(a.experts_per_token),
-            "shared_ratio": np.where(is_sparse, a.shared_experts * a.d_shared / a.active_width, 0.0),
+            "shared_ratio": where_sparse(a.shared_experts * a.d_shared / a.active_width, 0.0),
         }
 
     def cache_bytes(self, d_model: ArrayLike, tokens: float, bytes_per_element: float) -> Any:
@@ -397,7 +396,7 @@ _COMPUTED_WITH = {
 _UNREAD = {"moe_layer_freq"}
 _UNREAD_BY = {"minimax_m2": {"use_qk_norm"}}
 # Fields in which all members must agree: the shape of a feed-forward with experts.
-_SAME = ("num_experts_per_tok", "n_shared_experts", "num_shared_experts")
+_SAME = ("num_experts_per_tok", "n_shared_experts", "num_shared_experts", "vocab_size")
 
 
 @lru_cache(maxsize=32)
@@ -449,8 +448,8 @@ def _family_of(name: str, members: Sequence[Config]) -> Family:
 def _of_depth(values: list[Any], depth: int, new_depth: int) -> list[Any]:
     """Shorten or continue the values of each block, or the numbers of some blocks, to another depth."""
     if len(values) != depth:
-        chosen = _of_depth([block in values for block in range(depth)], depth, new_depth)
-        return [block for block, is_chosen in enumerate(chosen) if is_chosen]
+        is_listed = _of_depth([block in values for block in range(depth)], depth, new_depth)
+        return [block for block, listed_block in enumerate(is_listed) if listed_block]
     # What the second half repeats goes on.
     half = depth // 2
     periods = range(1, depth - half)
@@ -485,9 +484,13 @@ class _Rungs:
             a = read_architecture(family.configuration(d_model))
             if not models or a.n_active_non_embedding > models[-1].n_active_non_embedding:
                 models.append(a)
-        sizes = {name: np.array([getattr(a, name) for a in models], float) for name in _SIZES}
-        spans = dict.fromkeys(span for a in models for span, _ in a.products)
-        products = {span: np.array([dict(a.products).get(span, 0.0) for a in models]) for span in spans}
+        sizes = {}
+        for name in _SIZES:
+            sizes[name] = np.array([getattr(a, name) for a in models], float)
+        products: dict[Span, FloatArray] = {}
+        for i, a in enumerate(models):
+            for span, elements in a.products:
+                products.setdefault(span, np.zeros(len(models)))[i] = elements
         return cls(sizes["d_model"], tuple(models), sizes, products)
 
     def widths(self, rung: Any, family: Family, expansion: FloatArray) -> Widths:
@@ -495,21 +498,18 @@ class _Rungs:
         a = self.models[0]
         sizes = {name: values[rung] for name, values in self.sizes.items()}
         is_sparse = expansion > 1
-        routed = family.routed_experts(expansion)
-        experts_more = np.where(is_sparse, routed - sizes.pop("experts"), 0.0)
+        # The experts that a member has beyond those that are active are replaced by as many as are asked for.
+        idle_experts = family.routed_experts(expansion) - sizes["experts_per_token"]
         matrices = 3 if a.gated else 2
-        more = matrices * sizes["routed_blocks"] * sizes["d_model"] * sizes["d_expert"] * experts_more
-        dense = {"n_total": "n_active", "n_total_non_embedding": "n_active_non_embedding"}
-        for total, active in dense.items():
-            lookups = sizes["lookup_parameters"] if total == "n_total" else 0.0
-            sizes[total] = np.where(is_sparse, sizes[total] + more, sizes[active] + lookups)
+        expert = matrices * sizes["routed_blocks"] * sizes["d_model"] * sizes["d_expert"]
+        idle = np.where(is_sparse, expert * idle_experts, 0.0)
+        sizes["n_total"] = sizes["n_active"] + sizes["lookup_parameters"] + idle
+        sizes["n_total_non_embedding"] = sizes["n_active_non_embedding"] + idle
+        sizes["experts"] = family.routed_experts(expansion)
+        sizes["experts_per_token"] = np.where(is_sparse, sizes["experts_per_token"], 1.0)
+        sizes["d_expert"] = np.where(is_sparse, sizes["d_expert"], sizes["active_width"])
         return Widths(
-            **{
-                **sizes,
-                "experts": np.where(is_sparse, routed, 1.0),
-                "experts_per_token": np.where(is_sparse, sizes["experts_per_token"], 1.0),
-                "d_expert": np.where(is_sparse, sizes["d_expert"], sizes["active_width"]),
-            },
+            **sizes,
             vocab_size=a.vocab_size,
             tied_embeddings=a.tied_embeddings,
             gated=a.gated,
