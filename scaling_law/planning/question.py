@@ -111,7 +111,7 @@ def parse_family(like: Any, field: str = "like") -> Family:
 
 
 Length = Annotated[float | str, Parser(parse_length)]
-OF_FAMILY = "Family of the models: qwen3-30b-a3b, org/model, a folder or a config.json. --experts are its routed ones."
+OF_FAMILY = "Family of the models: qwen3-30b-a3b, org/model, a folder or a config.json. Experts are its routed ones."
 Like = Annotated[Any, WithJsonSchema({"type": "string"}), Parser(parse_family)]
 Batch = Annotated[float | str | Sequence[RampStage] | BatchRamp, Parser(parse_batches)]
 RunTokens = Annotated[Positive | str, Parser(parse_run_tokens)]
@@ -144,7 +144,7 @@ class ModelFields(TypedDict, total=False):
         Like | None,
         field(
             "Family whose shape the models have: qwen3-30b-a3b, org/model, a folder or a config.json, several with "
-            "commas. --experts are its routed ones. [default: the paper's shape]",
+            "commas. Experts are then its routed ones. [default: the paper's shape]",
         ),
     ]
     unique_tokens: Annotated[Tokens | None, field("Unique tokens; more are repetitions, worth less: 100B.", rare=True)]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, shorten
 from hub.base.types import Fields
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, Span
 from scaling_law.size.arrays import FloatArray
@@ -89,7 +89,7 @@ class Family(Ladder):
             return sources
         if isinstance(sources, str):
             return _read_names(sources)
-        members = sources if isinstance(sources, Sequence) else [sources]
+        members = sources if isinstance(sources, (list, tuple)) else [sources]
         return _family_of(", ".join(map(_name_of, members)), [_read_member(member) for member in members])
 
     def with_vocabulary(self, vocab_size: int | None, counted_vocab_size: int) -> Family:
@@ -414,6 +414,9 @@ def _name_of(source: Any) -> str:
 def _read_member(source: Any) -> Config:
     """Read the fields of a configuration that its size and computation depend on."""
     name = _name_of(source)
+    if not (isinstance(source, (str, Path, Mapping)) or hasattr(source, "to_dict")):
+        allowed = "the name of a released model, org/model on the Hub, a folder, a config.json, or a configuration"
+        raise InputError(f"like={shorten(source)} must be {allowed}")
     config = read_config(source) if isinstance(source, (str, Path)) else source
     config = text_config(config if isinstance(config, Mapping) else config.to_dict())
     kind = str(config.get("model_type"))
@@ -432,6 +435,8 @@ def _read_member(source: Any) -> Config:
 
 def _family_of(name: str, members: Sequence[Config]) -> Family:
     """Make the family of some members. ValueError for members of different designs."""
+    if not members:
+        raise InputError("like=[] must have a member")
     first = members[0]
     for member in members[1:]:
         for field in ("model_type", *_SAME):
