@@ -27,10 +27,7 @@ from scaling_law.size.architecture import (
     Architecture,
     affordable_tokens,
     inference_flops,
-    size_in_width,
-    solve_width,
     training_flops,
-    width_of_total,
 )
 from scaling_law.size.arrays import FloatArray, Variables
 from scaling_law.size.family import Family
@@ -39,6 +36,9 @@ from scaling_law.size.widths import Widths
 
 # d_model that are searched where no budget of FLOPs limits them.
 WIDTHS = (1.0, 2e6)
+# d_model between which limits of memory or parameters lie.
+NARROWEST = 1e-25
+WIDEST = 1e25
 
 
 @reads_as(LimitFields)
@@ -120,29 +120,18 @@ class Limits:
 
     def width_of_parameters(self, n_total: ArrayLike, experts: ArrayLike) -> Any:
         """Return the (fractional) d_model of this N_total; broadcasts."""
-        if self.like is None:
-            return width_of_total(n_total, experts, self.vocab_size)
         return self._width_where(lambda d_model: self.widths(d_model, experts).n_total, n_total, experts)
 
     def width_of_memory(self, memory_bytes: ArrayLike, experts: ArrayLike) -> Any:
         """Return the (fractional) d_model whose weights and KV cache take `memory_bytes`; broadcasts."""
-        if self.like is not None:
-            return self._width_where(lambda d_model: self.memory_bytes(d_model, experts), memory_bytes, experts)
-        linear, cubic = size_in_width(experts, self.vocab_size)
-        # The cache grows with the width squared.
-        quadratic = self.kv_bytes(1.0)
-        return solve_width(
-            self.bytes_per_parameter * linear, quadratic, self.bytes_per_parameter * cubic, memory_bytes
-        )
+        return self._width_where(lambda d_model: self.memory_bytes(d_model, experts), memory_bytes, experts)
 
     def _width_where(self, size: Callable[[Any], Any], value: ArrayLike, experts: ArrayLike) -> Any:
-        """Find the d_model at which a `size` of models with these E is `value`; at most the last rung of a family."""
+        """Find the d_model at which a `size` of models with these E, which grows with the width, is `value`."""
         shape = np.broadcast_shapes(np.shape(value), np.shape(experts))
-        low = np.full(shape, np.log(WIDTHS[0]))
-        high = np.full(shape, np.log(self.ladder.rungs(np.inf)[-1]))
-        width = find_root(lambda log_width: np.log(size(np.exp(log_width)) / value), low, high)
-        is_above = size(np.exp(high)) <= value
-        return np.where(is_above, np.exp(high), np.exp(width))
+        low = np.full(shape, np.log(NARROWEST))
+        high = np.full(shape, np.log(WIDEST))
+        return np.exp(find_root(lambda log_width: np.log(size(np.exp(log_width)) / value), low, high))
 
     def variables(self, d_model: Any, experts: Any, flops: Any) -> Fields:
         """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""
