@@ -127,11 +127,15 @@ class Limits:
         return self._width_where(lambda d_model: self.memory_bytes(d_model, experts), memory_bytes, experts)
 
     def _width_where(self, size: Callable[[Any], Any], value: ArrayLike, experts: ArrayLike) -> Any:
-        """Find the d_model at which a `size` of models with these E, which grows with the width, is `value`."""
+        """Find the d_model at which a `size` of models with these E, which grows with the width, is `value`.
+
+        0 where every model is larger, as with a cache that does not grow with the width.
+        """
         shape = np.broadcast_shapes(np.shape(value), np.shape(experts))
         low = np.full(shape, np.log(NARROWEST))
         high = np.full(shape, np.log(WIDEST))
-        return np.exp(find_root(lambda log_width: np.log(size(np.exp(log_width)) / value), low, high))
+        width = np.exp(find_root(lambda log_width: np.log(size(np.exp(log_width)) / value), low, high))
+        return np.where(np.isnan(width), 0.0, width)
 
     def variables(self, d_model: Any, experts: Any, flops: Any) -> Fields:
         """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""

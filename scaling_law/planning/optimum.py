@@ -247,7 +247,7 @@ def find_rung(
     exists = best.fits & ~is_end
     is_within = every_width <= limit * (1 + ROUNDING)
     optimum = best
-    if not np.all(is_within | ~np.isfinite(limit)):
+    if not np.all(is_within):
         optimum = choose_width(models, every_width, is_within & exists, exists)
     optimum = replace(optimum, fits=optimum.fits & exists, exists=exists)
     return replace(optimum, truncated=free > limit * (1 + ROUNDING), free=np.where(exists, free, np.nan))

@@ -256,12 +256,12 @@ class Span:
             return self.blocks * self.entry_bytes
         return bytes_per_element * self.blocks * (self.cached or 0)
 
-    def entries(self, context: float) -> float:
-        """Count the entries that the last token of so many positions sees."""
+    def entries(self, context: Any) -> Any:
+        """Count the entries that the last token of so many positions sees; broadcasts."""
         if self.once:
-            return float(context > 0)
-        available = float(context if self.stride == 1 else context // self.stride)
-        return available if self.limit is None else min(available, float(self.limit))
+            return np.where(np.asarray(context) > 0, 1.0, 0.0)[()]
+        available = context if self.stride == 1 else context // self.stride
+        return available if self.limit is None else np.minimum(available, float(self.limit))
 
     def hidden(self, context: float) -> float:
         """Count the entries of so many positions that a limit hides."""
