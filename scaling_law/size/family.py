@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,9 @@ BALANCED_BY_BIAS = {"deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm_moe
 # Up to this width a family has all multiples of its step; in each octave above as many as in the one below.
 FINEST = 8192
 WIDEST = 65_536
+# A size that is none, and how many steps of a ladder its sizes go on beyond its ends.
+TINY = 1e-300
+FAR = 1e4
 # Experts that 2, 4 and 8 GPUs can divide are multiples of this.
 STEP = 8
 
@@ -303,12 +306,29 @@ class Family(Ladder):
 
     def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
         d, e = np.broadcast_arrays(np.asarray(d_model, float), np.asarray(experts, float))
-        lower, share = self._place(d)
-        is_rung = share == 0
-        below = self._rungs.widths(lower, self, e)
-        if np.all(is_rung):
-            return below
-        return _blend(below, self._rungs.widths(lower + 1, self, e), share)
+        rungs = self._rungs
+        a = rungs.models[0]
+        sizes = {name: rungs.interpolate(values, d) for name, values in rungs.sizes.items()}
+        is_sparse = e > 1
+        routed = self.routed_experts(e)
+        matrices = 3 if a.gated else 2
+        expert = matrices * sizes["routed_blocks"] * d * sizes["d_expert"]
+        idle = np.where(is_sparse, expert * (routed - sizes["experts_per_token"]), 0.0)
+        return Widths(
+            **{
+                **sizes,
+                "d_model": d,
+                "n_total": sizes["n_active"] + sizes["lookup_parameters"] + idle,
+                "n_total_non_embedding": sizes["n_active_non_embedding"] + idle,
+                "experts": routed,
+                "experts_per_token": np.where(is_sparse, sizes["experts_per_token"], 1.0),
+                "d_expert": np.where(is_sparse, sizes["d_expert"], sizes["active_width"]),
+            },
+            vocab_size=a.vocab_size,
+            tied_embeddings=a.tied_embeddings,
+            gated=a.gated,
+            products=tuple((span, rungs.interpolate(values, d)) for span, values in rungs.products.items()),
+        )
 
     def variables(self, d_model: ArrayLike, experts: ArrayLike) -> Fields:
         models = self.widths(d_model, experts)
@@ -340,10 +360,8 @@ class Family(Ladder):
         }
 
     def cache_bytes(self, d_model: ArrayLike, tokens: float, bytes_per_element: float) -> Any:
-        lower, share = self._place(np.asarray(d_model, float))
-        log_bytes = self._log_cache(tokens, bytes_per_element)
-        slope = (log_bytes[lower + 1] - log_bytes[lower]) * share if tokens else 0.0
-        return np.exp(log_bytes[lower] + slope)
+        sizes = [a.kv_cache_bytes(tokens, bytes_per_element) for a in self._rungs.models]
+        return self._rungs.interpolate(np.array(sizes), np.asarray(d_model, float))
 
     def width_of_active(self, n_active: ArrayLike) -> Any:
         """Find the d_model of this N_act, as laws count it: exactly on rungs, else between the same two."""
@@ -352,22 +370,7 @@ class Family(Ladder):
         # A law without ranges has models of no size.
         with np.errstate(divide="ignore"):
             target = np.log(np.asarray(n_active, float))
-        lower = np.clip(np.searchsorted(log_n, target, side="right") - 1, 0, len(rungs) - 2)
-        share = (target - log_n[lower]) / (log_n[lower + 1] - log_n[lower])
-        return np.exp(np.log(rungs)[lower] + share * np.log(rungs[lower + 1] / rungs[lower]))
-
-    def _place(self, d_model: FloatArray) -> tuple[Any, FloatArray]:
-        """Find the rung below each width and how far in ln d it lies on the way to the next, 0 on a rung."""
-        rungs = self._rungs.d_model
-        lower = np.clip(np.searchsorted(rungs, d_model, side="right") - 1, 0, len(rungs) - 2)
-        with np.errstate(divide="ignore"):
-            share = np.log(d_model / rungs[lower]) / np.log(rungs[lower + 1] / rungs[lower])
-        return lower, np.asarray(share)
-
-    def _log_cache(self, tokens: float, bytes_per_element: float) -> FloatArray:
-        """Return ln bytes of the cache of every rung."""
-        with np.errstate(divide="ignore"):
-            return np.log([a.kv_cache_bytes(tokens, bytes_per_element) for a in self._rungs.models])
+        return np.exp(np.interp(target, _extend(log_n), _extend(np.log(rungs))))
 
 
 # Fields of experts, which a dense model does not have.
@@ -498,43 +501,21 @@ class _Rungs:
                 products.setdefault(span, np.zeros(len(models)))[i] = elements
         return cls(sizes["d_model"], tuple(models), sizes, products)
 
-    def widths(self, rung: Any, family: Family, expansion: FloatArray) -> Widths:
-        """Return the models of some rungs [...] with these E."""
-        a = self.models[0]
-        sizes = {name: values[rung] for name, values in self.sizes.items()}
-        is_sparse = expansion > 1
-        # The experts that a member has beyond those that are active are replaced by as many as are asked for.
-        idle_experts = family.routed_experts(expansion) - sizes["experts_per_token"]
-        matrices = 3 if a.gated else 2
-        expert = matrices * sizes["routed_blocks"] * sizes["d_model"] * sizes["d_expert"]
-        idle = np.where(is_sparse, expert * idle_experts, 0.0)
-        sizes["n_total"] = sizes["n_active"] + sizes["lookup_parameters"] + idle
-        sizes["n_total_non_embedding"] = sizes["n_active_non_embedding"] + idle
-        sizes["experts"] = family.routed_experts(expansion)
-        sizes["experts_per_token"] = np.where(is_sparse, sizes["experts_per_token"], 1.0)
-        sizes["d_expert"] = np.where(is_sparse, sizes["d_expert"], sizes["active_width"])
-        return Widths(
-            **sizes,
-            vocab_size=a.vocab_size,
-            tied_embeddings=a.tied_embeddings,
-            gated=a.gated,
-            products=tuple((span, values[rung]) for span, values in self.products.items()),
-        )
+    def interpolate(self, sizes: FloatArray, d_model: FloatArray) -> FloatArray:
+        """Return the sizes [n] of the rungs at any widths: their own on a rung, between and beyond in ln d."""
+        log_sizes = np.log(np.maximum(sizes, TINY))
+        smooth = np.exp(np.interp(np.log(d_model), _extend(np.log(self.d_model)), _extend(log_sizes)))
+        place = np.minimum(np.searchsorted(self.d_model, d_model), len(sizes) - 1)
+        is_rung = (self.d_model[place] == d_model) | (sizes[place] == 0)
+        return np.where(is_rung, sizes[place], smooth)
+
+
+def _extend(log_values: FloatArray) -> FloatArray:
+    """Go on in the direction of the first two and the last two values, far beyond each end."""
+    first = log_values[0] + FAR * (log_values[0] - log_values[1])
+    last = log_values[-1] + FAR * (log_values[-1] - log_values[-2])
+    return np.concatenate([[first], log_values, [last]])
 
 
 _ALIKE = {"vocab_size", "tied_embeddings", "gated", "products"}
 _SIZES = tuple(size.name for size in fields(Widths) if size.name not in _ALIKE)
-
-
-def _blend(lower: Widths, upper: Widths, share: FloatArray) -> Widths:
-    """Interpolate between two models: the logarithms of sizes, and sizes themselves where one of them is 0."""
-
-    def between(a: Any, b: Any) -> Any:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.asarray(b, float) / a
-            return np.where((a > 0) & (ratio > 0), a * ratio**share, a + share * (b - a))
-
-    values = {name: between(getattr(lower, name), getattr(upper, name)) for name in _SIZES}
-    pairs = zip(lower.products, upper.products, strict=True)
-    values["products"] = tuple((span, between(a, b)) for (span, a), (_, b) in pairs)
-    return replace(lower, **values)
