@@ -232,25 +232,34 @@ def find_rung(
     There is no optimum where the largest of them is the best, nor where the best is smaller than any, unless `closed`.
     """
     rungs = ladder.rungs(float(np.max(widths[1])))
-    column = rungs.reshape(-1, *[1] * limit.ndim)
-    every_width = np.broadcast_to(column, (len(rungs), *limit.shape))
-    # Smaller ones are asked for where the smallest model is the best.
-    smaller = np.geomspace(widths[0], ladder.smallest, SMALLER)[:-1]
-    beyond = np.broadcast_to(smaller.reshape(-1, *[1] * limit.ndim), (len(smaller), *limit.shape))
-    best = choose_width(models, every_width, True, np.full(limit.shape, True))
+    best = _choose_among(models, rungs, np.full(limit.shape, np.inf))
     free = best.d_model
     is_smallest = best.fits & (free == ladder.smallest)
     if is_smallest.any():
-        below = choose_width(models, beyond, True, is_smallest)
-        free = np.where(is_smallest & (below.loss < best.loss), below.d_model, free)
-    is_end = (free == rungs[-1]) | ((free == widths[0]) & ~np.asarray(closed))
-    exists = best.fits & ~is_end
-    is_within = every_width <= limit * (1 + ROUNDING)
-    optimum = best
-    if not np.all(is_within):
-        optimum = choose_width(models, every_width, is_within & exists, exists)
-    optimum = replace(optimum, fits=optimum.fits & exists, exists=exists)
-    return replace(optimum, truncated=free > limit * (1 + ROUNDING), free=np.where(exists, free, np.nan))
+        smaller = np.geomspace(widths[0], ladder.smallest, SMALLER)[:-1]
+        below = _choose_among(models, smaller, np.full(limit.shape, np.inf))
+        is_better = is_smallest & (below.loss < best.loss)
+        free = np.where(is_better, below.d_model, free)
+    is_largest = free == rungs[-1]
+    is_least = (free == widths[0]) & ~np.asarray(closed)
+    exists = best.fits & ~is_largest & ~is_least
+    most = limit * (1 + ROUNDING)
+    if np.any(best.d_model > most):
+        best = _choose_among(models, rungs, most)
+    return replace(
+        best,
+        fits=best.fits & exists,
+        exists=exists,
+        truncated=free > most,
+        free=np.where(exists, free, np.nan),
+    )
+
+
+def _choose_among(models: Models, widths: FloatArray, most: FloatArray) -> WidthOptimum:
+    """Choose the best of the same widths for each model, up to `most` of it."""
+    column = widths.reshape(-1, *[1] * most.ndim)
+    every_width = np.broadcast_to(column, (len(widths), *most.shape))
+    return choose_width(models, every_width, every_width <= most, np.full(most.shape, True))
 
 
 def find_optimum(
