@@ -24,11 +24,14 @@ from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
 from scaling_law.planning.launch import RENDEZVOUS
 from scaling_law.planning.plan import Plan
-from scaling_law.planning.question import Counts, Experts, Flops
+from scaling_law.planning.question import Counts, Experts, Flops, Like
 from scaling_law.runs.loading import read_models
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.family import Family
 
-SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
+SCALED = "org/model on the Hub, a folder, or a config.json; or a width, of a family or with d / 64 blocks and heads."
+WITH_A_WIDTH = "With a width: experts, of which one is active; of a family its routed ones. [default: 8, or its own]"
+LIKE_WIDTH = "With a width: the family that has it: qwen3-30b-a3b, org/model, a folder or a config.json."
 WARMUP = "Tokens of warm-up: 130M. [default: that of the fitted runs]"
 CANDIDATES = "Table of the runs to choose from, with n_active, tokens, experts and, if not 6ND, flops."
 
@@ -86,7 +89,8 @@ def _launched(planned: Plan, output: Path) -> str:
 @command(asks=scaling.scale_out)
 def scale_out(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=SCALED)],
-    experts: Annotated[int | None, field("With a width: experts, of which one is active. [default: 8]")] = None,
+    experts: Annotated[int | None, field(WITH_A_WIDTH)] = None,
+    like: Annotated[Like | None, field(LIKE_WIDTH)] = None,
     **question: Any,
 ) -> Answer:
     """Lay a model out on so many GPUs: memory, layout, what limits its speed, and hours and cost of a run.
@@ -102,22 +106,27 @@ def scale_out(
 
         scaling-law scale-out 2304 --experts 32 --gpus 8,64,512
 
+        scaling-law scale-out 1024 --like qwen3-30b-a3b --experts 64 --gpus 8,64
+
         scaling-law scale-out 2304 --gpus 64 --batch 2M --mfu 0.35 --json
     """
-    width = _width_of(model)
-    if width is None and experts is not None:
-        raise InputError(f"experts={experts} goes with a width, as in 2304: {model} has its own")
-    source = model if width is None else Architecture(width, 8 if experts is None else experts)
-    return scaling.scale_out(source, **question)
+    return scaling.scale_out(_architecture_of(model, experts, like), **question)
 
 
-def _width_of(model: str) -> int | None:
-    """Read the d_model that a number names; None for a model that is read."""
+def _architecture_of(model: str, experts: int | None, like: Family | None) -> Architecture | str:
+    """Make the architecture of a width; a model that is to be read stays its name."""
     try:
-        width = float(model)
+        d_model = float(model)
     except ValueError:
-        return None
-    return nearest_width(float(positive("model", width)))
+        for name, value in {"experts": experts, "like": like}.items():
+            if value is not None:
+                raise InputError(f"{name}={value} goes with a width, as in 2304: {model} has its own") from None
+        return model
+    width = nearest_width(float(positive("model", d_model)), like)
+    if like is None:
+        return Architecture(width, 8 if experts is None else experts)
+    routed = (like.experts or 1) if experts is None else experts
+    return like.architecture(width, float(like.read_experts(np.array(float(routed)))))
 
 
 def parse_range(text: str, field: str) -> tuple[float, float]:
