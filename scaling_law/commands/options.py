@@ -187,12 +187,12 @@ def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
             raise InputError(f"{flags} {verbs[len(wrong) > 1]} with {flag(context.command, mode)}")
 
 
-def nearest_width(d_model: float, like: Family | None = None) -> int:
+def nearest_width(d_model: float, family: Family | None = None) -> int:
     """The width of a model that exists next to a d_model that `optimal` prints; stderr says so where they differ."""
-    ladder = like or PaperLadder()
+    ladder = family or PaperLadder()
     width = ladder.nearest(one_positive("d_model", d_model))
     if width != d_model:
-        reason = f"a width of {like}" if like else f"a multiple of {HEAD_DIM}"
+        reason = f"a width of {family}" if family else f"a multiple of {HEAD_DIM}"
         typer.secho(f"d_model {d_model:g} is not {reason}: using {width}", err=True, fg="yellow")
     return width
 

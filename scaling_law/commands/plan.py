@@ -113,20 +113,19 @@ def scale_out(
     return scaling.scale_out(_architecture_of(model, experts, like), **question)
 
 
-def _architecture_of(model: str, experts: int | None, like: Family | None) -> Architecture | str:
+def _architecture_of(model: str, experts: int | None, family: Family | None) -> Architecture | str:
     """Make the architecture of a width; a model that is to be read stays its name."""
     try:
         d_model = float(model)
     except ValueError:
-        for name, value in {"experts": experts, "like": like}.items():
+        for name, value in {"experts": experts, "like": family}.items():
             if value is not None:
                 raise InputError(f"{name}={value} goes with a width, as in 2304: {model} has its own") from None
         return model
-    width = nearest_width(float(positive("model", d_model)), like)
-    if like is None:
+    width = nearest_width(float(positive("model", d_model)), family)
+    if family is None:
         return Architecture(width, 8 if experts is None else experts)
-    routed = (like.experts or 1) if experts is None else experts
-    return like.architecture(width, float(like.read_experts(np.array(float(routed)))))
+    return family.models([width], [(family.experts or 1) if experts is None else experts])[0]
 
 
 def parse_range(text: str, field: str) -> tuple[float, float]:

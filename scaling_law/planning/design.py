@@ -189,10 +189,11 @@ class Candidates:
     def rows(self) -> Fields:
         """Return the columns of an answer: sizes, tokens and training FLOPs, or those of the table."""
         columns: Fields = {"run_id": list(self.names)} if self.names else {}
-        names = OF_GRID if self.architectures else tuple(self.columns)
-        if self.architectures and np.any(self.columns["routed_experts"] != self.experts):
-            names = (*names, "routed_experts")
+        names = OF_GRID if self.architectures else self.columns
         columns.update({name: self.columns[name] for name in names})
+        routed_experts = self.columns.get("routed_experts", self.experts)
+        if np.any(routed_experts != self.experts):
+            columns["routed_experts"] = routed_experts
         for name in WHOLE & columns.keys():
             columns[name] = columns[name].astype(int)
         return {**columns, "training_flops": self.flops}
@@ -239,15 +240,11 @@ def candidate_grid(
     low, high = tokens_per_parameter
     if not 0 < low < high:
         raise InputError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
-    if like is None:
-        models = _models_of_paper(experts, widths, vocab_size)
-    else:
-        models = _models_of_family(Family.read(like).with_vocabulary(None, vocab_size), experts, widths)
     architectures: list[Architecture] = []
     rows: list[Fields] = []
     cheapest = np.inf
     doublings = 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
-    for a, variables in models:
+    for a, variables in _list_models(experts, widths, vocab_size, like):
         fewest = 2.0 ** np.ceil(np.log2(low * a.n_active))
         cheapest = min(cheapest, a.training_flops(float(fewest)))
         for tokens in (fewest * doublings).tolist():
@@ -262,31 +259,22 @@ def candidate_grid(
     return Candidates(columns, tuple(architectures))
 
 
-def _models_of_paper(
-    experts: Sequence[float] | None, widths: Sequence[int] | None, vocab_size: int
+def _list_models(
+    experts: Sequence[float] | None, widths: Sequence[int] | None, vocab_size: int, like: Any
 ) -> list[tuple[Architecture, Fields]]:
-    """Pair the models of the d / 64 rule with the variables of laws."""
-    models = []
-    for width, e in product(widths or WIDTHS, PAPER.experts if experts is None else experts):
-        a = Architecture(width, cast(int, e), vocab_size=vocab_size)
-        models.append((a, a.variables()))
-    return models
-
-
-def _models_of_family(
-    family: Family, experts: Sequence[float] | None, widths: Sequence[int] | None
-) -> list[tuple[Architecture, Fields]]:
-    """Pair models of a family with the variables of laws, which count N with a vocabulary of their own."""
-    counts = family.list_experts(PAPER.experts) if experts is None else experts
-    expansions = family.read_experts(np.array(counts, float)).tolist()
-    default_widths = np.intersect1d(WIDTHS, family.rungs(WIDTHS[-1])).tolist()
-    models = []
-    for width, e in product(map(family.read_width, widths or default_widths), expansions):
-        a = family.architecture(width, e)
-        counted = family.variables(width, e)
-        sizes = {name: float(counted[name]) for name in ("n_active", "n_total")}
-        models.append((a, {**a.variables(), **sizes}))
-    return models
+    """Pair the models of a grid with the variables of laws, which count N with this vocabulary."""
+    if like is None:
+        sizes = product(widths or WIDTHS, PAPER.experts if experts is None else experts)
+        models = [Architecture(width, cast(int, e), vocab_size=vocab_size) for width, e in sizes]
+        return [(a, a.variables()) for a in models]
+    family = Family.read(like).with_vocabulary(None, vocab_size)
+    if widths is None:
+        widths = np.intersect1d(WIDTHS, family.rungs(WIDTHS[-1])).tolist()
+    pairs = []
+    for a in family.models(widths, family.list_experts(PAPER.experts) if experts is None else experts):
+        variables: Fields = {**a.variables(), **family.variables(a.d_model, a.experts_equivalent)}
+        pairs.append((a, variables))
+    return pairs
 
 
 def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -> Candidates:

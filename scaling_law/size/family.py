@@ -12,9 +12,10 @@ configuration, as `describe` reads that of a released model; between two widths 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,12 @@ class Family(Ladder):
 
     def architecture(self, d_model: float, experts: float) -> Architecture:
         return read_architecture(self.configuration(d_model, self._routed(experts)))
+
+    def models(self, widths: Iterable[float], routed_experts: ArrayLike) -> list[Architecture]:
+        """Build the models of these widths and numbers of routed experts. ValueError where there are none."""
+        expansions = self.read_experts(np.asarray(routed_experts, float)).tolist()
+        sizes = product(map(self.read_width, widths), expansions)
+        return [self.architecture(width, e) for width, e in sizes]
 
     def model_section(self, d_model: float, experts: float) -> Fields:
         """Write the section `model` of a train.py configuration; the vocabulary is the tokenizer's.
