@@ -20,11 +20,17 @@ from hub.release.sources import load_records
 from scaling_law.answer.columns import tabulate
 from scaling_law.machine.throughput import Throughput
 from scaling_law.machine.throughput_fit import left_out_ratios, of_records
-from scaling_law.size.architecture import VOCAB_SIZE
+from scaling_law.planning.question import parse_family
 from training import run as running
 
 app = App(single=True)
-_SIZE = ("d_model", "blocks", "experts", "n_active", "n_total")
+_SIZE = {
+    "d_model": "d_model",
+    "blocks": "blocks",
+    "routed_experts": "experts",
+    "n_active": "n_active",
+    "n_total": "n_total",
+}
 
 
 def report(throughput: Throughput) -> list[Table]:
@@ -38,7 +44,7 @@ def report(throughput: Throughput) -> list[Table]:
             micro_batch_tokens=m.micro_batch_tokens,
             sequence_length=m.sequence_length,
         )
-        row: dict[str, Any] = {name: getattr(m.architecture, name) for name in _SIZE}
+        row: dict[str, Any] = {column: getattr(m.architecture, name) for column, name in _SIZE.items()}
         row["tokens/step"] = f"{m.tokens_per_step:,}"
         row["seconds"] = m.step_seconds
         row["tokens/s"] = f"{m.tokens_per_step / m.step_seconds:,.0f}"
@@ -62,17 +68,26 @@ def finish(throughput: Throughput, output: Path) -> None:
 @app.command()
 def main(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("throughput.json"),
-    shape: Annotated[
-        list[str] | None, typer.Option(help="A width, or WIDTHxBLOCKS; repeat it. [default: by the device]")
+    family: Annotated[
+        str | None,
+        typer.Option("--like", help="Models of a family: qwen3-30b-a3b, org/model, a folder or a config.json."),
     ] = None,
-    experts: Annotated[list[int] | None, typer.Option(help="Experts; repeat it. [default: 1 4 16]")] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="A width, or WIDTHxBLOCKS; of a family a width. Repeat it. [default: by the device]"),
+    ] = None,
+    experts: Annotated[
+        list[int] | None, typer.Option(help="Experts, of a family routed; repeat it. [default: 1 4 16, or its own]")
+    ] = None,
     micro_batch: Annotated[
         int | None, typer.Option(min=2, help="Sequences in a forward pass of one device. [default: 32; on a CPU 4]")
     ] = None,
     sequence_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sequence. [default: 512; on a CPU 128]")
     ] = None,
-    vocab_size: Annotated[int, typer.Option(min=2, help="Entries of the vocabulary.")] = VOCAB_SIZE,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=2, help="Entries of the vocabulary. [default: GPT-2's 50257, or the family's]")
+    ] = None,
     precision: Annotated[str, typer.Option(help="bf16 or fp32.")] = "bf16",
     gradient_checkpointing: Annotated[bool, typer.Option(help="Recompute activations.")] = False,
     compile: Annotated[
@@ -93,6 +108,7 @@ def main(
         finish(of_records(select(load_records(runs), where)), output)
         return
     grid = running.Grid.by_device(
+        family=None if family is None else parse_family(family),
         shapes=shape,
         experts=experts,
         micro_batch_sequences=micro_batch,

@@ -20,6 +20,8 @@ from scaling_law.formulas.law import one_positive
 from scaling_law.law.modules import read_law
 from scaling_law.law_files import FILE_NAME
 from scaling_law.size.architecture import HEAD_DIM
+from scaling_law.size.family import Family
+from scaling_law.size.ladder import PaperLadder
 
 
 def option(help: str, *names: str, rare: bool = False, **settings: Any) -> Any:
@@ -185,11 +187,13 @@ def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
             raise InputError(f"{flags} {verbs[len(wrong) > 1]} with {flag(context.command, mode)}")
 
 
-def nearest_width(d_model: float) -> int:
-    """The multiple of 64 next to a d_model that `optimal` prints; where it is another, stderr says so."""
-    width = HEAD_DIM * max(1, round(one_positive("d_model", d_model) / HEAD_DIM))
+def nearest_width(d_model: float, family: Family | None = None) -> int:
+    """The width of a model that exists next to a d_model that `optimal` prints; stderr says so where they differ."""
+    ladder = family or PaperLadder()
+    width = ladder.nearest(one_positive("d_model", d_model))
     if width != d_model:
-        typer.secho(f"d_model {d_model:g} is not a multiple of {HEAD_DIM}: using {width}", err=True, fg="yellow")
+        reason = f"a width of {family}" if family else f"a multiple of {HEAD_DIM}"
+        typer.secho(f"d_model {d_model:g} is not {reason}: using {width}", err=True, fg="yellow")
     return width
 
 

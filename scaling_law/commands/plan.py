@@ -24,11 +24,14 @@ from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
 from scaling_law.planning.launch import RENDEZVOUS
 from scaling_law.planning.plan import Plan
-from scaling_law.planning.question import Counts, Experts, Flops
+from scaling_law.planning.question import Counts, Experts, Flops, Like
 from scaling_law.runs.loading import read_models
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.family import Family
 
-SCALED = "org/model on the Hub, a folder, or a config.json; or a width, whose blocks and heads follow as d / 64."
+SCALED = "org/model on the Hub, a folder, or a config.json; or a width, of a family or with d / 64 blocks and heads."
+WITH_A_WIDTH = "With a width: experts, of which one is active; of a family its routed ones. [default: 8, or its own]"
+LIKE_WIDTH = "With a width: the family that has it: qwen3-30b-a3b, org/model, a folder or a config.json."
 WARMUP = "Tokens of warm-up: 130M. [default: that of the fitted runs]"
 CANDIDATES = "Table of the runs to choose from, with n_active, tokens, experts and, if not 6ND, flops."
 
@@ -86,7 +89,8 @@ def _launched(planned: Plan, output: Path) -> str:
 @command(asks=scaling.scale_out)
 def scale_out(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=SCALED)],
-    experts: Annotated[int | None, field("With a width: experts, of which one is active. [default: 8]")] = None,
+    experts: Annotated[int | None, field(WITH_A_WIDTH)] = None,
+    like: Annotated[Like | None, field(LIKE_WIDTH)] = None,
     **question: Any,
 ) -> Answer:
     """Lay a model out on so many GPUs: memory, layout, what limits its speed, and hours and cost of a run.
@@ -102,22 +106,26 @@ def scale_out(
 
         scaling-law scale-out 2304 --experts 32 --gpus 8,64,512
 
+        scaling-law scale-out 1024 --like qwen3-30b-a3b --experts 64 --gpus 8,64
+
         scaling-law scale-out 2304 --gpus 64 --batch 2M --mfu 0.35 --json
     """
-    width = _width_of(model)
-    if width is None and experts is not None:
-        raise InputError(f"experts={experts} goes with a width, as in 2304: {model} has its own")
-    source = model if width is None else Architecture(width, 8 if experts is None else experts)
-    return scaling.scale_out(source, **question)
+    return scaling.scale_out(_architecture_of(model, experts, like), **question)
 
 
-def _width_of(model: str) -> int | None:
-    """Read the d_model that a number names; None for a model that is read."""
+def _architecture_of(model: str, experts: int | None, family: Family | None) -> Architecture | str:
+    """Make the architecture of a width; a model that is to be read stays its name."""
     try:
-        width = float(model)
+        d_model = float(model)
     except ValueError:
-        return None
-    return nearest_width(float(positive("model", width)))
+        for name, value in {"experts": experts, "like": family}.items():
+            if value is not None:
+                raise InputError(f"{name}={value} goes with a width, as in 2304: {model} has its own") from None
+        return model
+    width = nearest_width(float(positive("model", d_model)), family)
+    if family is None:
+        return Architecture(width, 8 if experts is None else experts)
+    return family.models([width], [(family.experts or 1) if experts is None else experts])[0]
 
 
 def parse_range(text: str, field: str) -> tuple[float, float]:
@@ -129,22 +137,25 @@ def parse_range(text: str, field: str) -> tuple[float, float]:
 
 
 @command(
-    "flops ask candidates max_runs warmup_tokens experts widths tokens_per_parameter max_run_flops vocab_size noise "
-    "memory max_parameters kv_tokens force law",
+    "flops ask candidates like max_runs warmup_tokens experts widths tokens_per_parameter max_run_flops vocab_size "
+    "noise memory max_parameters kv_tokens force law",
     asks=Law.optimal,
 )
 def next_runs(
     law: Law,
     flops: Annotated[Flops, field("Total budget of the new runs: 1e20.")],
     ask: Annotated[str, option("What to make certain: optimum:FLOPS,E, loss:N,D,E, or advantage:FLOPS,E1,E2.")],
+    like: Family | None,
     vocab_size: int | None,
     force: bool,
-    candidates: Annotated[str | None, option(f"{CANDIDATES} [default: a grid of our models]")] = None,
+    candidates: Annotated[str | None, option(f"{CANDIDATES} [default: a grid of our models, or a family's]")] = None,
     max_runs: Annotated[int, option("Maximum number of runs.")] = 24,
     warmup_tokens: Annotated[
         Any, rare(WARMUP, "--warmup", parser=parser(parse_batch, "tokens"), metavar="TOKENS")
     ] = None,
-    experts: Annotated[Experts, field("Experts of the runs: 1,2,4, or doublings 1-8.")] = "1,2,4,8,16,32",
+    experts: Annotated[
+        Experts | None, field("Experts of the runs: 1,2,4, or doublings 1-8. [default: 1-32, or the family's]")
+    ] = None,
     widths: Annotated[
         Counts | None, field("d_model of the runs: 256,512,768. [default: 256 to 3072]", rare=True)
     ] = None,
@@ -159,11 +170,14 @@ def next_runs(
 
     The law needs draws: fit it with --bootstrap. No run is shorter than its warm-up, which the records of the fitted
     runs tell, or --warmup. --memory, --max-parameters and --kv-tokens are limits of `advantage`. --experts, --widths,
-    --tokens-per-parameter and --max-run-flops describe the grid that is used without --candidates.
+    --tokens-per-parameter and --max-run-flops describe the grid that is used without --candidates. With --like, grid
+    and `advantage` have models of a family and numbers of its routed experts; E of `optimum` and `loss` is a law's.
 
     More examples:
 
         scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
+
+        scaling-law next-runs --law my-law --flops 1e20 --ask advantage:1e21,64,1 --like qwen3-30b-a3b --experts 1,64
 
         scaling-law next-runs --law my-law --flops 1e20 --ask loss:7B,140B,1 --candidates planned.csv
     """
@@ -172,11 +186,16 @@ def next_runs(
     if candidates is not None:
         models = design.Candidates.of(read_models(candidates))
     else:
-        vocabulary = law.vocab_size if vocab_size is None else vocab_size
-        widths = widths and [nearest_width(width) for width in widths]
-        grid = {"experts": np.atleast_1d(experts), "widths": widths, "tokens_per_parameter": tokens_per_parameter}
-        models = design.budget_grid(cast(float, flops), cast(Any, max_run_flops), **grid, vocab_size=vocabulary)
-    answer = _answer(ask, limits, vocab_size)
+        models = design.budget_grid(
+            cast(float, flops),
+            cast(Any, max_run_flops),
+            experts=None if experts is None else np.atleast_1d(experts),
+            widths=widths and [nearest_width(width, like) for width in widths],
+            tokens_per_parameter=tokens_per_parameter,
+            vocab_size=law.vocab_size if vocab_size is None or like else vocab_size,
+            like=like and like.with_vocabulary(vocab_size, law.vocab_size),
+        )
+    answer = _answer(ask, limits, {"vocab_size": vocab_size, "like": like})
     run: Fields = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}
     return law.next_runs(answer, flops, models, **run, force=force), {"ask": ask}
 
@@ -192,7 +211,7 @@ ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {
 READERS: dict[str, Callable[[str, str], float]] = {"FLOPS": parse_flops, "N": parse_parameters, "D": parse_tokens}
 
 
-def _answer(ask: str, limits: Fields, vocab_size: int | None) -> design.Target:
+def _answer(ask: str, limits: Fields, shape: Fields) -> design.Target:
     kind, _, rest = ask.partition(":")
     options = {name: value for name, value in limits.items() if value}
     if options and kind in ("optimum", "loss"):
@@ -208,4 +227,6 @@ def _answer(ask: str, limits: Fields, vocab_size: int | None) -> design.Target:
     values = [
         READERS.get(name, parse_count)(text, f"--ask {ask!r}: {name}") for name, text in zip(names, texts, strict=True)
     ]
-    return target(*values, **options | ({"vocab_size": vocab_size} if kind == "advantage" else {}))
+    if kind == "advantage":
+        options.update(shape)
+    return target(*values, **options)

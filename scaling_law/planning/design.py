@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
@@ -29,10 +30,11 @@ from scaling_law.formulas.conditions import Conditions, ExtrapolationError
 from scaling_law.formulas.law import Values, check_shapes, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
-from scaling_law.planning.optimum import compute_optimal, optimal_widths
+from scaling_law.planning.optimum import compute_optimal, optimal_widths, parse_experts
 from scaling_law.planning.question import Count, LimitFields
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray, Variables
+from scaling_law.size.family import Family
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ LEAST_GAIN = 1e-3
 MODEL = ("n_active", "tokens", "experts")
 # Columns of a chosen run of a grid, and those of any run that are whole numbers.
 OF_GRID = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total", "tokens")
-WHOLE = {"row", "n_blocks", "n_heads", "vocab_size"}
+WHOLE = {"row", "n_blocks", "n_heads", "vocab_size", "routed_experts"}
 
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Target:
@@ -75,14 +77,17 @@ def predicted_loss(
 
 
 def advantage(flops: float, experts: float, baseline: float, **limits: Unpack[LimitFields]) -> Target:
-    """Ask how much lower the best loss is with `experts` than with `baseline` experts, under `Limits`."""
+    """Ask how much lower the best loss is with `experts` than with `baseline` experts, under `Limits`.
+
+    With `like` both are numbers of routed experts.
+    """
     # Refuse bad input before the first law is asked.
     Limits.of(**limits)
-    compared = np.array([experts, baseline], float)
 
     def ask(law: Formula) -> float:
         budget = Budget.of(flops)
         of_law_limits = Limits.of(law, **limits)
+        compared = parse_experts(law, [experts, baseline], of_law_limits)
         optimum = optimal_widths(law, budget, compared, of_law_limits)
         law.check(**budget.models(law, optimum.d_model, compared, of_law_limits)).refuse()
         return float(optimum.loss[1] - optimum.loss[0])
@@ -186,6 +191,9 @@ class Candidates:
         columns: Fields = {"run_id": list(self.names)} if self.names else {}
         names = OF_GRID if self.architectures else self.columns
         columns.update({name: self.columns[name] for name in names})
+        routed_experts = self.columns.get("routed_experts", self.experts)
+        if np.any(routed_experts != self.experts):
+            columns["routed_experts"] = routed_experts
         for name in WHOLE & columns.keys():
             columns[name] = columns[name].astype(int)
         return {**columns, "training_flops": self.flops}
@@ -217,37 +225,56 @@ class Unaffordable(InputError):
 
 def candidate_grid(
     max_run_flops: float,
-    experts: Sequence[int] = PAPER.experts,
+    experts: Sequence[float] | None = None,
     widths: Sequence[int] | None = None,
     tokens_per_parameter: tuple[float, float] = (0.5, 80.0),
     vocab_size: int = VOCAB_SIZE,
+    like: Any = None,
 ) -> Candidates:
     """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_run_flops` by itself.
 
-    Unaffordable if each is.
+    Of a family `like`, `experts` are its routed ones, and `vocab_size` is that with which laws count N; a run costs
+    6 N D with the family's own. Unaffordable if each is.
     """
     positive("max_run_flops", max_run_flops)
     low, high = tokens_per_parameter
     if not 0 < low < high:
         raise InputError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
     architectures: list[Architecture] = []
-    counts: list[float] = []
+    rows: list[Fields] = []
     cheapest = np.inf
     doublings = 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
-    for width in widths or WIDTHS:
-        for e in experts:
-            a = Architecture(width, e, vocab_size=vocab_size)
-            fewest = 2.0 ** np.ceil(np.log2(low * a.n_active))
-            cheapest = min(cheapest, a.training_flops(float(fewest)))
-            for tokens in (fewest * doublings).tolist():
-                if tokens <= high * a.n_active and a.training_flops(tokens) <= max_run_flops:
-                    architectures.append(a)
-                    counts.append(tokens)
+    for a, variables in _list_models(experts, widths, vocab_size, like):
+        fewest = 2.0 ** np.ceil(np.log2(low * a.n_active))
+        cheapest = min(cheapest, a.training_flops(float(fewest)))
+        for tokens in (fewest * doublings).tolist():
+            flops = a.training_flops(tokens)
+            if tokens <= high * a.n_active and flops <= max_run_flops:
+                architectures.append(a)
+                rows.append({**variables, "tokens": tokens, "flops": flops})
     if not architectures:
         none = f"affords none of the candidate runs, the cheapest of which takes {format_flops(cheapest)} FLOPs"
         raise Unaffordable(f"max_run_flops={max_run_flops:g} {none}", none)
-    columns = {name: np.array(values) for name, values in columns_of([a.variables() for a in architectures]).items()}
-    return Candidates(columns | {"tokens": np.array(counts)}, tuple(architectures))
+    columns = {name: np.array(values) for name, values in columns_of(rows).items()}
+    return Candidates(columns, tuple(architectures))
+
+
+def _list_models(
+    experts: Sequence[float] | None, widths: Sequence[int] | None, vocab_size: int, like: Any
+) -> list[tuple[Architecture, Fields]]:
+    """Pair the models of a grid with the variables of laws, which count N with this vocabulary."""
+    if like is None:
+        sizes = product(widths or WIDTHS, PAPER.experts if experts is None else experts)
+        models = [Architecture(width, cast(int, e), vocab_size=vocab_size) for width, e in sizes]
+        return [(a, a.variables()) for a in models]
+    family = Family.read(like).with_vocabulary(None, vocab_size)
+    if widths is None:
+        widths = np.intersect1d(WIDTHS, family.rungs(WIDTHS[-1])).tolist()
+    pairs = []
+    for a in family.models(widths, family.list_experts(PAPER.experts) if experts is None else experts):
+        variables: Fields = {**a.variables(), **family.variables(a.d_model, a.experts_equivalent)}
+        pairs.append((a, variables))
+    return pairs
 
 
 def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -> Candidates:
@@ -302,7 +329,7 @@ class Design(Answer):
 
     def _cells(self) -> list[Fields]:
         shape = ("d_model",) if self.candidates.architectures else ("run_id", "row")
-        names = (*shape, "experts", "n_active", "tokens", "training_flops")
+        names = (*shape, "routed_experts", "experts", "n_active", "tokens", "training_flops")
         cells = []
         for row in self.rows:
             cells.append({name: row[name] for name in names if name in row})

@@ -12,9 +12,10 @@ configuration, as `describe` reads that of a released model; between two widths 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ class Family(Ladder):
         vocab_size = vocab_size or self.vocab_size
         if (vocab_size, counted_vocab_size) == (self.vocab_size, self.counted_vocab_size):
             return self
-        return Family(self.name, self.members, vocab_size, counted_vocab_size)
+        return _with_vocabulary(self, vocab_size, counted_vocab_size)
 
     @property
     def own_vocab_size(self) -> int:
@@ -131,6 +132,12 @@ class Family(Ladder):
 
     def architecture(self, d_model: float, experts: float) -> Architecture:
         return read_architecture(self.configuration(d_model, self._routed(experts)))
+
+    def models(self, widths: Iterable[float], routed_experts: ArrayLike) -> list[Architecture]:
+        """Build the models of these widths and numbers of routed experts. ValueError where there are none."""
+        expansions = self.read_experts(np.asarray(routed_experts, float)).tolist()
+        sizes = product(map(self.read_width, widths), expansions)
+        return [self.architecture(width, e) for width, e in sizes]
 
     def model_section(self, d_model: float, experts: float) -> Fields:
         """Write the section `model` of a train.py configuration; the vocabulary is the tokenizer's.
@@ -175,6 +182,13 @@ class Family(Ladder):
         e = np.asarray(expansion, float)
         shared, active = self._widths_in_experts
         return np.where(e > 1, e * active - shared, 1.0)
+
+    def read_width(self, d_model: float) -> int:
+        """Check that a model has this width. ValueError for another, with the nearest."""
+        nearest = self.nearest(d_model)
+        if nearest != d_model:
+            raise InputError(f"d_model={d_model:g} is not a width of {self.name}; the nearest is {nearest}")
+        return nearest
 
     def read_experts(self, counts: FloatArray) -> FloatArray:
         """Convert numbers of routed experts to E. ValueError for a number that the family does not have."""
@@ -400,6 +414,12 @@ _UNREAD = {"moe_layer_freq"}
 _UNREAD_BY = {"minimax_m2": {"use_qk_norm"}}
 # Fields in which all members must agree: the shape of a feed-forward with experts.
 _SAME = ("num_experts_per_tok", "n_shared_experts", "num_shared_experts", "vocab_size")
+
+
+@lru_cache(maxsize=32)
+def _with_vocabulary(family: Family, vocab_size: int | None, counted_vocab_size: int) -> Family:
+    """Make the family with other vocabularies, once."""
+    return Family(family.name, family.members, vocab_size, counted_vocab_size)
 
 
 @lru_cache(maxsize=32)

@@ -76,6 +76,11 @@ class Ladder(ABC):
     def beside(self, d_model: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Find the rung at or below each width, the smallest in any case, and the one above."""
 
+    def nearest(self, d_model: float) -> int:
+        """Find the rung next to a width."""
+        below, above = self.beside(np.array(d_model))
+        return round(float(below if d_model - below < above - d_model else above))
+
 
 @dataclass(frozen=True)
 class PaperLadder(Ladder):

@@ -15,7 +15,8 @@ from hub.base.errors import InputError
 from hub.base.types import Fields
 from scaling_law.machine.throughput import Measurement, Throughput
 from scaling_law.machine.throughput_fit import LEAST_ARCHITECTURES, fit_throughput
-from scaling_law.size.architecture import Architecture
+from scaling_law.size.architecture import VOCAB_SIZE, Architecture
+from scaling_law.size.family import Family
 from scaling_law.size.recipe import PAPER
 from training.configuration.arguments import TrainingArguments
 from training.run import devices
@@ -33,26 +34,33 @@ from training.run.timing import (
 CONSOLE = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
 # (whether half the micro-batch, passes): these tell the times of passes, steps and tokens apart.
 BATCHES = ((False, 1), (False, 2), (True, 1))
-# Settings that are not given.
+# Settings that are not given; `widths` are shapes of a family.
 ON_GPU: Fields = {
     "shapes": ("512", "768", "1024", "1536x8"),
+    "widths": ("256", "512", "768"),
     "experts": (1, 4, 16),
     "micro_batch_sequences": 32,
     "sequence_length": PAPER.sequence_length,
+    "vocab_size": VOCAB_SIZE,
     "compile": True,
 }
 ON_CPU: Fields = {
     "shapes": ("64x2", "128x2", "128x6", "256x4"),
+    "widths": ("128", "256", "384"),
     "experts": (1, 4, 16),
     "micro_batch_sequences": 4,
     "sequence_length": 128,
+    "vocab_size": VOCAB_SIZE,
     "compile": False,
 }
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of models: every shape "d_model" or "d_modelxblocks" with every number of experts."""
+    """The grid of models: every shape "d_model" or "d_modelxblocks" with every number of experts.
+
+    Those of a `family` have its depth, and experts are its routed ones.
+    """
 
     shapes: Sequence[str]
     experts: Sequence[int]
@@ -62,15 +70,27 @@ class Grid:
     precision: str
     gradient_checkpointing: bool
     compile: bool
+    family: Family | None = None
 
     @classmethod
-    def by_device(cls, **settings: Any) -> Grid:
-        """Make a grid of these settings; what is None is by the device."""
+    def by_device(cls, family: Family | None = None, **settings: Any) -> Grid:
+        """Make a grid of these settings; what is None is by the device, and by the family."""
         defaults = ON_GPU if torch.cuda.is_available() else ON_CPU
-        return cls(**{name: defaults[name] if value is None else value for name, value in settings.items()})
+        if family is not None:
+            family = family.with_vocabulary(settings["vocab_size"], VOCAB_SIZE)
+            experts = family.list_experts(defaults["experts"])
+            shape: Fields = {"shapes": defaults["widths"], "experts": experts, "vocab_size": family.own_vocab_size}
+            defaults = {**defaults, **shape}
+        values = {name: defaults[name] if value is None else value for name, value in settings.items()}
+        return cls(**values, family=family)
 
     def architectures(self) -> list[Architecture]:
         """List the architectures, smallest first. Raises ValueError for a malformed shape."""
+        models = self._models_of_paper() if self.family is None else self._models_of_family(self.family)
+        return sorted(models, key=lambda a: a.n_total)
+
+    def _models_of_paper(self) -> list[Architecture]:
+        """List shapes of our class."""
         models = []
         for shape in self.shapes:
             width, _, blocks = shape.partition("x")
@@ -79,7 +99,14 @@ class Grid:
             heads = max(1, int(width) // 64)
             depth = int(blocks) if blocks else heads
             models += [Architecture(int(width), e, depth, heads, self.vocab_size) for e in self.experts]
-        return sorted(models, key=lambda a: a.n_total)
+        return models
+
+    def _models_of_family(self, family: Family) -> list[Architecture]:
+        """List models of a family. Raises ValueError for widths and experts that it does not have."""
+        for shape in self.shapes:
+            if not shape.isdigit():
+                raise InputError(f"--shape {shape!r}: give a width alone, such as 512; blocks follow as in {family}")
+        return family.models(map(int, self.shapes), self.experts)
 
     def arguments(self, model: Architecture, is_half: bool = False, passes: int = 1) -> TrainingArguments:
         """Make arguments of a run of this model whose batches are so many passes of a whole or half micro-batch."""
@@ -93,7 +120,10 @@ class Grid:
         }
         # Sequences that divide both micro-batches, so that all of them hold whole capacity groups.
         group = math.gcd(half, self.micro_batch_sequences)
-        section = {**model.shape, "capacity_group_tokens": self.sequence_length * group}
+        section: Fields = {**model.shape}
+        if self.family is not None:
+            section = self.family.model_section(model.d_model, model.experts_equivalent)
+        section["capacity_group_tokens"] = self.sequence_length * group
         return arguments_of_steps(run, section, self.sequence_length, passes)
 
 
@@ -154,7 +184,7 @@ def measure_grid(grid: Grid, repeats: int) -> Throughput | None:
     measurements = []
     for model in models:
         CONSOLE.print(
-            f"d_model {model.d_model}, {model.blocks} blocks, E = {model.experts}: {model.n_total:,} parameters"
+            f"d_model {model.d_model}, {model.blocks} blocks, experts {model.experts}: {model.n_total:,} parameters"
         )
         measurements += measure(grid, model, repeats)
     accelerator = devices.make_accelerator(grid.arguments(models[0]).run)

@@ -8,6 +8,7 @@ from pydantic_core import to_json
 
 from scaling_law import Architecture, JointLaw, LearningRateLaw, Throughput, compare, scale_out
 from scaling_law.commands.cli import PLACES
+from scaling_law.size.family import Family
 from tests.scaling_law.configs import QWEN3_MOE
 
 COMMANDS = [name for commands in PLACES.values() for name in commands]
@@ -37,6 +38,7 @@ def test_loss(shell, published):
 
 
 LAW, GPUS = JointLaw.published(), {"gpu": "h100", "gpus": 8}
+QWEN3 = Family.read("qwen3-30b-a3b")
 ANSWERS = {  # what is typed → the same in Python
     "optimal --flops 1e22 --memory 80GB --kv-tokens 16k": lambda: LAW.optimal(1e22, memory=80e9, kv_tokens=16_384),
     "optimal --flops 1e22 --integral --experts 1-3": lambda: LAW.optimal(1e22, [1, 2, 3], integral=True),
@@ -57,6 +59,8 @@ ANSWERS = {  # what is typed → the same in Python
     "speedup --n-active 1e8,1e9 --experts 2-8": lambda: LAW.speedup([2, 4, 8], n_active=[1e8, 1e9]),
     "optimal --hours 3d --gpu h100 --gpus 8 --experts 8": lambda: LAW.optimal(hours="72h", experts=[8], **GPUS),
     "scale-out 2304 --gpus 8,64": lambda: scale_out(Architecture(2304, 8), (8, 64)),
+    "scale-out 1024 --like qwen3-30b-a3b --experts 64 --gpus 8": lambda: scale_out(QWEN3.architecture(1024, 8), [8]),
+    "scale-out 1000 --like qwen3-30b-a3b": lambda: scale_out(QWEN3.architecture(1024, 16)),
     "compare --flops 1e21 --laws chinchilla,abnar": lambda: compare(1e21, laws=["chinchilla", "abnar"]),
 }
 

@@ -10,6 +10,7 @@ import pytest
 from hub.base.commands import NOT_TRUSTED
 from scaling_law import JointLaw, backtest, fit, hold_out, load_runs
 from scaling_law.planning import predicted_loss
+from scaling_law.size.family import Family
 from tests.scaling_law.synthetic import tiny_runs
 
 
@@ -136,6 +137,23 @@ def test_next_runs(shell, law):
     assert "each longer than its warm-up of 150K tokens" in shell(*words).output
     longer = json.loads(shell(*words, "--warmup", "10M", "--json").output)
     assert all(0.8 * run["tokens"] >= 10e6 for run in longer["rows"])
+
+
+def test_next_runs_of_a_family(shell, law):
+    """The vocabulary is that of the models; the law counts N with its own."""
+    words = ("next-runs", "--law", law, "--flops", "1e16", "--ask", "loss:1M,20M,4", "--max-runs", 3)
+    words += ("--like", "olmoe-1b-7b", "--vocab-size", 500, "--widths", "120,256", "--experts", "16,64")
+    result = shell(*words, "--json")
+    assert "d_model 120 is not a width of olmoe-1b-7b: using 128" in result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert {row["routed_experts"] for row in rows} <= {16, 64}
+    for row in rows:
+        a = Family.read("olmoe-1b-7b").architecture(row["d_model"], row["experts"])
+        assert row["vocab_size"] == 500
+        assert row["n_active"] == a.n_active_non_embedding + 2 * a.d_model * 50257
+        n_active = a.n_active_non_embedding + 2 * a.d_model * 500
+        assert row["training_flops"] == 6 * n_active * row["tokens"]
+    assert "┃ experts ┃" in shell(*words).stdout
 
 
 def test_next_runs_of_a_table(shell, law, tmp_path):

@@ -10,6 +10,7 @@ from hub.base.errors import InputError
 from scaling_law import ExtrapolationError, JointLaw, Runs, fit
 from scaling_law.planning import advantage, candidate_grid, log_optimal_parameters, predicted_loss
 from scaling_law.planning.design import Candidates, next_runs
+from scaling_law.size.family import Family
 
 NOISE = 0.002
 HELD = {"e_start": 2.083, "e_max": 290.45}
@@ -78,6 +79,43 @@ def test_the_best_number_of_experts_as_the_answer(law):
     assert design.deviation_after < design.deviation_before
     assert {a.experts for a, _ in design.runs()} & {2, 4, 8, 16, 32}
     assert all(a.training_flops(t) <= 1e20 / 4 for a, t in design.runs())
+
+
+def test_the_grid_of_a_family():
+    """N is counted with the vocabulary of laws, FLOPs with the family's own."""
+    family = Family.read("qwen3-30b-a3b")
+    grid = candidate_grid(1e19, like=family)
+    assert {a.experts for a in grid.architectures} == {1, *family.list_experts([1, 2, 4, 8, 16, 32])}
+    assert {256, 512, 1024} <= {a.d_model for a in grid.architectures} <= {*family.rungs(3072)}
+    rows = grid.rows()
+    for i in range(0, len(grid.tokens), 7):
+        a = grid.architectures[i]
+        assert a == family.architecture(a.d_model, rows["experts"][i])
+        assert rows["routed_experts"][i] == a.experts
+        for size in ("n_active", "n_total"):
+            difference = 2 * a.d_model * (50257 - 151_936)
+            assert rows[size][i] == getattr(a, size) + difference
+        assert rows["training_flops"][i] == 6 * a.n_active * grid.tokens[i] <= 1e19
+    small = candidate_grid(1e19, [16], [256], vocab_size=1000, like=family)
+    assert {*small.columns["vocab_size"]} == {151_936}
+    assert small.n_active[0] == small.architectures[0].n_active_non_embedding + 2 * 256 * 1000
+    with pytest.raises(InputError, match="d_model=1000 is not a width of qwen3-30b-a3b; the nearest is 1024"):
+        candidate_grid(1e19, widths=[1000], like=family)
+
+
+def test_what_experts_of_a_family_are_worth_as_the_answer(law):
+    few = law.replace(draws=law.draws[:60])
+    answer = advantage(1e20, 64, 1, like="qwen3-30b-a3b")
+    table = JointLaw.published().optimal(1e20, [1, 64], like="qwen3-30b-a3b", integral=False)
+    assert answer(JointLaw.published()) == pytest.approx(table.rows[0].loss - table.rows[1].loss, abs=1e-6)
+    candidates = candidate_grid(BUDGET / 4, [1, 16, 64], like="qwen3-30b-a3b")
+    design = few.next_runs(answer, BUDGET, candidates, noise=NOISE)
+    assert design.deviation_after < design.deviation_before
+    assert {row["routed_experts"] for row in design.rows} <= {1, 16, 64}
+    assert sum(row["training_flops"] for row in design.rows) == pytest.approx(design.flops)
+    assert design.flops <= BUDGET
+    with pytest.raises(InputError, match="experts=8 must be more than the 8 that a token"):
+        advantage(1e20, 8, 1, like="qwen3-30b-a3b")(law)
 
 
 def test_no_run_is_shorter_than_its_warmup(law):
