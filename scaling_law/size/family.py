@@ -60,6 +60,8 @@ BALANCED_BY_BIAS = {"deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm_moe
 # Up to this width a family has all multiples of its step; in each octave above as many as in the one below.
 FINEST = 8192
 WIDEST = 65_536
+# A size that is nearer to a half than this is a half.
+TIE = 1e-9
 # A size that is none, and how many steps of a ladder its sizes go on beyond its ends.
 TINY = 1e-300
 FAR = 1e4
@@ -233,10 +235,10 @@ class Family(Ladder):
         config: Fields = {**nearest, "hidden_size": int(d_model)}
         for name, multiple in SCALED.items():
             if name in nearest:
-                config[name] = max(multiple, multiple * round(self._interpolate(name, d_model) / multiple))
+                config[name] = multiple * _round(self._interpolate(name, d_model) / multiple)
         if "shared_expert_intermediate_size" in nearest:
             ratio = nearest["shared_expert_intermediate_size"] / nearest["moe_intermediate_size"]
-            config["shared_expert_intermediate_size"] = round(ratio * config["moe_intermediate_size"])
+            config["shared_expert_intermediate_size"] = _round(ratio * config["moe_intermediate_size"])
         config["num_hidden_layers"] = max(config["num_hidden_layers"], self._fewest_blocks)
         config.update(self._heads(nearest, d_model))
         for name, values in nearest.items():
@@ -259,10 +261,10 @@ class Family(Ladder):
         own_kv_heads = member.get("num_key_value_heads") or own_heads
         heads = self._interpolate("num_attention_heads", d_model)
         if own_kv_heads == own_heads:
-            kv_heads = heads = max(1, round(heads))
+            kv_heads = heads = _round(heads)
         else:
-            kv_heads = min(own_kv_heads, max(1, round(heads)))
-            heads = kv_heads * max(1, round(heads / kv_heads))
+            kv_heads = min(own_kv_heads, _round(heads))
+            heads = kv_heads * _round(heads / kv_heads)
         fields: Fields = {"num_attention_heads": heads}
         if member.get("num_key_value_heads") is not None:
             fields["num_key_value_heads"] = kv_heads
@@ -471,6 +473,11 @@ def _family_of(name: str, members: Sequence[Config]) -> Family:
     if len({*widths}) < len(widths):
         raise InputError(f"like={name!r}: two members have the same hidden_size")
     return Family(name, tuple(ordered))
+
+
+def _round(size: float) -> int:
+    """Round to a whole number of at least 1, halves up, however the size itself was rounded."""
+    return max(1, math.floor(size + 0.5 + TIE))
 
 
 def _of_depth(values: list[Any], depth: int, new_depth: int) -> list[Any]:
