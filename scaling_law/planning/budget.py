@@ -153,7 +153,8 @@ class Cluster(Layouts):
         sheet = find_gpu(self.throughput.device)
         if sheet is None:
             return None
-        work = ModelWork.of(model).in_step(1.0, None, self.rule.lengths(model.n_active), self.gpus)
+        length = self.rule.lengths(model.n_active)
+        work = ModelWork.of(model).in_step(1.0, None, length, self.gpus)
         in_steps = np.asarray(seconds) / self.throughput.overhead_of(self.gpus)
         return tokens * work["flops"] / (in_steps * sheet.peak_flops)
 
@@ -164,7 +165,8 @@ class Cluster(Layouts):
         ends in time. Where even the shortest run in the next larger batch takes too long, a run ends just before it.
         """
         overhead = self.throughput.overhead_of(self.gpus)
-        least = overhead * self.throughput.least_seconds(model, self.rule.lengths(model.n_active), self.gpus)
+        length = self.rule.lengths(model.n_active)
+        least = overhead * self.throughput.least_seconds(model, length, self.gpus)
         # Rounding may make a step shorter than its least.
         most = np.asarray(seconds / least * (1 + BEFORE), float)
         tokens = np.zeros(most.shape)

@@ -359,7 +359,11 @@ class _Target:
         models = reaching(self.law, self.coefficients[:, :n], loss[:n], experts, limits, cluster)
         low = np.full((n, 1), np.log(start / AROUND))
         high = np.full((n, 1), np.log(start * AROUND))
-        width = np.exp(least(lambda log_width: models(np.exp(log_width))[2], low, high, POINTS))
+
+        def cost(log_width: FloatArray) -> FloatArray:
+            return models(np.exp(log_width))[2]
+
+        width = np.exp(least(cost, low, high, POINTS))
         return np.broadcast_to(width, loss.shape)
 
     def row(self, size: str, variables: Variables, model: Sized, least_loss: float | None = None) -> SpeedupRow:
@@ -374,7 +378,8 @@ class _Target:
         first = of_law(self.law, {**sizes, "tokens": tokens[0]})
         check = self.law.check(**first)
         warnings = check.warnings
-        unreached = float(np.isinf(tokens[1:]).sum() / max(1, len(tokens) - 1))
+        drawn_tokens = tokens[1:]
+        unreached = float(np.isinf(drawn_tokens).sum() / max(1, len(drawn_tokens)))
         if np.isinf(tokens[0]):
             end = f"ends at {least_loss:.4f} nats, above the {float(self.loss[0, 0]):.4f} of the model"
             warnings = (f"{end}: no number of tokens reaches it", *warnings)
@@ -477,7 +482,9 @@ def _read_model(name: str, value: Any, limits: Limits) -> Model:
     """Read an architecture or a single E, of a family its routed experts; ValueError for anything else."""
     if isinstance(value, Architecture):
         return value
-    counts = numbers(name, value).ravel().tolist() if isinstance(value, (list, tuple, np.ndarray)) else [value]
+    counts = [value]
+    if isinstance(value, (list, tuple, np.ndarray)):
+        counts = numbers(name, value).ravel().tolist()
     if len(counts) > 1:
         several = given("experts", value, f"--experts {','.join(f'{count:g}' for count in counts)}")
         raise InputError(several, ": one E goes with ", given("flops"), ", several with ", given("n_active"))
@@ -519,7 +526,8 @@ def _find_crossovers(law: Formula, n_active: Any, experts: Any, between: Interva
         drawn = find_crossovers(law.loss_draws, n, e, between)
         # Some may be infinite, between which and a number no quantile can fall.
         low, high = np.quantile(drawn, [0.025, 0.975], axis=0, method="nearest")
-    check = law.check(n, np.where(np.isfinite(tokens) & (tokens > 0), tokens, np.nan), e)
+    is_crossed = np.isfinite(tokens) & (tokens > 0)
+    check = law.check(n, np.where(is_crossed, tokens, np.nan), e)
     check.refuse(force)
     if np.isinf(tokens).all():
         claim = "dense models stay ahead within the searched tokens"

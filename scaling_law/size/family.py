@@ -55,6 +55,8 @@ DENSE_TWINS = {
 # Model types → the class of transformers that has their blocks, and types without a class.
 TRAINED_AS = {"kimi_k2": "deepseek_v3"}
 WITHOUT_CLASS = {"bailing_moe", "deepseek", "qwen2_vl", "qwen2_5_vl"}
+# Classes that refuse heads which do not divide the width.
+HEADS_DIVIDE_WIDTH = {"gemma2", "llama"}
 # Classes whose routers have a selection bias, with which experts are balanced.
 BALANCED_BY_BIAS = {"deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm_moe_dsa", "minimax_m2"}
 # Up to this width a family has all multiples of its step; in each octave above as many as in the one below.
@@ -312,13 +314,17 @@ class Family(Ladder):
 
     def rungs(self, largest: float) -> FloatArray:
         widths = self._rungs.d_model
-        return widths[: max(1, int(np.searchsorted(widths, largest * (1 + ROUNDING), side="right")))]
+        count = np.searchsorted(widths, largest * (1 + ROUNDING), side="right")
+        return widths[: max(1, int(count))]
 
     def beside(self, d_model: FloatArray) -> tuple[FloatArray, FloatArray]:
         widths = self._rungs.d_model
-        below = np.searchsorted(widths, np.asarray(d_model) * (1 + ROUNDING), side="right") - 1
-        below = np.clip(below, 0, len(widths) - 1)
-        return widths[below], widths[np.minimum(below + 1, len(widths) - 1)]
+        last = len(widths) - 1
+        above = np.searchsorted(widths, np.asarray(d_model) * (1 + ROUNDING), side="right")
+        below = np.maximum(above - 1, 0)
+        # The smallest model is below all that are narrower.
+        above = np.clip(above, 1, last)
+        return widths[below], widths[above]
 
     def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
         d, e = np.broadcast_arrays(np.asarray(d_model, float), np.asarray(experts, float))
@@ -453,7 +459,8 @@ def _read_member(source: Any) -> Config:
     model = read_model(config)
     if model.unread:
         raise InputError(f"like={name!r}: {model.warnings[0]}")
-    names = {*names_of_family(kind), *_COMPUTED_WITH, "vocab_size"} - _UNREAD - _UNREAD_BY.get(kind, set())
+    names = {*names_of_family(kind), *_COMPUTED_WITH, "vocab_size"}
+    names -= _UNREAD | _UNREAD_BY.get(kind, set())
     fields = {field: value for field, value in config.items() if field in names}
     return {"model_type": kind, **fields, "vocab_size": model.architecture.vocab_size}
 
@@ -487,8 +494,10 @@ def _of_depth(values: list[Any], depth: int, new_depth: int) -> list[Any]:
         return [block for block, listed_block in enumerate(is_listed) if listed_block]
     # What the second half repeats goes on.
     half = depth // 2
-    periods = range(1, depth - half)
-    period = next((p for p in periods if values[half : depth - p] == values[half + p :]), depth)
+    period = depth
+    for shift in reversed(range(1, depth - half)):
+        if values[half : depth - shift] == values[half + shift :]:
+            period = shift
     continued = list(values)
     while len(continued) < new_depth:
         continued.append(continued[-period])
@@ -514,9 +523,12 @@ class _Rungs:
         while widths[-1] < WIDEST:
             step *= 2
             widths += range(widths[-1] + step, 2 * widths[-1] + 1, step)
+        kind = family.members[0]["model_type"]
         models: list[Architecture] = []
         for d_model in widths:
             a = read_architecture(family.configuration(d_model))
+            if kind in HEADS_DIVIDE_WIDTH and d_model % a.heads:
+                continue
             if not models or a.n_active_non_embedding > models[-1].n_active_non_embedding:
                 models.append(a)
         sizes = {}

@@ -421,9 +421,10 @@ def _left_out_as(name: str, parameter: Tensor, architecture: Architecture) -> st
     # There are as many positions as the longest sequence has.
     if _POSITIONS.search(name):
         return "positions"
-    # Gates of one row are routers, too.
+    # Gates of one row are routers, too. Projections may have as many rows as there are experts.
     routers = {(architecture.experts, architecture.d_model), (1, architecture.d_model)}
-    return "router" if tuple(parameter.shape) in routers else ""
+    is_router = tuple(parameter.shape) in routers and "_proj" not in name
+    return "router" if is_router else ""
 
 
 def _matrices(*modules: nn.Module) -> list[tuple[str, Tensor]]:
