@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from hub import RunRecord, load_index, open_store, run_folders
@@ -25,6 +26,7 @@ from scaling_law.size.family import BALANCED_BY_BIAS, DENSE_TWINS, Family
 from tests.conftest import free_port, sweep
 from tests.guides import ROOT
 from training import from_dict
+from training.configuration.model_classes import ModelClassArguments
 from training.data.text import TextSource
 from training.data.tokenizer import train_tokenizer
 from training.demo import corpus as documentation
@@ -232,3 +234,17 @@ def test_the_loop_closes(kind, english, tmp_path, monkeypatch):
     assert Architecture(**best["architecture"]) == rung
     counts = best["n_active"], best["n_total"], best["experts"]
     assert counts == (rung.n_active, rung.n_total, rung.experts_equivalent)
+
+
+@pytest.mark.parametrize("kind", sweep(TOYS, fast=["qwen3_moe", "mixtral"]))
+def test_a_config_that_its_class_has_saved_is_the_same_family(kind):
+    """Such a file has every field of the class, some under other names, and the base of RoPE in `rope_parameters`."""
+    saved = AutoConfig.for_model(**TOYS[kind], rope_theta=54321.0).to_dict()
+    family = Family.read(json.loads(json.dumps(saved)))
+    for experts in [1] * family.has_dense_twin + [8]:
+        e = float(family.expansion(experts))
+        planned = family.architecture(128, e)
+        assert planned == Family.read(TOYS[kind]).architecture(128, e)
+        section = ModelClassArguments(**family.model_section(128, e))
+        assert section.model(VOCABULARY).architecture == planned
+        assert section.config(VOCABULARY).rope_parameters["rope_theta"] == 54321.0
