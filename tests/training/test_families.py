@@ -3,6 +3,7 @@
 The families are small configurations of classes with experts, whose vocabulary is bytes.
 """
 
+import itertools
 import json
 import math
 import os
@@ -14,16 +15,18 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from hub import RunRecord, load_index, open_store, run_folders
 from scaling_law import Architecture, JointLaw, load_runs
 from scaling_law.commands.cli import app
 from scaling_law.formulas.conditions import Conditions, FittedRange
-from scaling_law.size.family import BALANCED_BY_BIAS, Family
+from scaling_law.size.family import BALANCED_BY_BIAS, DENSE_TWINS, Family
 from tests.conftest import free_port, sweep
 from tests.guides import ROOT
 from training import from_dict
+from training.configuration.model_classes import ModelClassArguments
 from training.data.text import TextSource
 from training.data.tokenizer import train_tokenizer
 from training.demo import corpus as documentation
@@ -64,7 +67,7 @@ FIRST_LAW = JointLaw.published().replace(
     conditions=Conditions(
         "made for this test",
         vocab_size=VOCABULARY,
-        ranges=tuple(FittedRange(e, 9, (1e5, 1e6), (1e3, 1e6), (1e-3, 1.0), (1e9, 1e12)) for e in (None, 2.0, 16.0)),
+        ranges=tuple(FittedRange(e, 9, (1e5, 1e6), (1e3, 1e6), (1e-3, 1.0), (1e9, 1e12)) for e in (None, 1.0, 16.0)),
     ),
 )
 BUDGETS = ("1e10", "1.5e11")
@@ -194,22 +197,27 @@ def train_planned(kind, flops, experts, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LOOPS)
 def test_the_loop_closes(kind, english, tmp_path, monkeypatch):
-    """From a config.json to runs of two widths and two numbers of experts, to a law of these, and its answer."""
+    """From a config.json to runs of two widths and several numbers of experts, to a law of these, and its answer.
+
+    Where a class has the blocks of the family without experts, dense models are among the runs.
+    """
     monkeypatch.chdir(tmp_path)
     Path(f"{kind}.json").write_text(json.dumps(TOYS[kind]))
     FIRST_LAW.save_pretrained("first-law")
+    family = Family.read(f"{kind}.json")
+    numbers = [1, 8, 16] if family.has_dense_twin else [8, 16]
     planned = {}
     for flops in BUDGETS:
-        for experts in (8, 16):
+        for experts in numbers:
             architecture = train_planned(kind, flops, experts, english)
             planned[architecture.d_model, experts] = architecture
-    assert {*planned} == {(d_model, experts) for d_model in (64, 128) for experts in (8, 16)}
+    assert {*planned} == {*itertools.product((64, 128), numbers)}
 
     index = "releases/datasets/toy-runs/main"
     records = load_index(open_store("releases"), "toy")
-    assert len(records) == 12
+    assert len(records) == 3 * len(planned)
     for record in records:
-        assert record.model_type == kind
+        assert record.model_type == (kind if record.experts > 1 else DENSE_TWINS[kind])
         assert_same_counts(record, planned[record.d_model, record.experts])
     runs = load_runs(index)
     for size in ("n_active", "n_total"):
@@ -217,11 +225,26 @@ def test_the_loop_closes(kind, english, tmp_path, monkeypatch):
     assert {*runs.experts.tolist()} == {architecture.experts_equivalent for architecture in planned.values()}
 
     shell(f"scaling-law fit {index} --prior published -o mine")
-    line = f"scaling-law optimal --law mine --like {kind}.json --flops {BUDGETS[-1]} --experts 8,16"
+    experts = ",".join(map(str, numbers))
+    line = f"scaling-law optimal --law mine --like {kind}.json --flops {BUDGETS[-1]} --experts {experts}"
     assert f"like {kind}.json" in shell(line)
     best = json.loads(shell(f"{line} --json"))["best"]
-    rung = Family.read(f"{kind}.json").architecture(best["d_model"], best["experts"])
+    rung = family.architecture(best["d_model"], best["experts"])
     assert planned.get((rung.d_model, rung.experts), rung) == rung
     assert Architecture(**best["architecture"]) == rung
     counts = best["n_active"], best["n_total"], best["experts"]
     assert counts == (rung.n_active, rung.n_total, rung.experts_equivalent)
+
+
+@pytest.mark.parametrize("kind", sweep(TOYS, fast=["qwen3_moe", "mixtral"]))
+def test_a_config_that_its_class_has_saved_is_the_same_family(kind):
+    """Such a file has every field of the class, some under other names, and the base of RoPE in `rope_parameters`."""
+    saved = AutoConfig.for_model(**TOYS[kind], rope_theta=54321.0).to_dict()
+    family = Family.read(json.loads(json.dumps(saved)))
+    for experts in [1] * family.has_dense_twin + [8]:
+        e = float(family.expansion(experts))
+        planned = family.architecture(128, e)
+        assert planned == Family.read(TOYS[kind]).architecture(128, e)
+        section = ModelClassArguments(**family.model_section(128, e))
+        assert section.model(VOCABULARY).architecture == planned
+        assert section.config(VOCABULARY).rope_parameters["rope_theta"] == 54321.0
