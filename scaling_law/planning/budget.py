@@ -197,12 +197,16 @@ class Cluster(Layouts):
             return evaluate(self, model, tokens)
         if not shape:
             return evaluate(self.of_run(model, float(tokens)), model, tokens)
-        runs = np.stack([self.rule.lengths(n_active), self.rule.sequences(n_active, counts)])
+        lengths = self.rule.lengths(n_active)
+        runs = np.stack([lengths, self.rule.sequences(n_active, counts)])
         values: Any = None
         is_asked = np.broadcast_to(where, shape)
         for run in np.unique(runs[:, is_asked], axis=1).T:
-            places = is_asked & (runs == run.reshape(2, *[1] * len(shape))).all(axis=0)
-            models = model.at(places) if isinstance(model, Widths) and np.ndim(model.n_total) else model
+            is_run = runs == run.reshape(2, *[1] * len(shape))
+            places = is_asked & is_run.all(axis=0)
+            models = model
+            if isinstance(model, Widths) and np.ndim(model.n_total):
+                models = model.at(places)
             cluster = self.with_ramp(self.rule.run(n_active[places][0], counts[places][0]))
             values_of_run = np.asarray(evaluate(cluster, models, counts[places]))
             if values is None:
@@ -314,7 +318,8 @@ class Budget:
     rule: BatchRule = field(default=BatchRule(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if (self.flops is None) == (self.hours is None) or (self.hours is None) != (self.cluster is None):
+        is_one_budget = (self.flops is None) != (self.hours is None)
+        if not is_one_budget or (self.hours is None) != (self.cluster is None):
             advice = ": give flops, or hours with a cluster"
             raise InputError(given("flops", self.flops), ", ", given("hours", self.hours), advice)
 

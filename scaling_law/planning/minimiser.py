@@ -96,8 +96,9 @@ def minima(
     vertex = _vertex(x, y)
     value = evaluate(vertex)
     is_inside = (x[1] < x[0]) & (x[0] < x[2])
+    highest = y[0] + ROUNDING * np.abs(y[0])
     with np.errstate(invalid="ignore"):
-        is_lowest = is_inside & (value <= y[0] + ROUNDING * np.abs(y[0]))
+        is_lowest = is_inside & (value <= highest)
     return np.where(is_lowest, vertex, x[0]), np.where(is_lowest, value, y[0])
 
 
@@ -149,7 +150,8 @@ def _vertex(x: FloatArray, y: FloatArray) -> FloatArray:
     with np.errstate(invalid="ignore", divide="ignore"):
         rise_below = (middle - low) * (y[0] - y[2])
         rise_above = (middle - high) * (y[0] - y[1])
-        shift = ((middle - low) * rise_below - (middle - high) * rise_above) / (rise_below - rise_above) / 2.0
+        moment = (middle - low) * rise_below - (middle - high) * rise_above
+        shift = moment / (rise_below - rise_above) / 2.0
     return np.clip(middle - np.where(np.isfinite(shift), shift, 0.0), low, high)
 
 

@@ -177,20 +177,23 @@ def optimal_widths(
     if budget.cluster is not None:
         budget.refuse_too_short(float(e.min()), limits)
     columns = law.columns if coefficients is None else coefficients
-    shape = np.broadcast_shapes(e.shape, np.shape(np.asarray(budget.flops)), np.shape(columns[0]))
+    budgets = np.asarray(budget.flops)
+    shape = np.broadcast_shapes(e.shape, budgets.shape, np.shape(columns[0]))
     e = np.broadcast_to(e, shape)
 
     models = models_at_budget(law, columns, e, budget, limits)
     limit = limits.width_limit(e)
     ladder = limits.ladder
     # A family's own vocabulary is not that of which the law counts N.
-    spends_flops_on_new_tokens = not (budget.cluster or limits.inference_tokens or limits.unique_tokens or limits.like)
+    has_other_costs = budget.cluster or limits.inference_tokens or limits.like
+    spends_flops_on_new_tokens = not (has_other_costs or limits.unique_tokens)
     if law.form.is_chinchilla and spends_flops_on_new_tokens:
         terms = law.chinchilla_coefficients(e) if coefficients is None else law.chinchilla_of(coefficients, e)
         m, mu, n, nu = (np.where(has_optimum(terms), term, np.nan) for term in terms)
+        product = affordable_tokens(cast(float, budget.flops), 1.0)
         # Draws may be far off.
         with np.errstate(all="ignore"):
-            n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(cast(float, budget.flops), 1.0))
+            n_active, _ = chinchilla_optimum(m, mu, n, nu, product)
         free = np.asarray(ladder.width_of_active(n_active))
         optimum = _choose_minimum(models, free, free[None], limit, ladder, integral)
     else:

@@ -75,11 +75,18 @@ STEP = 8
 class Family(Ladder):
     """The models of a family.
 
+    An E of a member is (R + s) / (k + s): of R routed experts k are active, and the shared ones are as wide as s of
+    them. It hangs on the numbers of experts alone, and is the same at every width.
+
     Args:
         name: what it was read from.
-        members: configurations of released models, as in config.json, the narrowest first.
-        vocab_size: a vocabulary in the place of theirs.
-        counted_vocab_size: the vocabulary with which laws count N: that of the models that they were fitted to.
+        members: configurations of released models, as in config.json, the narrowest first. They have one model type,
+            vocabulary and number of experts per token.
+        vocab_size: a vocabulary in the place of theirs, such as that of the tokenizer that a run will have.
+        counted_vocab_size: the vocabulary with which laws count N: that of the models that they were fitted to. What
+            is asked of them is N without embeddings plus 2 d V (docs/studies/anatomy.md).
+
+    ValueError names the field, its value and what is allowed, where a model does not exist.
     """
 
     name: str
@@ -195,7 +202,11 @@ class Family(Ladder):
         return nearest
 
     def read_experts(self, counts: FloatArray) -> FloatArray:
-        """Convert numbers of routed experts to E. ValueError for a number that the family does not have."""
+        """Convert numbers of routed experts to E.
+
+        ValueError for a number that the family does not have: experts of a dense one, no more than a token takes, or
+        a dense model of blocks that no class has.
+        """
         per_token = self._rungs.models[0].experts_per_token
         for count in np.unique(counts).tolist():
             if count == 1 and self.has_dense_twin:

@@ -71,7 +71,7 @@ def test_each_verdict_can_come_out_the_other_way(anatomy, claim, change):
 
 
 def test_tokens_are_judged_by_the_losses_of_isoflop_runs(anatomy):
-    """Where both sources name the same D, none is nearer."""
+    """No source is nearer where both name the same D."""
     used = {f"{row.width:g}": row.tokens[0] for row in study.marin_tokens(anatomy)}
     same = replace(anatomy, pairs=[replace(p, other_tokens=used) for p in anatomy.pairs])
     assert not study.CLAIMS["the tokens used here hold"](same)

@@ -31,7 +31,7 @@ def test_losses_of_a_design_err_alike_and_dense_ones_do_not():
 
 @pytest.mark.parametrize("question", [FINE, {"like": "deepseek-v3"}, {"like": "llama-4-maverick"}])
 def test_what_is_ignored_is_said_and_widens_intervals(question):
-    """At the model that the law would choose of its own shape, the loss is the same."""
+    """Shift no loss, and name each field with what was found of it."""
     (sentence,) = explain_ignored_design(LAW, Limits.of(LAW, **question))
     fields = find_ignored(Limits.of(LAW, **question).ladder.design, LAW.variables)
     assert len(fields) >= 2

@@ -15,7 +15,15 @@ from scaling_law.size import Family, read_model
 from tests.conftest import examples, sweep
 
 LAW = JointLaw.published().replace(draws=None)
-NAMES = ("qwen3-30b-a3b", "deepseek-v3", "olmoe-1b-7b", "gpt-oss-20b", "mixtral-8x7b", "llama-3.1-8b")
+# Grouped queries; latent attention, a shared expert and leading dense blocks; all heads; windows; two experts; dense.
+NAMES = (
+    "qwen3-30b-a3b",
+    "deepseek-v3",
+    "olmoe-1b-7b",
+    "gpt-oss-20b",
+    "mixtral-8x7b",
+    "llama-3.1-8b",
+)
 
 
 def models_of(name, experts, largest=6144):
@@ -38,12 +46,17 @@ def models_of(name, experts, largest=6144):
 def test_the_best_model_is_the_best_of_all_that_exist(name, log_flops, log_memory, kv_tokens, served):
     flops, memory = 10**log_flops, 10**log_memory
     experts = [1.0] if name.startswith("llama") else [16.0, 64.0]
+    # One model at a time, without arrays.
     losses = {}
     for a, count, variables in models_of(name, experts):
         tokens = flops / (6 * a.n_active) - served / 3
         if tokens > 0 and 2 * a.n_total + a.kv_cache_bytes(kv_tokens) <= memory:
             losses[a.d_model, count] = float(LAW.loss(tokens=tokens, **variables))
-    limits = {"memory": memory, "kv_tokens": kv_tokens, "inference_tokens": served}
+    limits = {
+        "memory": memory,
+        "kv_tokens": kv_tokens,
+        "inference_tokens": served,
+    }
     if not losses:
         with pytest.raises(ValueError, match="nothing fits"):
             LAW.optimal(flops, experts, like=name, force=True, **limits)
@@ -72,7 +85,7 @@ def test_hours_go_to_the_best_of_all_that_exist(name):
 @examples(10, 100)
 @given(log_flops=st.floats(18, 22), memory=st.floats(4e10, 4e11), more=st.floats(1, 3))
 def test_more_memory_or_compute_is_never_worse(log_flops, memory, more):
-    """Of trusted models, whose region is a limit, too."""
+    """The region of trusted models is a limit, too."""
 
     def loss(flops, memory):
         return LAW.optimal(flops, [16, 64], like="qwen3-30b-a3b", memory=memory).trusted_loss or np.inf
