@@ -299,6 +299,8 @@ class Family(Ladder):
         a = read_architecture(config)
         unused = {*EXPERT_FIELDS, *_OF_EXPERTS}
         dense = {name: value for name, value in config.items() if name not in unused}
+        # The class of some has a window by default.
+        dense.setdefault("sliding_window", None)
         return {**dense, "model_type": DENSE_TWINS[config["model_type"]], "intermediate_size": a.active_width}
 
     # -- all models as arrays
@@ -415,6 +417,7 @@ _OF_EXPERTS = {
     "mlp_only_layers",
     "norm_topk_prob",
     "router_aux_loss_coef",
+    "qkv_bias",
 }
 
 
@@ -430,7 +433,7 @@ _COMPUTED_WITH = {
 }
 # Fields of config.json that no class reads, or not that of a type.
 _UNREAD = {"moe_layer_freq"}
-_UNREAD_BY = {"minimax_m2": {"use_qk_norm"}}
+_UNREAD_BY = {"minimax_m2": {"use_qk_norm"}, "gpt_oss": {"hidden_act"}, "glm_moe_dsa": {"mlp_bias"}}
 # Fields in which all members must agree: the shape of a feed-forward with experts.
 _SAME = ("num_experts_per_tok", "n_shared_experts", "num_shared_experts", "vocab_size")
 
@@ -472,7 +475,11 @@ def _read_member(source: Any) -> Config:
         raise InputError(f"like={name!r}: {model.warnings[0]}")
     names = {*names_of_family(kind), *_COMPUTED_WITH, "vocab_size"}
     names -= _UNREAD | _UNREAD_BY.get(kind, set())
-    fields = {field: value for field, value in config.items() if field in names}
+    # A class saves the base of RoPE in a section, and the number of experts under a name of many classes.
+    config = {**(config.get("rope_parameters") or {}), **config}
+    count_field = FAMILIES[kind]["architecture"].get("experts")
+    own_names: Fields = dict.fromkeys(EXPERT_FIELDS, count_field) if count_field else {}
+    fields = {own_names.get(field, field): value for field, value in config.items() if field in names}
     return {"model_type": kind, **fields, "vocab_size": model.architecture.vocab_size}
 
 
