@@ -478,8 +478,13 @@ def _read_member(source: Any) -> Config:
     # A class saves the base of RoPE in a section, and the number of experts under a name of many classes.
     config = {**(config.get("rope_parameters") or {}), **config}
     count_field = FAMILIES[kind]["architecture"].get("experts")
-    own_names: Fields = dict.fromkeys(EXPERT_FIELDS, count_field) if count_field else {}
-    fields = {own_names.get(field, field): value for field, value in config.items() if field in names}
+    aliases: Fields = {}
+    if count_field:
+        aliases = dict.fromkeys(EXPERT_FIELDS, count_field)
+    fields: Fields = {}
+    for field, value in config.items():
+        if field in names:
+            fields[aliases.get(field, field)] = value
     return {"model_type": kind, **fields, "vocab_size": model.architecture.vocab_size}
 
 
