@@ -64,6 +64,8 @@ from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 USUAL_GPU = "h100"
 FEWEST_GPUS = 8
 MOST_GPUS = 8192
+# Sequences of a micro-batch of train.py, where nothing says more.
+MICRO_BATCH = 32
 # The law of a learning rate that the user chose.
 GIVEN = "given"
 # Share of a short run that warm-up may take.
@@ -170,6 +172,10 @@ class Plan(Answer):
             run["gradient_checkpointing"] = self.placement.gradient_checkpointing
             if self.placement.ep > 1:
                 run["expert_parallel"] = self.placement.ep
+        # A micro-batch divides every batch.
+        micro_batch = math.gcd(MICRO_BATCH, *(stage.sequences for stage in self.batch_ramp))
+        if self.placement is None and micro_batch < MICRO_BATCH:
+            run["micro_batch_sequences"] = micro_batch
         return {
             "run": run,
             "model": self.model,
@@ -522,5 +528,6 @@ def describe_experts(a: Architecture) -> str:
     if a.shared_experts:
         text += f"; {a.shared_experts} shared, {a.d_shared:,} wide"
     if a.dense_blocks:
-        text += f"; {a.dense_blocks} dense blocks, {a.d_ff:,} wide"
+        plural = "s" if a.dense_blocks > 1 else ""
+        text += f"; {a.dense_blocks} dense block{plural}, {a.d_ff:,} wide"
     return f"{text}; granularity {a.granularity:.3g}"

@@ -35,6 +35,7 @@ from scaling_law.size.model_configs import (
     read_architecture,
     read_config,
     read_model,
+    released_names,
     text_config,
 )
 from scaling_law.size.widths import Widths
@@ -56,7 +57,7 @@ DENSE_TWINS = {
 TRAINED_AS = {"kimi_k2": "deepseek_v3"}
 WITHOUT_CLASS = {"bailing_moe", "deepseek", "qwen2_vl", "qwen2_5_vl"}
 # Classes that refuse heads which do not divide the width.
-HEADS_DIVIDE_WIDTH = {"gemma2", "llama"}
+HEADS_DIVIDE_WIDTH = {"deepseek_v2", "gemma2", "llama"}
 # Classes whose routers have a selection bias, with which experts are balanced.
 BALANCED_BY_BIAS = {"deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm_moe_dsa", "minimax_m2"}
 # Up to this width a family has all multiples of its step; in each octave above as many as in the one below.
@@ -103,16 +104,15 @@ class Family(Ladder):
         if isinstance(sources, Family):
             return sources
         if isinstance(sources, str):
-            return _read_names(sources)
+            sources = tuple(name.strip() for name in sources.split(","))
+            if {*sources} <= {*released_names()}:
+                return _read_released(sources)
         members = sources if isinstance(sources, (list, tuple)) else [sources]
         return _family_of(", ".join(map(_name_of, members)), [_read_member(member) for member in members])
 
     def with_vocabulary(self, vocab_size: int | None, counted_vocab_size: int) -> Family:
         """Return the family with a vocabulary of its own (None: as it is), and that with which laws count N."""
-        vocab_size = vocab_size or self.vocab_size
-        if (vocab_size, counted_vocab_size) == (self.vocab_size, self.counted_vocab_size):
-            return self
-        return _with_vocabulary(self, vocab_size, counted_vocab_size)
+        return _with_vocabulary(self, vocab_size or self.vocab_size, counted_vocab_size)
 
     @property
     def own_vocab_size(self) -> int:
@@ -179,8 +179,10 @@ class Family(Ladder):
     @property
     def has_dense_twin(self) -> bool:
         """True if a class has the blocks of these models with a dense feed-forward in each."""
-        config = self.members[0]
-        return not self.experts or (config["model_type"] in DENSE_TWINS and not self._rungs.models[0].dense_blocks)
+        if not self.experts:
+            return True
+        has_class = self.members[0]["model_type"] in DENSE_TWINS
+        return has_class and not self._rungs.models[0].dense_blocks
 
     def expansion(self, routed_experts: ArrayLike) -> Any:
         """Return the E of models with so many routed experts; 1 of a dense one."""
@@ -208,6 +210,7 @@ class Family(Ladder):
         a dense model of blocks that no class has.
         """
         per_token = self._rungs.models[0].experts_per_token
+        groups = self.members[0].get("n_group") or 1
         for count in np.unique(counts).tolist():
             if count == 1 and self.has_dense_twin:
                 continue
@@ -216,10 +219,10 @@ class Family(Ladder):
             if count == 1:
                 kind = self.members[0]["model_type"]
                 raise InputError(f"experts=1: no class has the blocks of {self.name} ({kind}) without experts")
-            if count <= per_token:
-                raise InputError(
-                    f"experts={count:g} must be more than the {per_token} that a token of {self.name} takes"
-                )
+            if count <= per_token or count % groups:
+                whole = f"a multiple of its {groups} groups" if groups > 1 else "a whole number"
+                advice = f"{whole} above the {per_token} that a token of {self.name} takes"
+                raise InputError(f"experts={count:g} must be {advice}")
         return np.asarray(self.expansion(counts))
 
     def list_experts(self, expansions: ArrayLike) -> list[float]:
@@ -227,9 +230,11 @@ class Family(Ladder):
         e = np.atleast_1d(np.asarray(expansions, float))
         if not self.experts or (np.all(e == 1) and self.has_dense_twin):
             return [1.0]
-        doublings = np.floor(np.log2(self.routed_experts(e[e > 1]) * (1 + ROUNDING) / STEP))
+        most = self.routed_experts(e[e > 1]) * (1 + ROUNDING)
+        doublings = np.floor(np.log2(most / STEP))
         multiples = STEP * 2.0**doublings
-        possible = multiples[multiples > self._rungs.models[0].experts_per_token]
+        fewest = max(STEP, self._rungs.models[0].experts_per_token + 1)
+        possible = multiples[multiples >= fewest]
         counts = {float(self.experts), *possible.tolist()}
         return [1.0] * self.has_dense_twin + sorted(counts)
 
@@ -244,7 +249,11 @@ class Family(Ladder):
 
     def _scale(self, d_model: float) -> Fields:
         """Return the fields of config.json of a width."""
-        nearest = min(self.members, key=lambda member: abs(math.log(member["hidden_size"] / d_model)))
+
+        def distance(member: Config) -> float:
+            return abs(math.log(member["hidden_size"] / d_model))
+
+        nearest = min(self.members, key=distance)
         config: Fields = {**nearest, "hidden_size": int(d_model)}
         for name, multiple in SCALED.items():
             if name in nearest:
@@ -297,11 +306,14 @@ class Family(Ladder):
     def _dense_twin(self, config: Fields) -> Fields:
         """Return the dense model of the same blocks and active width, in the class that has it."""
         a = read_architecture(config)
-        unused = {*EXPERT_FIELDS, *_OF_EXPERTS}
-        dense = {name: value for name, value in config.items() if name not in unused}
+        dense = dict(config)
+        for name in (*EXPERT_FIELDS, *_OF_EXPERTS):
+            dense.pop(name, None)
         # The class of some has a window by default.
         dense.setdefault("sliding_window", None)
-        return {**dense, "model_type": DENSE_TWINS[config["model_type"]], "intermediate_size": a.active_width}
+        dense["model_type"] = DENSE_TWINS[config["model_type"]]
+        dense["intermediate_size"] = a.active_width
+        return dense
 
     # -- all models as arrays
 
@@ -395,7 +407,9 @@ class Family(Ladder):
         }
 
     def cache_bytes(self, d_model: ArrayLike, tokens: float, bytes_per_element: float) -> Any:
-        sizes = [a.kv_cache_bytes(tokens, bytes_per_element) for a in self._rungs.models]
+        sizes = []
+        for a in self._rungs.models:
+            sizes.append(a.kv_cache_bytes(tokens, bytes_per_element))
         return self._rungs.interpolate(np.array(sizes), np.asarray(d_model, float))
 
     def width_of_active(self, n_active: ArrayLike) -> Any:
@@ -428,6 +442,7 @@ _COMPUTED_WITH = {
     "norm_topk_prob",
     "rms_norm_eps",
     "rope_theta",
+    "router_aux_loss_coef",
     "routed_scaling_factor",
     "topk_group",
 }
@@ -445,15 +460,18 @@ def _with_vocabulary(family: Family, vocab_size: int | None, counted_vocab_size:
 
 
 @lru_cache(maxsize=32)
-def _read_names(names: str) -> Family:
-    """Read the family of texts with commas between them, once."""
-    return _family_of(names, [_read_member(name.strip()) for name in names.split(",")])
+def _read_released(names: tuple[str, ...]) -> Family:
+    """Read the family of models that are shipped, once; a file or a repository may change."""
+    return _family_of(", ".join(names), list(map(_read_member, names)))
 
 
 def _name_of(source: Any) -> str:
+    """Name a member: as it was asked for, or by its model type."""
+    if isinstance(source, (str, Path)):
+        return str(source)
     if isinstance(source, Mapping):
         return str(source.get("model_type"))
-    return str(source) if isinstance(source, (str, Path)) else str(getattr(source, "model_type", source))
+    return str(getattr(source, "model_type", source))
 
 
 def _read_member(source: Any) -> Config:

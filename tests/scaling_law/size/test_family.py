@@ -154,7 +154,9 @@ def test_what_is_no_family_is_refused(like, message):
     [
         ("llama-3.1-8b", 8, "is a dense family, which has experts=1 alone"),
         ("deepseek-v3", 1, "no class has the blocks of deepseek-v3"),
-        ("qwen3-30b-a3b", 8, "must be more than the 8 that a token"),
+        ("qwen3-30b-a3b", 8, "must be a whole number above the 8 that a token"),
+        ("qwen3-30b-a3b", 12.5, "must be a whole number"),
+        ("deepseek-v3", 12, "must be a multiple of its 8 groups"),
     ],
 )
 def test_numbers_of_experts_that_a_family_lacks_are_refused(name, experts, message):
