@@ -36,6 +36,7 @@ from scaling_law.size.model_configs import (
     read_config,
     read_model,
     released_names,
+    sizes_left_out,
     text_config,
 )
 from scaling_law.size.widths import Widths
@@ -77,7 +78,7 @@ class Family(Ladder):
     """The models of a family.
 
     An E of a member is (R + s) / (k + s): of R routed experts k are active, and the shared ones are as wide as s of
-    them. It hangs on the numbers of experts alone, and is the same at every width.
+    them. It depends on the numbers of experts alone, and is the same at every width.
 
     Args:
         name: what it was read from.
@@ -280,19 +281,14 @@ class Family(Ladder):
     def _heads(self, member: Config, d_model: float) -> Fields:
         """Return the heads of a width, in multiples of key-value heads, which grow only where they are all heads."""
         own_heads = member["num_attention_heads"]
-        own_kv_heads = member.get("num_key_value_heads") or own_heads
+        own_kv_heads = member["num_key_value_heads"]
         heads = self._interpolate("num_attention_heads", d_model)
         if own_kv_heads == own_heads:
             kv_heads = heads = _round(heads)
         else:
             kv_heads = min(own_kv_heads, _round(heads))
             heads = kv_heads * _round(heads / kv_heads)
-        fields: Fields = {"num_attention_heads": heads}
-        if member.get("num_key_value_heads") is not None:
-            fields["num_key_value_heads"] = kv_heads
-        if "kv_lora_rank" not in member:
-            fields["head_dim"] = member.get("head_dim") or member["hidden_size"] // own_heads
-        return fields
+        return {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
 
     def _interpolate(self, name: str, d_model: float) -> float:
         """Interpolate a field in ln d between the members that have it, in proportion to d beyond the last."""
@@ -503,6 +499,12 @@ def _read_member(source: Any) -> Config:
     for field, value in config.items():
         if field in names:
             fields[aliases.get(field, field)] = value
+    # A file may leave sizes to its class.
+    fields.update(sizes_left_out(config))
+    a = model.architecture
+    fields["num_key_value_heads"] = a.n_kv_heads
+    if a.latent_attention is None:
+        fields["head_dim"] = a.head_dim
     return {"model_type": kind, **fields, "vocab_size": model.architecture.vocab_size}
 
 

@@ -55,6 +55,8 @@ _READ_BESIDE = {
     # Other architectures of the same fields have them.
     *("intermediate_size", "max_window_layers", "n_shared_experts"),
 }
+# Fields that say from which block on, and how often, blocks have experts.
+_FIRST_ROUTED = ("first_k_dense_replace", "interleave_moe_layer_step", "decoder_sparse_step")
 # Fields in which null has a meaning.
 _MAYBE_NULL = (
     "head_dim",
@@ -335,6 +337,13 @@ def read_architecture(config: Config) -> Architecture:
     """Read the architecture of a configuration of a type that a table has, as `read_model` does."""
     model_type = config["model_type"]
     return _read_architecture(model_type, _read_fields(model_type, config))
+
+
+def sizes_left_out(config: Config) -> Mapping[str, Any]:
+    """Return the sizes that a configuration of such a type leaves to its class."""
+    values = _read_fields(config["model_type"], config)
+    names = {*values.defaults, *_FIRST_ROUTED} & {*values} - {*config}
+    return {name: values[name] for name in sorted(names)}
 
 
 def _read_architecture(model_type: str, values: _Fields) -> Architecture:

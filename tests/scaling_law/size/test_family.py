@@ -174,3 +174,11 @@ def test_tables_of_classes_are_those_of_transformers():
 
 def test_every_released_model_has_a_name_of_its_own():
     assert len({*NAMES}) == len(released_models())
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "mixtral", "olmoe", "gpt_oss", "deepseek_v3", "llama"])
+def test_what_a_file_leaves_to_its_class_is_in_the_family(kind):
+    """Heads of 128, 8 key-value heads, all sizes: by the table's defaults and the class's."""
+    a = read_model({"model_type": kind}).architecture
+    family = Family.read({"model_type": kind})
+    assert family.architecture(a.d_model, a.experts_equivalent) == a
