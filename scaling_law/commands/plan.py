@@ -69,8 +69,10 @@ def plan(
     if output is not None and has_rate:
         write_bytes(output, planned.to_yaml(sweep).encode())
     written: Fields = {"written": []}
+    if has_rate:
+        written["configuration"] = planned.configuration(sweep)
     if output is not None and has_rate:
-        written = {"written": [str(output)], "launch": planned.launch(str(output))}
+        written.update(written=[str(output)], launch=planned.launch(str(output)))
     show(planned.to_dict() | written if as_json else None, as_json, planned.summary().for_shell(verbose))
     if not has_rate:
         typer.secho("--learning-rate is needed: without one there is no YAML for train.py", err=True, fg="yellow")

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import yaml
 from pydantic_core import to_json
 
 from scaling_law import Architecture, JointLaw, LearningRateLaw, Throughput, compare, scale_out
@@ -115,6 +116,7 @@ def test_plan(shell, tmp_path, monkeypatch):
     data = json.loads(shell(*words, "--json").output)
     assert data["architecture"]["experts"] == 8
     assert data["written"] == [str(file)]
+    assert data["configuration"] == yaml.safe_load(file.read_text())
     assert file.read_text().startswith("# ")
     file.write_text("mine")
     for more in ((), ("--force",), ("--json",)):  # --force is about the range guard
