@@ -123,7 +123,7 @@ def test_widths_and_experts_that_a_family_lacks_are_refused(toy):
     for flags, message in (
         (("--shape", "200"), "d_model=200 is not a width of"),
         (("--shape", "128x2"), "--shape '128x2': give a width alone"),
-        (("--shape", "128", "--experts", "2"), "must be more than the 2 that a token of"),
+        (("--shape", "128", "--experts", "2"), "must be a whole number above the 2 that a token of"),
     ):
         result = CliRunner().invoke(app, ["--like", str(toy), *STEPS, *flags])
         assert result.exit_code == 2

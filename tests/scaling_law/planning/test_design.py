@@ -114,7 +114,7 @@ def test_what_experts_of_a_family_are_worth_as_the_answer(law):
     assert {row["routed_experts"] for row in design.rows} <= {1, 16, 64}
     assert sum(row["training_flops"] for row in design.rows) == pytest.approx(design.flops)
     assert design.flops <= BUDGET
-    with pytest.raises(InputError, match="experts=8 must be more than the 8 that a token"):
+    with pytest.raises(InputError, match="experts=8 must be a whole number above the 8"):
         advantage(1e20, 8, 1, like="qwen3-30b-a3b")(law)
 
 
