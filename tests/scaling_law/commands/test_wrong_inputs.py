@@ -62,7 +62,7 @@ LINES = {  # what is typed → what the line on standard error names
     "scale-out 2304 --price 2": "--price 2 is per GPU-hour: --tokens must be given, those of a run",
     "scale-out config.json --experts 4": "--experts 4 goes with a width, as in 2304: config.json has its own",
     "scale-out config.json --like olmoe-1b-7b": "--like olmoe-1b-7b goes with a width, as in 2304: config.json has",
-    "scale-out 1024 --like olmoe-1b-7b --experts 8": "--experts 8 must be a whole number above the 8 that a token of olmoe",
+    "scale-out 1024 --like olmoe-1b-7b --experts 8": "--experts 8 must be a whole number above the 8",
     "scale-out 0": "MODEL 0 must be positive and finite",
     "scale-out 2304 --gpus 0": "--gpus 0 must be a whole number of at least 1",
     "scale-out 2304 --gpu h10": "--gpu 'h10' is unknown; there are gb300, gb200, ",
