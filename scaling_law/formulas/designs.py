@@ -20,15 +20,14 @@ from scaling_law.size.arrays import FloatArray
 DESIGNS = Path(__file__).with_name("designs.json")
 FORMAT = "designs"
 VERSION = 1
-# The fields of a design: what the paper's models have, and the variables of laws that tell others apart.
-USUAL = {"granularity": 1.0, "shared_ratio": 0.0, "routed_share": 1.0}
+# The fields of a design: between which values they are as in the paper's models, and the variables of laws that tell
+# others apart. A first block that is dense, as in laboratories whose gains the law predicts, is as good as none.
+USUAL = {"granularity": (1.0, 1.0), "shared_ratio": (0.0, 0.0), "routed_share": (0.9, 1.0)}
 SEEN_BY = {
     "granularity": {"granularity", "active_experts", "experts_per_token"},
     "shared_ratio": {"shared_ratio", "density", "experts_per_token"},
     "routed_share": set(),
 }
-# A first block that is dense, as in laboratories whose gains the law predicts, is as good as none.
-ALL_ROUTED = 0.9
 # Part of a field by which a shape may differ from those that were measured.
 SHAPE = 0.02
 # The row of normal scores that the error of a design takes: those before it are of extrapolation.
@@ -62,8 +61,8 @@ def find_ignored(design: Fields, variables: Collection[str]) -> Fields:
     """Return the fields in which a design differs from the paper's, and that a law of these variables ignores."""
     ignored = {}
     for name, value in design.items():
-        is_usual = np.isclose(value, USUAL[name]) or (name == "routed_share" and value > ALL_ROUTED)
-        if not is_usual and SEEN_BY[name].isdisjoint(variables):
+        low, high = USUAL[name]
+        if not low <= value <= high and SEEN_BY[name].isdisjoint(variables):
             ignored[name] = value
     return ignored
 

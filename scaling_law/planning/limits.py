@@ -91,9 +91,6 @@ class Limits:
         """The models that are compared: of the paper's shape, or of a family."""
         return self.like or PaperLadder(self.granularity, self.shared_ratio, self.vocab_size)
 
-    def weight_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
-        return self.bytes_per_parameter * self.widths(d_model, experts).n_total
-
     def architecture(self, d_model: float, experts: float) -> Architecture:
         """Return the architecture of a width that exists and E. ValueError where its experts cannot be split so."""
         return self.ladder.architecture(d_model, experts)
@@ -107,7 +104,7 @@ class Limits:
 
     def memory_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
         """Return the bytes of weights and KV cache; broadcasts."""
-        return self.weight_bytes(d_model, experts) + self.kv_bytes(d_model)
+        return self.bytes_per_parameter * self.widths(d_model, experts).n_total + self.kv_bytes(d_model)
 
     def width_limit(self, experts: ArrayLike) -> Any:
         """Return the largest (fractional) d_model that both limits allow, for each E; infinite without limits."""

@@ -271,7 +271,7 @@ def _columns(limits: Limits, models: _Models) -> Fields:
     architectures = None
     if models.integral:
         architectures = list(map(limits.architecture, d_model.tolist(), experts.tolist()))
-    weight_bytes = limits.weight_bytes(d_model, experts)
+    weight_bytes = limits.bytes_per_parameter * widths.n_total
     kv_cache_bytes = limits.kv_bytes(d_model)
     return {
         **limits.routed_column(experts),

@@ -213,7 +213,8 @@ def speedup(
     cluster, limits = read_costs(law, **question)
     if match == "hours" and cluster is None:
         raise InputError(given("match", match), " takes step times: give ", given("gpus"), " and ", given("gpu"))
-    model = _read_model("experts", _usual_experts(limits) if model is None else model, limits)
+    usual_experts = (limits.like.experts or 1) if limits.like else 8
+    model = _read_model("experts", usual_experts if model is None else model, limits)
     baseline = _read_model("baseline", baseline, limits)
     if isinstance(baseline, Architecture) and match in ("memory", "served"):
         raise InputError(given("match", match), " sets the size of the baseline: give its E, no Architecture")
@@ -471,11 +472,6 @@ def _interval(draws: FloatArray) -> Interval | None:
     # The method cannot fall between a number and infinity.
     low, high = np.quantile(values, (0.025, 0.975), method="inverted_cdf")
     return float(low), float(high)
-
-
-def _usual_experts(limits: Limits) -> float:
-    """Return the experts of a model that is not named: those of the family, or 8."""
-    return float(limits.like.experts) if limits.like else 8.0
 
 
 def _read_model(name: str, value: Any, limits: Limits) -> Model:

@@ -34,7 +34,7 @@ from scaling_law.runs.rows import RunsError
 from scaling_law.runs.settings import SAME
 from scaling_law.runs.table import Runs
 from scaling_law.runs.tuning import models_of
-from scaling_law.size.architecture import non_embedding_parameters
+from scaling_law.size.architecture import total_parameters
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 Extra = Literal["tokens", "batch"]
@@ -525,6 +525,6 @@ def counted_sizes(runs: Runs, reading: Reading) -> FloatArray:
     if "n_active_non_embedding" in runs:
         return runs["n_active_non_embedding"]
     if "d_model" in runs and "n_blocks" in runs:
-        return np.asarray(non_embedding_parameters(runs["d_model"], runs["n_blocks"]))
+        return np.asarray(total_parameters(runs["d_model"], 1, runs["n_blocks"], 0))
     missing = "n_active_non_embedding, or d_model and n_blocks, are needed"
     raise RunsError(f"{runs.source}: {missing}: reading 'paper' counts N without embeddings")

@@ -53,11 +53,6 @@ def total_parameters(
     return 2.0 * d * vocab_size + (ATTENTION + EXPERT * np.asarray(experts, float)) * blocks * d * d
 
 
-def non_embedding_parameters(d_model: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
-    """Count 13 n_blocks d² parameters."""
-    return total_parameters(d_model, 1, n_blocks, 0)
-
-
 def kv_cache_elements(d_model: ArrayLike, tokens: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
     """Count 2 T n_blocks d elements, for multi-head attention."""
     d, blocks = _width_and_depth(d_model, n_blocks)

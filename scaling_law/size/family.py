@@ -5,6 +5,7 @@ configuration, as `describe` reads that of a released model; between two widths 
 
 - Heads are as many times d / head_dim as in the released model, in multiples of its key-value heads; depth is in
   proportion to d; widths of feed-forwards are too, in multiples of 64. Of several members these are interpolated.
+- Hybrids are counted on their class, at fewer widths; heads of their linear attention follow the width, too.
 - All else is that of the member whose width is nearest: widths of heads, latent ranks, experts per token, shared
   experts, leading dense blocks, windows, vocabulary.
 """
@@ -26,7 +27,7 @@ from hub.base.errors import InputError, shorten
 from hub.base.types import Fields
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, Span
 from scaling_law.size.arrays import FloatArray
-from scaling_law.size.ladder import ROUNDING, Ladder
+from scaling_law.size.ladder import ROUNDING, Ladder, list_widths
 from scaling_law.size.model_configs import (
     EXPERT_FIELDS,
     FAMILIES,
@@ -47,7 +48,17 @@ SCALED = {
     "intermediate_size": 64,
     "intermediate_size_mlp": 64,
     "moe_intermediate_size": 64,
+    "linear_num_key_heads": 1,
 }
+# Hybrids, which are counted on their class, a second a width: their fields are those of a table, and others.
+HYBRIDS = {"qwen3_next", "qwen3_5_moe_text", "qwen3_5_text"}
+OF_TABLE = "qwen2_moe"
+OF_HYBRIDS = {
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    *("linear_conv_kernel_dim", "layer_types", "full_attention_interval", "partial_rotary_factor"),
+}
+# Widths of a hybrid, relative to that of its first member.
+OF_MEMBER = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 # Model types with experts → those of the same blocks with one feed-forward each.
 DENSE_TWINS = {
     "mixtral": "mistral",
@@ -118,7 +129,7 @@ class Family(Ladder):
     @property
     def own_vocab_size(self) -> int:
         """The vocabulary of the first member, or the one in its place."""
-        return int(self.vocab_size or self.members[0]["vocab_size"])
+        return self.vocab_size or self.members[0]["vocab_size"]
 
     def __str__(self) -> str:
         return self.name
@@ -262,6 +273,9 @@ class Family(Ladder):
         if "shared_expert_intermediate_size" in nearest:
             ratio = nearest["shared_expert_intermediate_size"] / nearest["moe_intermediate_size"]
             config["shared_expert_intermediate_size"] = _round(ratio * config["moe_intermediate_size"])
+        if "linear_num_key_heads" in nearest:
+            ratio = nearest["linear_num_value_heads"] // nearest["linear_num_key_heads"]
+            config["linear_num_value_heads"] = ratio * config["linear_num_key_heads"]
         config["num_hidden_layers"] = max(config["num_hidden_layers"], self._fewest_blocks)
         config.update(self._heads(nearest, d_model))
         for name, values in nearest.items():
@@ -333,10 +347,8 @@ class Family(Ladder):
             "routed_share": a.routed_blocks / a.blocks,
         }
 
-    def rungs(self, largest: float) -> FloatArray:
-        widths = self._rungs.d_model
-        count = np.searchsorted(widths, largest * (1 + ROUNDING), side="right")
-        return widths[: max(1, int(count))]
+    def every_rung(self, largest: float) -> FloatArray:
+        return self._rungs.d_model
 
     def beside(self, d_model: FloatArray) -> tuple[FloatArray, FloatArray]:
         widths = self._rungs.d_model
@@ -479,19 +491,22 @@ def _read_member(source: Any) -> Config:
     config = read_config(source) if isinstance(source, (str, Path)) else source
     config = text_config(config if isinstance(config, Mapping) else config.to_dict())
     kind = str(config.get("model_type"))
-    if kind not in FAMILIES:
+    if kind not in {*FAMILIES, *HYBRIDS}:
         raise InputError(
             f"like={name!r}: models of type {kind} are counted on their class, which takes seconds for each width; "
-            f"families are of {', '.join(FAMILIES)}"
+            f"families are of {', '.join(FAMILIES)} and hybrids of Qwen"
         )
     model = read_model(config)
     if model.unread:
         raise InputError(f"like={name!r}: {model.warnings[0]}")
-    names = {*names_of_family(kind), *_COMPUTED_WITH, "vocab_size"}
+    table = OF_TABLE if kind in HYBRIDS else kind
+    names = {*names_of_family(table), *_COMPUTED_WITH, "vocab_size"}
+    if kind in HYBRIDS:
+        names |= OF_HYBRIDS
     names -= _UNREAD | _UNREAD_BY.get(kind, set())
     # A class saves the base of RoPE in a section, and the number of experts under a name of many classes.
     config = {**(config.get("rope_parameters") or {}), **config}
-    count_field = FAMILIES[kind]["architecture"].get("experts")
+    count_field = FAMILIES[table]["architecture"].get("experts")
     aliases: Fields = {}
     if count_field:
         aliases = dict.fromkeys(EXPERT_FIELDS, count_field)
@@ -500,7 +515,8 @@ def _read_member(source: Any) -> Config:
         if field in names:
             fields[aliases.get(field, field)] = value
     # A file may leave sizes to its class.
-    fields.update(sizes_left_out(config))
+    if kind in FAMILIES:
+        fields.update(sizes_left_out(config))
     a = model.architecture
     fields["num_key_value_heads"] = a.n_kv_heads
     if a.latent_attention is None:
@@ -562,13 +578,13 @@ class _Rungs:
     def of(cls, family: Family) -> _Rungs:
         """Build the models whose sizes grow with the width."""
         step = 128 if all(member["hidden_size"] % 128 == 0 for member in family.members) else 64
-        widths = [*range(step, FINEST + 1, step)]
-        while widths[-1] < WIDEST:
-            step *= 2
-            widths += range(widths[-1] + step, 2 * widths[-1] + 1, step)
         kind = family.members[0]["model_type"]
+        widths = list_widths(step, FINEST, WIDEST)
+        if kind in HYBRIDS:
+            width = family.members[0]["hidden_size"]
+            widths = [step * _round(share * width / step) for share in OF_MEMBER]
         models: list[Architecture] = []
-        for d_model in widths:
+        for d_model in dict.fromkeys(widths):
             a = read_architecture(family.configuration(d_model))
             if kind in HEADS_DIVIDE_WIDTH and d_model % a.heads:
                 continue

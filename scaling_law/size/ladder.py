@@ -31,6 +31,15 @@ ROUNDING = 1e-12
 FINEST = 32_768
 
 
+def list_widths(step: int, finest: int, widest: float) -> list[int]:
+    """List the multiples of a step up to `finest`, and above it as many in each octave as in the one below."""
+    widths = [*range(step, finest + 1, step)]
+    while widths[-1] < widest:
+        step *= 2
+        widths += range(widths[-1] + step, 2 * widths[-1] + 1, step)
+    return widths
+
+
 class Ladder(ABC):
     """Models of one shape. Widths between those that exist, the rungs, are those of models that are interpolated.
 
@@ -49,8 +58,14 @@ class Ladder(ABC):
         """Granularity, the shared part of the active width, and the share of blocks with experts."""
 
     @abstractmethod
+    def every_rung(self, largest: float) -> FloatArray:
+        """List the d_model that exist, at least up to `largest`."""
+
     def rungs(self, largest: float) -> FloatArray:
         """List the d_model that exist up to `largest`, the smallest in any case."""
+        widths = self.every_rung(largest)
+        count = np.searchsorted(widths, largest * (1 + ROUNDING), side="right")
+        return widths[: max(1, int(count))]
 
     @abstractmethod
     def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
@@ -101,14 +116,8 @@ class PaperLadder(Ladder):
     def design(self) -> dict[str, float]:
         return {"granularity": self.granularity, "shared_ratio": self.shared_ratio, "routed_share": 1.0}
 
-    def rungs(self, largest: float) -> FloatArray:
-        widths = [np.arange(HEAD_DIM, min(max(largest, HEAD_DIM), FINEST) + 1, HEAD_DIM, dtype=float)]
-        octave = FINEST
-        while octave < largest:
-            step = 2 * HEAD_DIM * octave // FINEST
-            widths.append(np.arange(octave + step, min(largest, 2 * octave) + 1, step, dtype=float))
-            octave *= 2
-        return np.concatenate(widths)
+    def every_rung(self, largest: float) -> FloatArray:
+        return np.array(list_widths(HEAD_DIM, FINEST, largest), float)
 
     def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
         return Widths.of(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)

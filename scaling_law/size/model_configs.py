@@ -334,8 +334,10 @@ class _Fields(Fields):
 
 
 def read_architecture(config: Config) -> Architecture:
-    """Read the architecture of a configuration of a type that a table has, as `read_model` does."""
+    """Read the architecture of a configuration, as `read_model` does: by the table of its type, or on its class."""
     model_type = config["model_type"]
+    if model_type not in FAMILIES:
+        return read_model(config).architecture
     return _read_architecture(model_type, _read_fields(model_type, config))
 
 

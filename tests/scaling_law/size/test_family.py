@@ -182,3 +182,45 @@ def test_what_a_file_leaves_to_its_class_is_in_the_family(kind):
     a = read_model({"model_type": kind}).architecture
     family = Family.read({"model_type": kind})
     assert family.architecture(a.d_model, a.experts_equivalent) == a
+
+
+@pytest.mark.slow
+def test_a_hybrid_is_counted_on_its_class_at_a_few_widths():
+    """Three of four blocks have linear attention, whose heads follow the width, too."""
+    model_classes = pytest.importorskip("training.configuration.model_classes")
+    hybrid = {
+        "model_type": "qwen3_next",
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "vocab_size": 300,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "full_attention_interval": 4,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_conv_kernel_dim": 4,
+        "tie_word_embeddings": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    family = Family.read(hybrid)
+    assert family.rungs(1e9).tolist() == [128, 256, 384, 512, 768]
+    a = read_model(hybrid).architecture
+    assert family.architecture(256, a.experts_equivalent) == a
+    for width, experts in ((128, 16), (768, 32)):
+        e = float(family.expansion(experts))
+        section = family.model_section(width, e)
+        assert model_classes.ModelClassArguments(**section).model(300).architecture == family.architecture(width, e)
+    models = family.widths(np.array([256.0, 512.0]), family.expansion(16))
+    for context in (0, 4096):
+        # One width at a time.
+        expected = [family.architecture(d, family.expansion(16)).forward_flops(context) for d in (256, 512)]
+        np.testing.assert_allclose(models.forward_flops(context), expected, rtol=1e-12)
