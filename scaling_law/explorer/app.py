@@ -45,7 +45,6 @@ from scaling_law.formulas.conditions import ExtrapolationError
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import SHELF
 from scaling_law.law_files import law_to_json
-from scaling_law.size.model_configs import released_names
 
 if TYPE_CHECKING:
     from gradio import Blocks
@@ -66,6 +65,7 @@ EMPTY = {
     "sequence_length": "512 or 4,096",
     "batch": "automatic",
     "accuracy": "none",
+    "like": "the paper's",
 }
 # The fields, in the order of their components.
 FIELDS = [field.name for field in fields(Question)]
@@ -227,7 +227,7 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
         values = [*questions, turn]
         texts = [text for text in questions if isinstance(text, gr.Textbox)]
         typed = [*(text.submit for text in texts), *(text.blur for text in texts)]
-        picked = [inputs[name].input for name in ("unit", "gpu", "like", "law", "view")]
+        picked = [inputs[name].input for name in ("unit", "gpu", "law", "view")]
         gr.on(
             [*typed, *picked, turn.change], partial(_refresh, laws), [*state, *positions, link, dark],
             [*positions, *results, save, link, answered], js=ASK, trigger_mode="always_last", **quiet,
@@ -282,8 +282,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
     slider("memory", "log₁₀ of the bytes")
     text("kv_tokens", "Tokens in the KV cache", "such as 16k, over all sequences")
     text("inference_tokens", "Inference tokens", "such as 100B over the model's life; with FLOPs only")
-    families: Fields = {"label": "Family", "info": "whose shape the models have", "elem_id": "like"}
-    inputs["like"] = gr.Dropdown([("the paper's", ""), *released_names()], value=first.like, **families)
+    text("like", "Family", "whose shape the models have, such as qwen3-30b-a3b")
     text("experts", "Experts to compare", "such as 1,2,4, or doublings: 1-32; routed ones of a family")
     text("sequence_length", "Sequence length", "such as 4k tokens")
     text("batch", "Batch size", "such as 4M tokens, or a ramp of sequences: 0:128,0.5B:256")

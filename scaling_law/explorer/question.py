@@ -112,6 +112,9 @@ class Question:
 
         A budget and its GPUs must be there; any other empty text leaves its field out.
         """
+        # The page reads no files.
+        if self.like.strip() not in CHOICES["like"]:
+            raise InputError(unknown("like=", self.like[:_LONGEST], filter(None, CHOICES["like"])))
         budget = BUDGET_FIELDS[self.unit]
         texts = {name: getattr(self, name).strip() for name in (*budget, *LIMITS, *RunFields.__annotations__)}
         texts["experts"] = self.experts.strip()
