@@ -69,8 +69,8 @@ def address(pages) -> Iterator[str]:
     server.shutdown()
 
 
-# Tables wider than the column of a wide screen, by page: of many columns, and of all laws side by side.
-WIDE_TABLES = {"benchmarks.html", "anatomy.html"}
+# Tables wider than the column of a wide screen, by page: one of many columns.
+WIDE_TABLES = {"benchmarks.html"}
 CUT_TABLES = """() => [...document.querySelectorAll('.md-typeset__scrollwrap')]
     .filter(table => table.scrollWidth > table.clientWidth).length"""
 

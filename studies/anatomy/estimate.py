@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law import JointLaw, Law, PublishedLaw, laws
-from studies.anatomy.pairs import EXPERTS, HADASAH_VOCABULARY, ROUTED, Pairs, Side
+from studies.anatomy.pairs import EXPERTS, PAPER_VOCABULARY, ROUTED, Pairs, Side
 from studies.common import FloatArray, rms
 
 # The share of gains that an interval is to hold, and between which shares it counts as calibrated.
@@ -29,11 +29,10 @@ ASKED_EXPERTS = 45.0
 # The share of blocks with experts from which a model is of their shape.
 NEARLY_ALL = 0.9
 # The paper's, with which the law counts N.
-LAW_VOCABULARY = HADASAH_VOCABULARY
 # The N that the law is asked with. Everything but the table of counts uses the first, as the paper does.
 COUNTS: Mapping[str, Callable[[Side], FloatArray]] = {
     "own embeddings": lambda side: side["n_active"],
-    "the law's vocabulary": lambda side: side["n_active_non_embedding"] + 2.0 * LAW_VOCABULARY * side["d_model"],
+    "the law's vocabulary": lambda side: side["n_active_non_embedding"] + 2.0 * PAPER_VOCABULARY * side["d_model"],
     "no embeddings": lambda side: side["n_active_non_embedding"],
 }
 PAPER = "own embeddings"

@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 
 from hub.base import atomic, strict_json
-from scaling_law import Runs, fit
+from scaling_law import Architecture, Runs, fit
 from studies.common import FloatArray, round_numbers
-from studies.evidence.forecasts import as_dense, join_tables, without_embeddings
+from studies.evidence.forecasts import as_dense, join_tables, pair_with_fewest, without_embeddings
 from studies.evidence.points import Source, read_sources
 
 FOLDER = Path(__file__).parent
@@ -49,8 +49,7 @@ STEP_LAW_SHARE = 15.0 / 16.0
 # How far beyond the sizes of Step Law's dense models their law is asked, a factor.
 REACH = 1.25
 CLARK_VOCABULARY = 32_000
-# Which tokenizer hadasah's runs have is not said: this is the paper's.
-HADASAH_VOCABULARY = 50_257
+PAPER_VOCABULARY = Architecture.vocab_size
 # Columns of hadasah's tables, by the names here.
 HADASAH_COLUMNS = {
     "model.n_layers": "blocks",
@@ -199,12 +198,7 @@ def variables_of_runs(runs: Runs, rows: Any) -> Side:
 
 def _match(name: str, laboratory: str, runs: Runs) -> Pairs:
     """Compare each run with that of the fewest experts of equal N and D."""
-    has_fewest = runs.experts == runs.experts.min()
-    has_same_size = runs.n_active[:, None] == runs.n_active
-    has_same_tokens = np.isclose(runs.tokens[:, None], runs.tokens, rtol=0.01)
-    is_reference = has_same_size & has_same_tokens & has_fewest
-    rows = np.flatnonzero(~has_fewest & is_reference.any(axis=1))
-    references = is_reference[rows].argmax(axis=1)
+    rows, references = pair_with_fewest(runs)
     gains = np.log(runs.loss[references] / runs.loss[rows])
     return Pairs(name, laboratory, EXPERTS, gains, variables_of_runs(runs, references), variables_of_runs(runs, rows))
 
@@ -315,7 +309,8 @@ def _hadasah_set(name: str, file: str, runs: Frame) -> dict[str, Any]:
     # An expert has 8 d², and two are active.
     pairs["expert"] = 8.0 * pairs.d_model**2 * routed_blocks
     pairs["n_active_non_embedding"] = 12.0 * pairs.d_model**2 * pairs.blocks + pairs.expert
-    pairs["n_active"] = pairs.n_active_non_embedding + 2.0 * HADASAH_VOCABULARY * pairs.d_model
+    # Which tokenizer these runs have is not said: this is the paper's vocabulary.
+    pairs["n_active"] = pairs.n_active_non_embedding + 2.0 * PAPER_VOCABULARY * pairs.d_model
     before = {"routed_experts": np.full(len(pairs), 4.0), "experts_per_token": np.full(len(pairs), 2.0)}
     after = {**before, "routed_experts": pairs.experts}
     derived, place, licence = HADASAH_SOURCE

@@ -176,7 +176,7 @@ def take(folders: Sequence[Path]) -> list[Path]:
 # ------------------------------------------------------------------ what the library quotes
 
 
-def findings(a: Anatomy) -> dict[str, str]:
+def describe_findings(a: Anatomy) -> dict[str, str]:
     """Return what was found of each field, in a sentence for a warning."""
     ratio, excess = a.top_k
     halves, eighths = (_percent(a.our_gains(name)[-1], 1) for name in (HALVES, EIGHTHS))
@@ -237,7 +237,7 @@ def ship(a: Anatomy) -> Path:
         "verdict": verdict(a),
     }
     fields = {}
-    for name, finding in findings(a).items():
+    for name, finding in describe_findings(a).items():
         fields[name] = {"finding": finding, "spread": a.spreads[name]}
     content = {
         "page": "anatomy.md",
@@ -272,10 +272,15 @@ def _gain(value: float | None) -> str:
     return UNKNOWN if value is None else f"{PERCENT * value:+.1f}"
 
 
+def _in_words(name: str) -> str:
+    """Write a name so that a narrow column can break it."""
+    return name.replace("_", " ")
+
+
 def gains(a: Anatomy) -> Iterator[Part]:
     """List the mean gain of each set of pairs, measured and by each law that has something to say."""
     laws = [law for law in a.ours.laws if law != "ling"]
-    yield "differs in", "pairs", "E", "n", "measured", *laws
+    yield "differs in", "pairs", "E", "n", "measured", *map(_in_words, laws)
     for field in FIELDS:
         for p in a.of_field(field):
             for share in np.unique(p.after[ROUTED]) if field == ROUTED else ():
@@ -286,7 +291,8 @@ def gains(a: Anatomy) -> Iterator[Part]:
         for contender, name, our_field in OURS:
             if our_field == field:
                 predicted = [_our_prediction(a, law, contender) for law in laws]
-                yield field, f"ours: {name}", "8", len(TOKENS), _gain(a.our_gains(contender)[-1]), *predicted
+                our_gain = _gain(a.our_gains(contender)[-1])
+                yield _in_words(field), f"ours: {name}", "8", len(TOKENS), our_gain, *predicted
 
 
 def _gain_row(name: str, p: Pairs, laws: Sequence[str]) -> Part:
@@ -294,7 +300,7 @@ def _gain_row(name: str, p: Pairs, laws: Sequence[str]) -> Part:
     by_law = {law: float(values.mean()) for law, values in gains_by_law(p).items()}
     experts = [f"{value:.3g}" for value in (p.after[EXPERTS].min(), p.after[EXPERTS].max())]
     cells = [_gain(by_law.get(law)) for law in laws]
-    return p.field, name, " to ".join(dict.fromkeys(experts)), len(p), _gain(p.gains.mean()), *cells
+    return _in_words(p.field), name, " to ".join(dict.fromkeys(experts)), len(p), _gain(p.gains.mean()), *cells
 
 
 def _our_prediction(a: Anatomy, law: str, contender: str) -> str:
@@ -355,7 +361,7 @@ def losses(a: Anatomy) -> Iterator[Part]:
 def fields(a: Anatomy) -> Iterator[Part]:
     """List what was found of each field that laws ignore."""
     yield "field", "what was found", "spread of ln L"
-    for name, finding in findings(a).items():
+    for name, finding in describe_findings(a).items():
         yield name, finding, _percent(a.spreads[name], 1)
 
 

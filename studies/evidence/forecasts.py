@@ -116,6 +116,16 @@ def as_dense(runs: Runs) -> Runs:
     return replace(runs, experts=np.ones(len(runs)))
 
 
+def pair_with_fewest(runs: Runs) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the rows of the runs with a run of the fewest experts of equal N and D, and the rows of these."""
+    has_fewest = runs.experts == runs.experts.min()
+    has_same_size = runs.n_active[:, None] == runs.n_active
+    has_same_tokens = np.isclose(runs.tokens[:, None], runs.tokens, rtol=0.01)
+    is_reference = has_same_size & has_same_tokens & has_fewest
+    rows = np.flatnonzero(~has_fewest & is_reference.any(axis=1))
+    return rows, is_reference[rows].argmax(axis=1)
+
+
 def questions(sources: Mapping[str, Source]) -> list[Question]:
     """Return all questions, in the order of the page."""
     return [

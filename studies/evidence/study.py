@@ -29,6 +29,7 @@ from studies.evidence.forecasts import (
     Question,
     as_dense,
     join_tables,
+    pair_with_fewest,
     questions,
     without_embeddings,
 )
@@ -95,13 +96,8 @@ def gains_of(source: str, runs: Runs) -> Gains:
         law.loss(bare.n_active, bare.tokens, bare.experts),
         law.loss(runs.n_active, runs.tokens, runs.experts),
     )
-    has_fewest = runs.experts == runs.experts.min()
-    has_same_size = runs.n_active[:, None] == runs.n_active
-    has_same_tokens = np.isclose(runs.tokens[:, None], runs.tokens, rtol=0.01)
-    is_reference = has_same_size & has_same_tokens & has_fewest
-    rows = np.flatnonzero(~has_fewest & is_reference.any(axis=1))
-    reference = is_reference[rows].argmax(axis=1)
-    differences = [values[rows] - values[reference] for values in losses]
+    rows, references = pair_with_fewest(runs)
+    differences = [values[rows] - values[references] for values in losses]
     return Gains(source, runs.experts[rows], runs.n_active[rows], *differences)
 
 
