@@ -104,7 +104,7 @@ def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -
     del models["max_parameters"]
     experts = None
     if question.experts.strip():
-        experts = [table.limits.as_asked(row.experts) for row in table]
+        experts = [table.limits.to_question(row.experts) for row in table]
     if question.view == "memory":
         by_memory = curves.memory_curves(thin, budget, experts, **models, points=POINTS, prefers_trusted=True)
         return interactive.loss_by_memory(by_memory, page, memory, (table.best.memory_bytes, table.best.loss))

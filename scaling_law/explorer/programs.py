@@ -14,17 +14,15 @@ from typing import Annotated, Any, NamedTuple
 from pydantic_core import to_jsonable_python
 
 from hub.base.errors import InputError, given, unknown
-from hub.base.fields import Parser, Reader, arguments_of, field, meaning_of
+from hub.base.fields import Reader, arguments_of, field, meaning_of
 from hub.base.types import Fields, Strings
-from scaling_law.explorer.question import FITTED, LAW_FILE, PUBLISHED
+from scaling_law.explorer.question import FITTED, LAW_FILE, PUBLISHED, RELEASED
 from scaling_law.fitting.fitting import fit as fit_runs
 from scaling_law.law import Law
 from scaling_law.law.describe import describe as describe_model
 from scaling_law.planning.question import Count, Experts, LimitFields, Parameters, SeveralSizes, Tokens
 from scaling_law.planning.speedup import ALLOWED_LIMITS
 from scaling_law.runs.loading import load_runs
-from scaling_law.size.family import Family
-from scaling_law.size.model_configs import released_names
 
 
 def optimal(law: Law, **question: Any) -> Fields:
@@ -147,13 +145,6 @@ def tools(laws: Mapping[str, Law], reads_files: bool = True) -> list[Callable[..
     return [_make(laws, tool, reads_files) for tool in TOOLS if reads_files or not tool.reads_files]
 
 
-def _parse_released(like: str, field: str = "like") -> Family:
-    """Read the family of a released model whose configuration is shipped. InputError for any other."""
-    if like not in released_names():
-        raise InputError(unknown(f"{field}=", like[:100], released_names()))
-    return Family.read(like)
-
-
 def _make(laws: Mapping[str, Law], tool: Tool, reads_files: bool) -> Callable[..., Fields]:
     """Make a tool a function: it takes texts, and the name of a law."""
     fields = arguments_of(tool.answer)
@@ -168,7 +159,7 @@ def _make(laws: Mapping[str, Law], tool: Tool, reads_files: bool) -> Callable[..
         if argument.default is argument.empty:
             required.append(name)
     if "like" in types and not reads_files:
-        types["like"] = Annotated[str, field("Released model whose shape the models have."), Parser(_parse_released)]
+        types["like"] = RELEASED
     types["law"] = Annotated[str, field('Name of the scaling law: "published".')]
 
     readers = {name: Reader(kind, reads_text=True) for name, kind in types.items()}

@@ -6,16 +6,17 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from hub.base.errors import InputError, unknown
-from hub.base.fields import Reader, arguments_of
+from hub.base.fields import Parser, Reader, arguments_of, field
 from hub.base.types import Fields
 from hub.base.units import format_flops
 from scaling_law.law import Law
 from scaling_law.machine.gpus import GPUS
 from scaling_law.planning.question import RunFields
+from scaling_law.size.family import Family
 from scaling_law.size.model_configs import released_names
 
 PUBLISHED = "published"
@@ -43,9 +44,20 @@ LAST_OPTIONS = ("experts", *RunFields.__annotations__, "accuracy")
 _LONGEST = 200
 
 
+def _parse_released(like: str, field: str = "like") -> Family:
+    """Read the family of a released model whose configuration is shipped. InputError for any other."""
+    if like not in released_names():
+        raise InputError(unknown(f"{field}=", like[:100], released_names()))
+    return Family.read(like)
+
+
+# Pages and servers read no files.
+RELEASED = Annotated[str, field("Released model whose shape the models have."), Parser(_parse_released)]
+
+
 @cache
 def _reader(name: str) -> Reader:
-    return Reader(arguments_of(Law.optimal)[name].annotation, reads_text=True)
+    return Reader(RELEASED if name == "like" else arguments_of(Law.optimal)[name].annotation, reads_text=True)
 
 
 def parse_field(name: str, text: str) -> Any:
@@ -79,7 +91,7 @@ class Question:
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Question:
         """Read the query of a link; ValueError for names and values that no question has."""
-        names = [field.name for field in fields(cls)]
+        names = [spec.name for spec in fields(cls)]
         for name, text in texts.items():
             if name not in names:
                 raise InputError(unknown("part of a question ", name[:_LONGEST], names))
@@ -101,10 +113,10 @@ class Question:
         """Return what follows the ? of a link: the fields that count, so that it asks the same of a later version."""
         names = {*LINKED, *BUDGET_FIELDS[self.unit]}
         texts = {}
-        for field in fields(self):
-            text = getattr(self, field.name)
-            if field.name in names or text != field.default:
-                texts[field.name] = text
+        for spec in fields(self):
+            text = getattr(self, spec.name)
+            if spec.name in names or text != spec.default:
+                texts[spec.name] = text
         return urlencode(texts)
 
     def keywords(self) -> Fields:
@@ -112,9 +124,6 @@ class Question:
 
         A budget and its GPUs must be there; any other empty text leaves its field out.
         """
-        # The page reads no files.
-        if self.like.strip() not in CHOICES["like"]:
-            raise InputError(unknown("like=", self.like[:_LONGEST], filter(None, CHOICES["like"])))
         budget = BUDGET_FIELDS[self.unit]
         texts = {name: getattr(self, name).strip() for name in (*budget, *LIMITS, *RunFields.__annotations__)}
         texts["experts"] = self.experts.strip()
