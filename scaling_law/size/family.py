@@ -3,7 +3,7 @@
 A family has one real model per width: a multiple of 64, or of 128 where the released ones are. It is read from a
 configuration, as `describe` reads that of a released model; between two widths every size is interpolated in ln d.
 
-- Heads are as many times d / head_dim as in the released model, in multiples of its key-value heads; depth is in
+- Heads are in proportion to d / head_dim, in multiples of the released model's key-value heads; depth is in
   proportion to d; widths of feed-forwards are too, in multiples of 64. Of several members these are interpolated.
 - Hybrids are counted on their class, at fewer widths; heads of their linear attention follow the width, too.
 - All else is that of the member whose width is nearest: widths of heads, latent ranks, experts per token, shared
@@ -72,7 +72,7 @@ WITHOUT_CLASS = {"bailing_moe", "deepseek", "qwen2_vl", "qwen2_5_vl"}
 HEADS_DIVIDE_WIDTH = {"deepseek_v2", "gemma2", "llama"}
 # Classes whose routers have a selection bias, with which experts are balanced.
 BALANCED_BY_BIAS = {"deepseek_v3", "deepseek_v32", "dots1", "glm4_moe", "glm_moe_dsa", "minimax_m2"}
-# Up to this width a family has all multiples of its step; in each octave above as many as in the one below.
+# Up to this width a family has all multiples of its step.
 FINEST = 8192
 WIDEST = 65_536
 # A size that is nearer to a half than this is a half.
@@ -415,10 +415,8 @@ class Family(Ladder):
         }
 
     def cache_bytes(self, d_model: ArrayLike, tokens: float, bytes_per_element: float) -> Any:
-        sizes = []
-        for a in self._rungs.models:
-            sizes.append(a.kv_cache_bytes(tokens, bytes_per_element))
-        return self._rungs.interpolate(np.array(sizes), np.asarray(d_model, float))
+        sizes = _cache_bytes(self._rungs, tokens, bytes_per_element)
+        return self._rungs.interpolate(sizes, np.asarray(d_model, float))
 
     def width_of_active(self, n_active: ArrayLike) -> Any:
         """Find the d_model of this N_act, as laws count it: exactly on rungs, else between the same two."""
@@ -563,7 +561,7 @@ def _of_depth(values: list[Any], depth: int, new_depth: int) -> list[Any]:
     return continued[:new_depth]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Rungs:
     """The models of every width that exists, with the experts of their members."""
 
@@ -606,6 +604,12 @@ class _Rungs:
         place = np.minimum(np.searchsorted(self.d_model, d_model), len(sizes) - 1)
         is_rung = (self.d_model[place] == d_model) | (sizes[place] == 0)
         return np.where(is_rung, sizes[place], smooth)
+
+
+@lru_cache(maxsize=32)
+def _cache_bytes(rungs: _Rungs, tokens: float, bytes_per_element: float) -> FloatArray:
+    """Count the KV cache of one sequence of every model, once: a search of widths asks many times."""
+    return np.array([a.kv_cache_bytes(tokens, bytes_per_element) for a in rungs.models])
 
 
 def _extend(log_values: FloatArray) -> FloatArray:

@@ -27,7 +27,7 @@ from scaling_law.size.widths import Widths
 
 # A limit may miss the width of a model that exists by rounding.
 ROUNDING = 1e-12
-# The widest model of the paper's shape whose neighbours are 64 apart; above, an octave has this many / 128 widths.
+# Up to this width all multiples of 64 exist.
 FINEST = 32_768
 
 

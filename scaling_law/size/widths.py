@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,10 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, Span, variables_of_width
-
-# A span, and arrays of it: elements of one entry that a token is multiplied with, in all blocks, and bytes and
-# elements that the cache holds of it.
-SpanOfModels = tuple[Span, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -75,18 +70,14 @@ class Widths:
             **counts,
         )
 
-    def map(self, function: Callable[[Any], Any]) -> Widths:
-        """Apply a function to every array."""
-
-        def apply(value: Any) -> Any:
-            return function(value) if np.ndim(value) else value
-
-        values = {size.name: apply(getattr(self, size.name)) for size in fields(self) if size.name != "products"}
-        return Widths(**values, products=tuple((span, apply(elements)) for span, elements in self.products))
-
     def at(self, mask: Any) -> Widths:
         """Pick some of the models."""
-        return self.map(lambda values: np.broadcast_to(values, np.shape(mask))[mask])
+
+        def pick(value: Any) -> Any:
+            return np.broadcast_to(value, np.shape(mask))[mask] if np.ndim(value) else value
+
+        values = {size.name: pick(getattr(self, size.name)) for size in fields(self) if size.name != "products"}
+        return Widths(**values, products=tuple((span, pick(elements)) for span, elements in self.products))
 
     def forward_flops(self, context: float = 0.0) -> Any:
         """Count the FLOPs of one token's forward pass, as `Architecture.forward_flops` does."""
