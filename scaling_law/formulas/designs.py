@@ -39,13 +39,13 @@ def _read() -> Fields:
     return strict_json.read(DESIGNS, FORMAT, VERSION)
 
 
-def findings() -> Fields:
+def read_findings() -> Fields:
     """Return the fields of designs, each with its `finding` in words and the `spread` of ln L."""
     fields: Fields = _read()["fields"]
     return fields
 
 
-def most_experts(design: Fields) -> float:
+def find_most_experts(design: Fields) -> float:
     """Return the most E that pairs of models of this shape carry beyond a law's runs; 0 where none do."""
     carried = _read()["experts"]
     if not carried["trusted"] or not design:
@@ -67,12 +67,12 @@ def find_ignored(design: Fields, variables: Collection[str]) -> Fields:
     return ignored
 
 
-def design_factors(ignored: Iterable[str], experts: Any, count: int) -> FloatArray | float:
+def draw_design_factors(ignored: Iterable[str], experts: Any, count: int) -> FloatArray | float:
     """Return factors on the losses of `count` draws, [count, ...], of models with these E; dense ones have no error.
 
     Models of one design err alike.
     """
-    spread = float(np.sqrt(sum(findings()[name]["spread"] ** 2 for name in ignored)))
+    spread = float(np.sqrt(sum(read_findings()[name]["spread"] ** 2 for name in ignored)))
     if not spread:
         return 1.0
     e = np.asarray(experts)

@@ -18,7 +18,7 @@ from hub.base.tables import join_words
 from hub.base.types import Fields
 from scaling_law.formulas import Formula
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.designs import design_factors, find_ignored, findings, most_experts
+from scaling_law.formulas.designs import draw_design_factors, find_ignored, find_most_experts, read_findings
 from scaling_law.formulas.repeated import Models
 from scaling_law.formulas.roots import find_root
 from scaling_law.planning.question import LimitFields
@@ -167,21 +167,21 @@ class Limits:
     def check(self, law: Formula, variables: Variables) -> RangeCheck:
         """Check how far these models lie from the law's runs, and their epochs from those of the runs."""
         check = law.check(**variables, unique_tokens=self.unique_tokens)
-        return replace(check, most_experts=most_experts(self.ladder.design))
+        return replace(check, most_experts=find_most_experts(self.ladder.design))
 
     def drawn_losses(self, law: Formula, losses: FloatArray, variables: Variables) -> FloatArray:
         """Add to losses under the law's draws, [n_draws, n], the errors of extrapolation and of what it ignores."""
         extrapolated = law.add_extrapolation(losses, variables, 1)
-        factors = design_factors(self.ignored_design(law), variables["experts"], len(losses))
+        factors = draw_design_factors(self.ignored_design(law), variables["experts"], len(losses))
         return np.asarray(extrapolated * factors)
 
-    def as_asked(self, experts: ArrayLike) -> Any:
+    def to_question(self, experts: ArrayLike) -> Any:
         """Return these E as a question has them: of a family as numbers of routed experts."""
         return np.round(self.like.routed_experts(experts), 6) if self.like else experts
 
     def routed_column(self, experts: ArrayLike) -> Fields:
         """Return the column of a family's routed experts for these E; none of the paper's shape."""
-        return {"routed_experts": self.as_asked(experts)} if self.like else {}
+        return {"routed_experts": self.to_question(experts)} if self.like else {}
 
     def to_fields(self) -> Fields:
         """Return the fields with which a question has these limits."""
@@ -211,7 +211,7 @@ def explain_ignored_design(law: Formula, limits: Limits) -> list[str]:
     if not ignored:
         return []
     names = join_words([f"{name} {value:.3g}" for name, value in ignored.items()])
-    meanings = "; ".join(findings()[name]["finding"] for name in ignored)
+    meanings = "; ".join(read_findings()[name]["finding"] for name in ignored)
     return [Notice(f"the {law.name} law ignores {names}: no loss depends on it; {meanings}", f"ignores {names}")]
 
 

@@ -159,7 +159,7 @@ def optimal(
     equal_flops = optimal(
         law,
         table.best.training_flops,
-        limits.as_asked(candidates),
+        limits.to_question(candidates),
         force=not table.trusted,
         integral=integral,
         learning_rate_law=rates,

@@ -479,7 +479,7 @@ def _find_trainable(
         if tables and min(other.best.loss for other in tables) <= row.loss:
             break
         width = _widest_that_fits(row, table, cluster)
-        experts = [float(table.limits.as_asked(row.experts))]
+        experts = [float(table.limits.to_question(row.experts))]
         if width == row.d_model:
             tables.append(ask(experts=experts))
             break

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw
-from scaling_law.formulas.designs import design_factors, find_ignored, findings
+from scaling_law.formulas.designs import draw_design_factors, find_ignored, read_findings
 from scaling_law.planning.limits import Limits, explain_ignored_design
 
 LAW = JointLaw.published()
@@ -20,13 +20,13 @@ def test_a_law_ignores_what_it_has_no_variable_of():
 
 
 def test_losses_of_a_design_err_alike_and_dense_ones_do_not():
-    factors = design_factors(["granularity", "shared_ratio"], np.array([1.0, 8.0, 32.0]), 2000)
-    spread = np.hypot(findings()["granularity"]["spread"], findings()["shared_ratio"]["spread"])
+    factors = draw_design_factors(["granularity", "shared_ratio"], np.array([1.0, 8.0, 32.0]), 2000)
+    spread = np.hypot(read_findings()["granularity"]["spread"], read_findings()["shared_ratio"]["spread"])
     assert (factors[:, 0] == 1).all()
     np.testing.assert_array_equal(factors[:, 1], factors[:, 2])
     assert np.log(factors[:, 1]).mean() == pytest.approx(0, abs=1e-9)
     assert np.log(factors[:, 1]).std() == pytest.approx(spread, rel=0.02)
-    assert design_factors([], 8.0, 100) == 1.0
+    assert draw_design_factors([], 8.0, 100) == 1.0
 
 
 @pytest.mark.parametrize("question", [FINE, {"like": "deepseek-v3"}, {"like": "llama-4-maverick"}])
@@ -37,7 +37,7 @@ def test_what_is_ignored_is_said_and_widens_intervals(question):
     assert len(fields) >= 2
     for name in fields:
         assert name in sentence
-        assert findings()[name]["finding"] in sentence
+        assert read_findings()[name]["finding"] in sentence
     variables = {"n_active": np.array([1e9]), "tokens": np.array([2e10]), "experts": np.array([8.0])}
     losses = Limits.of(LAW).loss(LAW, LAW.columns_of_draws(1), variables)
     plain = Limits.of(LAW).drawn_losses(LAW, losses, variables)

@@ -3,7 +3,7 @@
 import pytest
 
 from scaling_law import JointLaw, published
-from scaling_law.formulas.designs import findings
+from scaling_law.formulas.designs import read_findings
 
 DESIGN = {"granularity": 8, "shared_ratio": 0.125}
 IGNORED = "the joint law ignores granularity 8 and shared_ratio 0.125: no loss depends on it"
@@ -25,7 +25,7 @@ def test_a_law_that_ignores_a_design_says_so(question):
     answer = ask(law, question, **DESIGN)
     (warning,) = (text for text in answer.warnings if text.startswith(IGNORED))
     # What was measured of each follows.
-    assert all(findings()[name]["finding"] in warning for name in DESIGN)
+    assert all(read_findings()[name]["finding"] in warning for name in DESIGN)
     assert "ignores granularity 8 and shared_ratio 0.125" in " ".join(str(answer).split())
     assert warning in answer.to_dict()["warnings"]
     assert "ignores" not in " ".join(ask(law, question).warnings)
