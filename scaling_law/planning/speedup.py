@@ -32,7 +32,6 @@ from hub.base.units import format_count, format_ends, format_flops
 from scaling_law.answer.answer import Answer, Row, columns_of, span
 from scaling_law.answer.columns import COLUMNS
 from scaling_law.formulas import Formula
-from scaling_law.formulas.designs import design_factors
 from scaling_law.formulas.law import numbers, one_positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
@@ -232,8 +231,7 @@ def speedup(
     notes += explain_ignored_design(law, limits)
 
     # A baseline of the same design errs alike.
-    ignored = limits.ignored_design(law) if baseline == 1 else ()
-    target = _Target.of(law, variables, sized, cluster, ignored)
+    target = _Target.of(law, variables, sized, cluster, limits if baseline == 1 else Limits())
     loss = float(target.loss[0, 0])
     rows, curve = target.rows(baseline, limits, match, sized)
     headline = "time" if match == "hours" else "compute"
@@ -296,11 +294,10 @@ class _Target:
     costs: dict[str, FloatArray]
 
     @classmethod
-    def of(cls, law: Formula, variables: Variables, model: Sized, cluster: Cluster | None, ignored: Any) -> _Target:
+    def of(cls, law: Formula, variables: Variables, model: Sized, cluster: Cluster | None, limits: Limits) -> _Target:
         coefficients = coefficients_of(law)
         loss = np.asarray(law.evaluate(coefficients, variables), float)
-        loss[1:] = law.add_extrapolation(loss[1:], variables, 1)
-        loss[1:] *= design_factors(ignored, np.ravel(variables["experts"]), len(loss) - 1)
+        loss[1:] = limits.drawn_losses(law, loss[1:], {name: np.ravel(values) for name, values in variables.items()})
         tokens = np.full(len(loss), float(variables["tokens"]))
         return cls(law, cluster, coefficients, loss, _costs(cluster, model, tokens))
 

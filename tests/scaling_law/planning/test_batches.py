@@ -8,9 +8,11 @@ import pytest
 from hub.base.units import format_count
 from scaling_law import Architecture, scale_out
 from scaling_law.planning.batches import PAPER_RAMP, BatchRule
+from scaling_law.planning.plan import MICRO_BATCH
 from scaling_law.planning.question import parse_batches
 from scaling_law.rates.batch import batch_of, largest_paper_model, largest_paper_run, published_batches, usual_batch
 from scaling_law.size.recipe import BatchRamp, RampStage
+from training.configuration.arguments import RunArguments
 
 CLUSTER = {"gpu": "h100", "gpus": 8}
 
@@ -292,3 +294,7 @@ def test_in_hours_the_batch_follows_the_tokens_and_the_gpus(published):
     assert crowded.batch_tokens == 1024 * 4096  # a sequence for every GPU
     reached = published.reach(table.best.loss, [8], gpu="h100", gpus=64)
     assert reached.hours == pytest.approx(300, rel=0.02)
+
+
+def test_the_micro_batch_of_a_plan_without_a_layout_is_the_default_of_train():
+    assert RunArguments().micro_batch_sequences == MICRO_BATCH
