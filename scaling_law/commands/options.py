@@ -62,7 +62,7 @@ LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
 LAWS += "a name that `scaling-law compare` lists, a folder or file of a law, or a Hub repo."
 
 
-Overwrite = Annotated[bool, option("Overwrite the file given by -o.", "--overwrite")]
+Overwrite = Annotated[bool, rare("Overwrite the file given by -o.", "--overwrite")]
 
 
 class Shared:
@@ -187,8 +187,8 @@ def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
             raise InputError(f"{flags} {verbs[len(wrong) > 1]} with {flag(context.command, mode)}")
 
 
-def nearest_width(d_model: float, family: Family | None = None) -> int:
-    """The width of a model that exists next to a d_model that `optimal` prints; stderr says so where they differ."""
+def find_nearest_width(d_model: float, family: Family | None = None) -> int:
+    """Return the width of a real model next to a `d_model` of `optimal`; stderr says so where they differ."""
     ladder = family or PaperLadder()
     width = ladder.nearest(one_positive("d_model", d_model))
     if width != d_model:

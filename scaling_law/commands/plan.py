@@ -17,7 +17,7 @@ from hub.base.tables import join_words, show
 from hub.base.types import Fields
 from hub.base.units import parse_batch, parse_count, parse_flops, parse_parameters, parse_tokens
 from scaling_law.answer.answer import Answer
-from scaling_law.commands.options import Overwrite, command, exit_untrusted, nearest_width, option, rare
+from scaling_law.commands.options import Overwrite, command, exit_untrusted, find_nearest_width, option, rare
 from scaling_law.formulas.law import positive
 from scaling_law.law import Law
 from scaling_law.planning import design
@@ -124,7 +124,7 @@ def _architecture_of(model: str, experts: int | None, family: Family | None) -> 
             if value is not None:
                 raise InputError(f"{name}={value} goes with a width, as in 2304: {model} has its own") from None
         return model
-    width = nearest_width(float(positive("model", d_model)), family)
+    width = find_nearest_width(float(positive("model", d_model)), family)
     if family is None:
         return Architecture(width, 8 if experts is None else experts)
     return family.models([width], [(family.experts or 1) if experts is None else experts])[0]
@@ -192,7 +192,7 @@ def next_runs(
             cast(float, flops),
             cast(Any, max_run_flops),
             experts=None if experts is None else np.atleast_1d(experts),
-            widths=widths and [nearest_width(width, like) for width in widths],
+            widths=widths and [find_nearest_width(width, like) for width in widths],
             tokens_per_parameter=tokens_per_parameter,
             vocab_size=law.vocab_size if vocab_size is None or like else vocab_size,
             like=like and like.with_vocabulary(vocab_size, law.vocab_size),

@@ -27,7 +27,7 @@ def test_the_first_screen_lists_all_commands_by_what_they_are_for(shell):
 def test_rare_options_stand_below_the_others(shell, command):
     first, advanced = shell(command, "--help").output.split("─ Advanced ─")
     options = [re.findall(r"^│ [ *]*--", part, re.MULTILINE) for part in (first, advanced)]
-    assert len(options[0]) <= 18
+    assert len(options[0]) <= 17
     assert len(options[1]) >= 8
 
 
