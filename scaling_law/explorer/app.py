@@ -214,7 +214,8 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
     with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
         gr.Markdown(INTRODUCTION)
         link, turn, law_text = (gr.Textbox("", visible="hidden") for _ in range(3))
-        answered = gr.Textbox(_echo("", astuple(first)), visible="hidden")
+        opening = _echo("", astuple(first))
+        answered = gr.Textbox(opening, visible="hidden")
         dark = gr.Checkbox(visible="hidden")
         with gr.Row():
             with gr.Column(scale=1, min_width=280, elem_classes="question"):
@@ -229,7 +230,7 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
         typed = [*(text.submit for text in texts), *(text.blur for text in texts)]
         picked = [inputs[name].input for name in ("unit", "gpu", "law", "view")]
         gr.on(
-            [*typed, *picked, turn.change], partial(_refresh, laws), [*state, *positions, link, dark],
+            [*typed, *picked, turn.change], partial(_refresh, laws, opening), [*state, *positions, link, dark],
             [*positions, *results, save, link, answered], js=ASK, trigger_mode="always_last", **quiet,
         )  # fmt: skip
         answered.change(None, [answered, *questions], turn, js=ASK_AGAIN)
@@ -288,7 +289,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
     text("batch", "Batch size", "such as 4M tokens, or a ramp of sequences: 0:128,0.5B:256")
     by_name = f"{PUBLISHED}: Ludziejewski et al. 2025; others as in scaling-law compare"
     inputs["law"] = gr.Dropdown([*laws], label="Law", info=by_name, value=first.law, elem_id="law")
-    text("accuracy", "Downstream accuracy", "such as arc_easy, hellaswag; expected at this loss", elem_classes="broad")
+    text("accuracy", "Downstream accuracy", "such as arc_easy, hellaswag; expected at this loss")
     return preset, inputs, sliders
 
 
@@ -314,8 +315,11 @@ def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
 # ------------------------------------------------------------------ events: values of components in, values out
 
 
-def _refresh(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> list[Any]:
-    """Return sliders, results, link, and the values they are for; nothing where the page shows these."""
+def _refresh(laws: Mapping[str, Law], opening: str, answered: str, turn: str, *state: Any) -> list[Any]:
+    """Return sliders, results, link, and the values they are for; nothing where the page shows these.
+
+    `opening`: the values of the answer that the page opens with.
+    """
     count = len(FIELDS)
     texts = state[:count]
     old_positions = state[count : count + len(SLIDERS)]
@@ -330,8 +334,8 @@ def _refresh(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> 
         position = positions.get(name, old_position)
         sliders.append(SKIP if position == old_position else position)
     problem, *results = _answer_components(laws, question, dark)
-    # The page has answered nothing but what it opened with, at no turn, and its link asks something else.
-    if problem and answered.startswith('[""') and link != Question(*json.loads(answered)[1:]).query():
+    # The page has answered nothing but what it opened with, and its link asks something else.
+    if problem and answered == opening and link != Question(*json.loads(opening)[1:]).query():
         results[: len(NOTHING)] = NOTHING
     try:
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))

@@ -100,7 +100,8 @@ def test_a_problem_names_the_field_that_it_is_about(message, field):
 
 
 def asked(laws, question, answered="", turn="", positions=(22.0, 2.25, 10.9), link=""):
-    return app._refresh(laws, answered, turn, *astuple(question), *positions, link, False)
+    opening = app._echo("", astuple(FIRST))
+    return app._refresh(laws, opening, answered, turn, *astuple(question), *positions, link, False)
 
 
 def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):
@@ -125,6 +126,16 @@ def test_a_page_that_opens_with_what_has_no_answer_shows_none(laws):
     *_, problem, sentence, figure, table, _, _, _, link, _ = answered
     assert "unanswered" in problem
     assert (sentence, figure, table, link) == ("", None, "", SKIP)
+
+
+def test_a_second_problem_leaves_the_last_answer_in_sight(laws):
+    """Texts that were typed have no turn, as what the page opens with has none."""
+    good, bad = replace(FIRST, kv_tokens="8k"), replace(FIRST, memory="1MB")
+    *_, link, answered = asked(laws, good, app._echo("", astuple(FIRST)), link=FIRST.query())
+    *_, answered = asked(laws, bad, answered, link=link)
+    *_, problem, sentence, figure, table, _, _, _, _, _ = asked(laws, replace(bad, kv_tokens="4k"), answered, link=link)
+    assert "unanswered" in problem
+    assert (sentence, figure, table) == (SKIP, SKIP, SKIP)
 
 
 def test_a_field_that_cannot_be_read_leaves_the_first_answer_in_sight(laws):
