@@ -133,7 +133,8 @@ def test_a_second_problem_leaves_the_last_answer_in_sight(laws):
     good, bad = replace(FIRST, kv_tokens="8k"), replace(FIRST, memory="1MB")
     *_, link, answered = asked(laws, good, app._echo("", astuple(FIRST)), link=FIRST.query())
     *_, answered = asked(laws, bad, answered, link=link)
-    *_, problem, sentence, figure, table, _, _, _, _, _ = asked(laws, replace(bad, kv_tokens="4k"), answered, link=link)
+    worse = replace(bad, kv_tokens="4k")
+    *_, problem, sentence, figure, table, _, _, _, _, _ = asked(laws, worse, answered, link=link)
     assert "unanswered" in problem
     assert (sentence, figure, table) == (SKIP, SKIP, SKIP)
 
