@@ -112,7 +112,9 @@ def list_unread(config: Config, names: Collection[str], model_type: str) -> list
 
 def _unread_fields(config: Config, names: Collection[str]) -> Iterator[tuple[str, Any]]:
     """Find the fields that are not read, and those of mappings that are."""
-    for name, value in config.items():
+    for key, value in config.items():
+        # Labels of a configuration in memory have numbers.
+        name = str(key)
         if _HARMLESS.search(name):
             continue
         if name not in names:

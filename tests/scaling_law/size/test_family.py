@@ -210,6 +210,8 @@ def test_a_hybrid_is_counted_on_its_class_at_a_few_widths():
         "tie_word_embeddings": False,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
+        # As configurations have them in memory.
+        "id2label": {0: "LABEL_0", 1: "LABEL_1"},
     }
     family = Family.read(hybrid)
     assert family.rungs(1e9).tolist() == [128, 256, 384, 512, 768]
