@@ -10,14 +10,16 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tokenizers import Tokenizer
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, NotFoundError, UnavailableError
 from hub.base.paths import check_links
 from hub.store import cache
+from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError
 
 if TYPE_CHECKING:
@@ -65,15 +67,26 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> PreTrained
     Raises ConfigurationError if there is none, or none with an eos token, and IntegrityError for files of the Hub's
     cache that are damaged and cannot be fetched again.
     """
+    from huggingface_hub.constants import HF_HUB_OFFLINE
     from transformers import AutoTokenizer
 
     if Path(name_or_path).is_dir():
         check_links(Path(name_or_path).iterdir(), "data.tokenizer")
+    load = partial(AutoTokenizer.from_pretrained, name_or_path, revision=revision)
     try:
-        if not Path(name_or_path).exists():
+        if Path(name_or_path).exists():
+            tokenizer = load()
+        else:
             cache.restore(name_or_path, "tokenizer_config.json", revision)
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
-    except (OSError, ValueError) as error:
+            # The library would ask again for a minute where there is no network.
+            tokenizer = Transport().call(load, patient=False)
+    except UnavailableError as error:
+        reason = "HF_HUB_OFFLINE=1 asks nobody for it" if HF_HUB_OFFLINE else f"{error} (HF_HUB_OFFLINE=1 asks nobody)"
+        raise ConfigurationError(
+            f"data.tokenizer: {name_or_path!r} is not in the Hub's cache, and {reason}; give a folder, or download it "
+            f"once: hf download {name_or_path} --include 'tokenizer*'"
+        ) from error
+    except (OSError, ValueError, NotFoundError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(
             f"data.tokenizer: {name_or_path!r} is neither a folder with a tokenizer nor one on the Hub: {reason}"

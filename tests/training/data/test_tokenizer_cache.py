@@ -2,6 +2,7 @@
 
 # ruff: noqa: F811 (fixtures are imported)
 import pytest
+import transformers.utils.hub
 from huggingface_hub import constants
 
 from hub import IntegrityError
@@ -12,6 +13,8 @@ from training.data.tokenizer import description
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_damaged_tokenizer_is_not_loaded(the_hub, tokenizer_folder, monkeypatch, name):
+    # Made once in a process, for the Hub of that time.
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)
     files = {path.name: path.read_bytes() for path in tokenizer_folder.iterdir() if path.name != "trained.json"}
     the_hub.state.put("model", "org/tokenizer", "main", files)
     expected = description(load_tokenizer("org/tokenizer"))
@@ -28,3 +31,19 @@ def test_a_damaged_tokenizer_is_not_loaded(the_hub, tokenizer_folder, monkeypatc
         assert file.read_bytes() == content
     with pytest.raises(ConfigurationError):
         load_tokenizer("no such folder")
+
+
+def test_without_a_network_one_line_says_what_is_missing(online, monkeypatch, caplog):
+    """The library by itself asks twelve times within a minute, and warns of each."""
+    nobody = "http://127.0.0.1:9"
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, nobody)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", nobody)
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)
+    reason = r"is not in the Hub's cache, and the Hub cannot be reached: .*refused \(HF_HUB_OFFLINE=1 asks nobody\)"
+    with pytest.raises(ConfigurationError, match=f"data.tokenizer: 'org/tokenizer' {reason}"):
+        load_tokenizer("org/tokenizer")
+    assert caplog.records == []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigurationError, match="is not in the Hub's cache, and HF_HUB_OFFLINE=1 asks nobody for it"):
+        load_tokenizer("org/tokenizer")
