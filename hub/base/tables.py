@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Part = tuple[object, ...] | str
 # Columns where there is no terminal: tables in a file or a pipe are not cut to one.
 PIPE_WIDTH = 160
+# What has all warnings, beside a result that is printed.
+IN_PYTHON = ".warnings"
 # Columns of the terminal that a border and two spaces take.
 _PADDING = 3
 # A column of longer texts is folded before a table is split.
@@ -83,11 +85,12 @@ class Printable:
 class Table(Printable):
     """Rows of cells under a header; without a header the first column has the names of the values beside it.
 
-    A terminal too narrow for a table gets it in pieces, below each other, with nothing cut. Each piece repeats `keys`,
-    the columns that tell rows apart (default: the first); the first piece also has those of `first`. `styles` are
-    rich's, one for each row; `total` is a last row, set apart. Warnings that have a short form share a line, which
-    says that the others are in `all_warnings`; without it, each is shown in full. A notebook shows the `meanings` of
-    the columns on their heads.
+    A terminal too narrow for a table shows `keys`, the columns that tell rows apart (default: the first), and of the
+    others those that fit, the most important ones of `first` before the rest; a line names those that are left out.
+    Without `first`, or where all is shown, it gets the table in pieces, below each other, with nothing cut, each with
+    the keys. `styles` are rich's, one for each row; `total` is a last row, set apart. Warnings that have a short form
+    share a line. Both lines say that `all_warnings` has the others; without it, everything is shown. A notebook shows
+    the `meanings` of the columns on their heads.
     """
 
     header: Sequence[str]
@@ -99,7 +102,7 @@ class Table(Printable):
     total: Sequence[object] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    all_warnings: str = ".warnings"
+    all_warnings: str = IN_PYTHON
     meanings: Sequence[str] = ()
 
     @classmethod
@@ -156,7 +159,8 @@ class Table(Printable):
         frame: Fields = {"box": box.HEAVY_HEAD}
         if not self.header:
             frame = {"box": None, "show_header": False, "padding": (0, 2)}
-        for piece in self._split_columns(columns, options.max_width):
+        pieces, names = self._fold_columns(columns, options.max_width)
+        for piece in pieces:
             # A table that does not fit folds numbers and keys, too.
             fits = _width(piece) <= options.max_width
             grid = Grid(header_style="bold", **frame)
@@ -174,7 +178,14 @@ class Table(Printable):
                 style = self.styles[number] if number < len(self.styles) else ""
                 grid.add_row(*map(Text, row), style=style)
             yield grid
-        for note in self.notes:
+        notes = list(self.notes)
+        if names:
+            source = self.all_warnings
+            if source == IN_PYTHON:
+                source = "a wider terminal or to_dataframe()"
+            listed_names = ", ".join(names)
+            notes.append(f"{source} also has {listed_names}")
+        for note in notes:
             yield Text(note, style="dim")
         for warning in self._shown_warnings():
             yield Text(f"⚠ {warning}", style="yellow")
@@ -220,21 +231,30 @@ class Table(Printable):
             columns.append(_DrawnColumn(name, texts, has_numbers, is_key))
         return columns
 
-    def _split_columns(self, columns: list[_DrawnColumn], width: int) -> list[list[_DrawnColumn]]:
-        """Split the columns into pieces of at most `width`, each in their order and with the keys."""
+    def _fold_columns(self, columns: list[_DrawnColumn], width: int) -> tuple[list[list[_DrawnColumn]], list[str]]:
+        """Fold the columns to a width: pieces with the keys, each in the order of the table, and names left out."""
         if not self.header or _width(columns) <= width:
-            return [columns]
+            return [columns], []
+        importance = {name: rank for rank, name in enumerate(self.first)}
         keys = [column for column in columns if column.is_key]
         values = [column for column in columns if not column.is_key]
-        values.sort(key=lambda column: column.name not in self.first)
+        values.sort(key=lambda column: importance.get(column.name, len(importance)))
         pieces: list[list[_DrawnColumn]] = [[]]
+        left_out = []
+        leaves_out = bool(self.first and self.all_warnings)
         for column in values:
-            piece = pieces[-1]
-            if piece and column.name not in self.first and _width([*keys, *piece, column]) > width:
-                piece = []
-                pieces.append(piece)
-            piece.append(column)
-        return [[column for column in columns if column in keys or column in piece] for piece in pieces]
+            fits = _width([*keys, *pieces[-1], column]) <= width
+            if fits or not pieces[-1]:
+                pieces[-1].append(column)
+            elif leaves_out:
+                left_out.append(column.name)
+            else:
+                pieces.append([column])
+        in_order = []
+        for piece in pieces:
+            in_order.append([column for column in columns if column in keys or column in piece])
+        names = [column.name for column in columns if column.name in left_out]
+        return in_order, names
 
 
 @dataclass(frozen=True, eq=False)

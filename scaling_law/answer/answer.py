@@ -87,9 +87,13 @@ class Row(Listed, dict[str, Any]):
 
 
 class ResultTable(Summarised):
-    """The base of results of rows; `_question` names the columns that identify a row."""
+    """The base of results of rows; `_question` names the columns that identify a row, `_first` those that decide.
+
+    The most important one is the first.
+    """
 
     _question: ClassVar[Strings] = ("flops", "experts")
+    _first: ClassVar[Strings] = ("loss", "", "n_active", "tokens", "d_model", "flops", "memory_bytes")
 
     @property
     def warnings(self) -> Strings:
@@ -133,7 +137,7 @@ class ResultTable(Summarised):
             rows[:MOST_ROWS],
             title=self._lines(),
             keys=self._keys(rows),
-            first=("d_model", "FLOPs", "N_act", "tokens", "loss", "memory", ""),
+            first=tuple(map(label, self._first)),
             styles=self._styles(rows),
             notes=notes,
             warnings=self.warnings,

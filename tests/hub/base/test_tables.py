@@ -32,10 +32,21 @@ def test_every_cell_is_shown_whole_in_a_terminal_of_any_width(width: int) -> Non
 
 
 def test_a_split_table_repeats_its_keys_and_starts_with_the_first_columns() -> None:
-    parts = as_text(Table.of(ROWS, COLUMNS, keys=("E",), first=("loss",)), 24).split("┏")[1:]
+    table = Table.of(ROWS, COLUMNS, keys=("E",), first=("loss",)).for_shell(verbose=True)
+    parts = as_text(table, 24).split("┏")[1:]
     assert len(parts) > 1
     assert all(part.split("┃")[1].strip() == "E" for part in parts)
     assert "loss" in parts[0]
+
+
+def test_a_narrow_terminal_shows_the_columns_that_decide_and_names_the_others() -> None:
+    table = Table.of(ROWS, COLUMNS, keys=("E",), first=("loss", "tokens")).for_shell(verbose=False)
+    text = as_text(table, 28)
+    assert text.count("┏") == 1
+    assert [name.strip() for name in text.split("┃")[1:-1]] == ["E", "tokens", "loss"]
+    assert "--verbose also has N_act, note" in " ".join(text.split())
+    assert all(len(line) <= 28 for line in text.splitlines())
+    assert "also has" not in as_text(table, 80)
 
 
 def test_columns_of_numbers_are_aligned_to_the_right_and_empty_ones_left_out() -> None:
