@@ -57,16 +57,19 @@ class Parser(NamedTuple):
         return self.parse.__name__.removeprefix("parse_").upper()
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_before_validator_function(self._read, handler(source))
+        return core_schema.with_info_wrap_validator_function(self._read, handler(source))
 
-    def _read(self, value: Any, info: core_schema.ValidationInfo) -> Any:
+    def _read(self, value: Any, check: Callable[[Any], Any], info: core_schema.ValidationInfo) -> Any:
         if self.is_quantity and not isinstance(value, str):
-            return value
+            return check(value)
         name = (info.context or {}).get("name", "value")
         try:
-            return self.parse(value, name)
+            parsed = self.parse(value, name)
         except (TypeError, OverflowError):
             raise InputError(f"{name}={shorten(value)} must be a number, or text such as '1B'") from None
+        checked = check(parsed)
+        # A number may say where it is from.
+        return parsed if type(checked) is float and isinstance(parsed, float) else checked
 
 
 def parse_names(names: str | Collection[str], field: str = "names") -> tuple[str, ...]:

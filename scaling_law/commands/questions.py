@@ -160,6 +160,8 @@ def optimal(law: Law, **question: Any) -> Answer:
 
         scaling-law optimal --flops 1e22 --gpu h100 --decode-batch 32 --kv-tokens 64k
 
+        scaling-law optimal --gpu h100 --gpus 64 --hours 30d --inference-tokens 2T --decode-batch 64 --kv-tokens 128k
+
         scaling-law optimal --flops 1e21 --accuracy arc_easy,hellaswag
     """
     return law.optimal(**question)

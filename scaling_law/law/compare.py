@@ -20,7 +20,7 @@ from scaling_law.formulas.conditions import ExtrapolationError
 from scaling_law.law.shelf import SHELF, PublishedLaw, entry
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalRow
-from scaling_law.planning.question import OF_FAMILY, Bytes, Flops, Force, Like
+from scaling_law.planning.question import OF_FAMILY, Flops, Force, Like, Memory
 
 GRANULARITIES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 SHARED = (0.1, 0.2, 0.3, 0.4)
@@ -106,7 +106,7 @@ LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a
 def compare(
     flops: Annotated[Flops, field("Compute budget of training: 1e22.")],
     *,
-    memory: Annotated[Bytes | None, field("Memory for the weights: 80GB (decimal) or 80GiB.")] = None,
+    memory: Annotated[Memory | None, field("Memory for the weights: 80GB (decimal) or 80GiB.")] = None,
     laws: Annotated[Names | None, field(LAWS)] = None,
     like: Annotated[Like | None, field(OF_FAMILY)] = None,
     vocab_size: Annotated[int | None, Field(ge=1), field("Vocabulary of every model.", rare=True)] = None,

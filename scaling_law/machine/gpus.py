@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,9 @@ DESCRIBED: dict[str, Callable[[str, str], float]] = {
     "node": parse_count,
 }
 EXAMPLE = "peak=148T,memory=96GB"
+# Share of a GPU's memory that vLLM takes by default (`gpu_memory_utilization`), and GPUs such as 2xh100.
+SERVING_SHARE = 0.9
+_CARDS = re.compile(r"(?:(\d+)\s*[x×]\s*)?(.*[a-zA-Z].*)")
 # A lower peak, FLOP/s, lacks its unit.
 LEAST_PEAK = 1e11
 
@@ -91,6 +95,46 @@ def named_gpu(name: str) -> Gpu:
         advice = f'any other by its peak and memory, "{EXAMPLE}", or a throughput file measured on it'
         raise InputError(f"{unknown('gpu=', name, names, suggests=False)}; {advice}")
     return gpu
+
+
+class CardMemory(float):
+    """Bytes that GPUs have for a model that they serve; `cards` names them."""
+
+    cards: str
+
+    @classmethod
+    def of(cls, gpu: Gpu, count: int = 1) -> CardMemory:
+        """Return the share of their memory that vLLM takes."""
+        memory = cls(SERVING_SHARE * count * gpu.memory_bytes)
+        memory.cards = f"{count} × {gpu.name}"
+        return memory
+
+
+def parse_memory(text: str | float, field: str = "memory") -> float:
+    """Read a memory size as `parse_bytes` does, or the GPUs that serve a model: "rtx4090", "2xh100" (`CardMemory`)."""
+    try:
+        return parse_bytes(text, field)
+    except InputError:
+        memory = _find_cards(text)
+        if memory is None:
+            raise
+        return memory
+
+
+def _find_cards(text: str | float) -> CardMemory | None:
+    """Find the memory of the GPUs that a text names; None where it names none."""
+    cards = _CARDS.fullmatch(text.strip()) if isinstance(text, str) else None
+    if cards is None:
+        return None
+    with suppress(InputError):
+        return CardMemory.of(named_gpu(cards[2]), int(cards[1] or 1))
+    return None
+
+
+def describe_memory(memory: float) -> str:
+    """Write bytes, and of which GPUs they are the share that serves."""
+    text = format_bytes(memory)
+    return f"{text} ({SERVING_SHARE:g} of {memory.cards})" if isinstance(memory, CardMemory) else text
 
 
 def _read_description(text: str) -> Gpu:

@@ -26,6 +26,7 @@ from scaling_law.formulas import Formula
 from scaling_law.machine.efficiency import TRAIN_PY, Engine
 from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.layout import Layouts
+from scaling_law.machine.serving import seconds_of_token
 from scaling_law.machine.throughput import ModelWork, Throughput
 from scaling_law.planning.batches import BEFORE, BatchRule
 from scaling_law.planning.limits import WIDTHS, Limits, of_law
@@ -110,8 +111,8 @@ class Cluster(Layouts):
             warnings += (Notice(text, f"the ramp takes {slower:.1%} longer"),)
         return warnings
 
-    def tokens(self, model: Sized, seconds: float, drawn: bool = False) -> FloatArray:
-        """Return the most tokens that models see in the time, 0 where they do not fit.
+    def tokens(self, model: Sized, seconds: Any, drawn: bool = False) -> FloatArray:
+        """Return the most tokens that models see in the time, all in one or each in its own, 0 where they do not fit.
 
         Under each draw of the step times, [n_draws, ...], where `drawn`.
         """
@@ -120,17 +121,20 @@ class Cluster(Layouts):
         tokens = self._most_tokens(model, seconds)
         if not drawn:
             return tokens
-        return self._of_each_run(model, tokens, lambda run, models, _: run._tokens_of_ramp(models, seconds, True))
+        times = np.broadcast_to(seconds, tokens.shape)
+        return self._of_each_run(
+            model, tokens, lambda run, models, _, places: run._tokens_of_ramp(models, times[places], True)
+        )
 
     def seconds(self, model: Sized, tokens: Any, drawn: bool = False) -> FloatArray:
         """Return the seconds that models take, infinite where they do not fit; `drawn` as of `tokens`."""
         return self._of_each_run(
-            model, tokens, lambda run, models, counts: run._seconds_of_ramp(models, counts, drawn)
+            model, tokens, lambda run, models, counts, _: run._seconds_of_ramp(models, counts, drawn)
         )
 
     def fits_run(self, model: Sized, tokens: Any) -> Any:
         """Find which models can be trained on these tokens, as of `fits`."""
-        return self._of_each_run(model, tokens, lambda run, models, _: run.fits(models)) > 0
+        return self._of_each_run(model, tokens, lambda run, models, *_: run.fits(models)) > 0
 
     def describe_layout(self, model: Sized, tokens: float) -> str:
         """Describe how GPUs share one run; nothing where step times were measured."""
@@ -158,7 +162,7 @@ class Cluster(Layouts):
         in_steps = np.asarray(seconds) / self.throughput.overhead_of(self.gpus)
         return tokens * work["flops"] / (in_steps * sheet.peak_flops)
 
-    def _most_tokens(self, model: Sized, seconds: float) -> FloatArray:
+    def _most_tokens(self, model: Sized, seconds: Any) -> FloatArray:
         """Find the longest runs that end in time, each in the batch of its own tokens.
 
         From more tokens than any layout trains, it goes down the batches to the first with which a run of its tokens
@@ -169,11 +173,12 @@ class Cluster(Layouts):
         least = overhead * self.throughput.least_seconds(model, length, self.gpus)
         # Rounding may make a step shorter than its least.
         most = np.asarray(seconds / least * (1 + BEFORE), float)
+        times = np.broadcast_to(seconds, most.shape)
         tokens = np.zeros(most.shape)
         searched = tokens < np.inf
         while searched.any():
             trained = self._of_each_run(
-                model, most, lambda run, models, _: run._tokens_of_ramp(models, seconds), searched
+                model, most, lambda run, models, _, places: run._tokens_of_ramp(models, times[places]), searched
             )
             tokens = np.where(searched, np.minimum(trained, most), tokens)
             first = self.rule.first_tokens(model.n_active, self.rule.sequences(model.n_active, most))
@@ -185,18 +190,21 @@ class Cluster(Layouts):
         self,
         model: Sized,
         tokens: Any,
-        evaluate: Callable[[Cluster, Any, FloatArray], FloatArray],
+        evaluate: Callable[[Cluster, Any, FloatArray, Any], FloatArray],
         where: Any = True,
     ) -> FloatArray:
-        """Evaluate some models and their tokens in the batches of each run; axes of draws come before theirs."""
+        """Evaluate some models and their tokens in the batches of each run; axes of draws come before theirs.
+
+        `evaluate` also gets the places of these models among all.
+        """
         tokens = np.asarray(tokens, float)
         shape = np.broadcast_shapes(tokens.shape, np.shape(model.n_total))
         n_active = np.broadcast_to(model.n_active, shape)
         counts = np.broadcast_to(tokens, shape)
         if self.rule.ramp is not None or not counts.size:
-            return evaluate(self, model, tokens)
+            return evaluate(self, model, tokens, ...)
         if not shape:
-            return evaluate(self.of_run(model, float(tokens)), model, tokens)
+            return evaluate(self.of_run(model, float(tokens)), model, tokens, ...)
         lengths = self.rule.lengths(n_active)
         runs = np.stack([lengths, self.rule.sequences(n_active, counts)])
         values: Any = None
@@ -208,16 +216,16 @@ class Cluster(Layouts):
             if isinstance(model, Widths) and np.ndim(model.n_total):
                 models = model.at(places)
             cluster = self.with_ramp(self.rule.run(n_active[places][0], counts[places][0]))
-            values_of_run = np.asarray(evaluate(cluster, models, counts[places]))
+            values_of_run = np.asarray(evaluate(cluster, models, counts[places], places))
             if values is None:
                 values = np.zeros((*values_of_run.shape[:-1], *shape))
             values[..., places] = values_of_run
         return np.asarray(values)
 
-    def _tokens_of_ramp(self, model: Sized, seconds: float, with_draws: bool = False) -> FloatArray:
+    def _tokens_of_ramp(self, model: Sized, seconds: Any, with_draws: bool = False) -> FloatArray:
         """Return the tokens that models see in the time in the batches of the ramp."""
         tokens = np.array(0.0)
-        remaining = np.array(float(seconds))
+        remaining = np.asarray(seconds, float)
         for per_token, start, end in self._stages(model, with_draws):
             stage_tokens = np.minimum(np.maximum(remaining, 0.0) / per_token, end - start)
             tokens = tokens + stage_tokens
@@ -307,15 +315,17 @@ def _read_measured(measured: Throughput | str | Path, fields: ClusterFields) -> 
 
 @dataclass(frozen=True)
 class Budget:
-    """FLOPs of training and inference, or wall-clock hours of training on a cluster; `Budget.of` reads what is typed.
+    """FLOPs of training and inference, or wall-clock hours on a cluster; `Budget.of` reads what is typed.
 
-    ValueError unless it is one of the two.
+    With a `decode_batch` the cluster also serves in these hours, each GPU so many sequences at once. ValueError unless
+    it is one of the two.
     """
 
     flops: float | None = None
     hours: float | None = None
     cluster: Cluster | None = None
     rule: BatchRule = field(default=BatchRule(), compare=False, repr=False)
+    decode_batch: float | None = None
 
     def __post_init__(self) -> None:
         is_one_budget = (self.flops is None) != (self.hours is None)
@@ -365,8 +375,37 @@ class Budget:
         """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""
         if self.cluster is None:
             return limits.variables(d_model, experts, self.flops)
-        tokens = self.cluster.tokens(limits.widths(d_model, experts), self.seconds)
-        return {**limits.variables(d_model, experts, 1.0), "tokens": tokens}
+        return {**limits.variables(d_model, experts, 1.0), "tokens": self.tokens(d_model, experts, limits)}
+
+    def tokens(self, d_model: Any, experts: Any, limits: Limits, with_draws: bool = False) -> FloatArray:
+        """Return the most tokens that models see in the hours that serving leaves.
+
+        With draws [n_draws, ...] of the step times.
+        """
+        assert self.cluster is not None
+        seconds = self.seconds - self.serving_seconds(d_model, experts, limits)
+        models = limits.widths(d_model, experts)
+        tokens = self.cluster.tokens(models, np.maximum(seconds, 1.0), with_draws)
+        return np.where(seconds > 0, tokens, 0.0)
+
+    def serving_seconds(self, d_model: Any, experts: Any, limits: Limits) -> FloatArray:
+        """Return the seconds in which the GPUs, each by itself, generate the tokens served; broadcasts."""
+        if self.cluster is None or self.decode_batch is None or not limits.inference_tokens:
+            return np.array(0.0)
+        gpu = named_gpu(self.cluster.throughput.device)
+        models = limits.widths(d_model, experts)
+        cache = limits.kv_bytes(d_model)
+        seconds = seconds_of_token(models, gpu, self.decode_batch, cache, limits.bytes_per_parameter)
+        return np.asarray(limits.inference_tokens * seconds / self.cluster.gpus)
+
+    def serving_share(self, d_model: Any, experts: Any, tokens: Any, limits: Limits) -> FloatArray:
+        """Return the share of what models spend that goes into the tokens served; broadcasts."""
+        models = limits.widths(d_model, experts)
+        if self.cluster is None:
+            serving = inference_flops(models.n_active, limits.inference_tokens)
+            return np.asarray(serving / (serving + training_flops(models.n_active, tokens)))
+        serving = self.serving_seconds(d_model, experts, limits)
+        return np.asarray(serving / (serving + self.cluster.seconds(models, tokens)))
 
     def models(self, law: Formula, d_model: Any, experts: Any, limits: Limits) -> Fields:
         """Return N_act, D, E and the law's other variables, for models that spend the budget; broadcasts."""
@@ -376,8 +415,10 @@ class Budget:
         """Return the share of the budget that models of these widths and variables spend; broadcasts."""
         tokens = variables["tokens"]
         if self.cluster is not None:
-            seconds = self.cluster.seconds(limits.widths(d_model, variables["experts"]), tokens)
-            return np.asarray(seconds / self.seconds)
+            experts = variables["experts"]
+            training = self.cluster.seconds(limits.widths(d_model, experts), tokens)
+            serving = self.serving_seconds(d_model, experts, limits)
+            return np.asarray((training + serving) / self.seconds)
         return limits.flops(d_model, variables["experts"], tokens) / cast(float, self.flops)
 
     def widths(self, limits: Limits) -> Intervals:
@@ -390,9 +431,10 @@ class Budget:
         return WIDTHS[0], limits.ladder.width_of_active(largest)
 
     def refuse_too_short(self, experts: float, limits: Limits) -> None:
-        """Raise ValueError where the hours end before the first step of the smallest model, or are to serve, too."""
-        refuse_served(limits)
+        """Raise ValueError where the hours end before the first step of the smallest model."""
         assert self.cluster is not None
+        if self.decode_batch is None:
+            refuse_served(limits, ", or decode_batch, the sequences that each GPU serves at once")
         smallest = limits.ladder.smallest
         smallest_model = limits.widths(smallest, experts)
         run = self.cluster.of_run(smallest_model, 1.0)
@@ -400,6 +442,12 @@ class Budget:
         if step == np.inf:
             # This raises an error that says what is missing.
             run.place(limits.architecture(smallest, math.ceil(experts)))
+        serving = float(self.serving_seconds(smallest, experts, limits))
+        if serving and step + serving > self.seconds:
+            reason = f"the smallest model (d_model {smallest:g}, E = {experts:.5g}) needs {serving / 3600:.3g} h"
+            raise InputError(
+                f"inference_tokens={limits.inference_tokens:g} leave no training in hours={self.hours:g}: {reason}"
+            )
         if step > self.seconds:
             model = (
                 f"the smallest model (d_model {smallest:g}, E = {experts:.5g}) takes {step:.3g} s on {self.cluster}"
@@ -421,12 +469,11 @@ class Budget:
         return {"hours": self.hours, "money": self.money, **self.cluster.to_dict()}
 
 
-def refuse_served(limits: Limits) -> None:
+def refuse_served(limits: Limits, alternative: str = "") -> None:
     """Raise ValueError for served tokens, in a question of hours."""
     if limits.inference_tokens:
-        raise InputError(
-            f"inference_tokens={limits.inference_tokens:g} cost FLOPs: give a budget of flops, not of hours"
-        )
+        advice = f"give a budget of flops, not of hours{alternative}"
+        raise InputError(f"inference_tokens={limits.inference_tokens:g} cost FLOPs: {advice}")
 
 
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:

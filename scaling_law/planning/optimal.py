@@ -69,7 +69,8 @@ def optimal(
 
     Args:
         flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
-        hours, money: of training, instead of flops, on `gpus` GPUs; money by a `price` per GPU-hour.
+        hours, money: of training, instead of flops, on `gpus` GPUs; money by a `price` per GPU-hour. With
+            `inference_tokens` and a `decode_batch` they hold serving, too, at the rate of decoding.
         gpu, mfu, throughput: how fast they train: a GPU such as "h100", by rates of public runs or an MFU that is
             given; or a `Throughput` or throughput.json.
             Beside flops, `gpus` say the hours and the MFU of each row.
@@ -95,6 +96,7 @@ def optimal(
     tasks = parse_tasks(accuracy)
     named_gpus, fields = _read_gpus(flops, decode_batch, question)
     budget, limits = read_question(law, flops, **fields)
+    budget = replace(budget, decode_batch=decode_batch)
     if named_gpus is not None:
         # These GPUs share the batches.
         budget = replace(budget, rule=named_gpus.rule)
@@ -120,7 +122,7 @@ def optimal(
     def columns_of_models(models: _Models, draws: FloatArray | None) -> Fields:
         return {
             **_columns(limits, models),
-            **_costs(budget, named_gpus, trains, limits, decode_batch, models),
+            **_costs(budget, named_gpus, trains, limits, models),
             **_worth(models, tasks, draws),
             **_learning_rates(rates, budget, limits, models),
         }
@@ -158,7 +160,7 @@ def optimal(
         return _with_training_memory(table, named_gpus) if named_gpus and trains else table
     equal_flops = optimal(
         law,
-        table.best.training_flops,
+        table.best.training_flops + table.best.inference_flops,
         limits.to_question(candidates),
         force=not table.trusted,
         integral=integral,
@@ -353,18 +355,20 @@ def _costs(
     named_gpus: Cluster | None,
     trains: bool,
     limits: Limits,
-    decode_batch: float | None,
     models: _Models,
 ) -> Fields:
     """Return the columns of training and serving on the GPUs of the budget, or on those named beside FLOPs."""
     cluster = budget.cluster or named_gpus
+    decode_batch = budget.decode_batch
+    tokens = models.variables["tokens"]
     columns: Fields = dict.fromkeys(("hours", "mfu", "layout", "decode_seconds"))
+    if limits.inference_tokens:
+        columns["serving_share"] = budget.serving_share(models.d_model, models.experts, tokens, limits)
     if cluster is None:
         if decode_batch is not None:
             raise InputError(given("decode_batch", decode_batch), " needs a gpu that serves, such as gpu='h100'")
         return columns
     widths = limits.widths(models.d_model, models.experts)
-    tokens = models.variables["tokens"]
     if trains:
         seconds = cluster.seconds(widths, tokens)
         columns["mfu"] = cluster.mfu(widths, tokens, seconds)

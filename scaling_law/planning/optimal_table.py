@@ -19,10 +19,11 @@ from hub.base.errors import InputError
 from hub.base.notices import Notice, about
 from hub.base.tables import join_words
 from hub.base.types import Fields, Strings
-from hub.base.units import UNKNOWN, bracket_interval, format_bytes, format_count, format_experts, format_flops
+from hub.base.units import UNKNOWN, bracket_interval, format_count, format_experts, format_flops
 from scaling_law.answer.answer import Answer, Row, plain
 from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.law import percentile_interval
+from scaling_law.machine.gpus import describe_memory
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.limits import Limits
@@ -56,6 +57,7 @@ SHOWN: Strings = (
     "behind",
     "equal_flops_loss",
     "win_share",
+    "serving_share",
     "gpu_seconds_per_million",
     "price_per_million",
     "learning_rate",
@@ -72,9 +74,9 @@ FACTS = ("comparison", "trusted_loss", "batch_tokens", "batch_source", "batches"
 TIMED_FACTS = ("budget", "reordered", "placement", "equal_flops")
 # Limits as the subtitle of a table names them, where they are given, and the format of each.
 LIMITS_IN_WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "inference_tokens": ("of which inference on {} tokens", format_count),
+    "inference_tokens": ("serving {} tokens", format_count),
     "max_parameters": ("N_total ≤ {}", format_count),
-    "memory": ("≤ {}", format_bytes),
+    "memory": ("≤ {}", describe_memory),
     "kv_tokens": ("KV cache of {} tokens", "{:,.0f}".format),
     "like": ("like {}", str),
     "granularity": ("granularity {}", "{:g}".format),
@@ -94,7 +96,8 @@ class OptimalRow(Row):
     `learning_rate` is by the law whose source is `learning_rate_law`, for a batch of `learning_rate_batch` tokens
     (None: a law without the batch); None where the model is too far from the runs of that law. `distrust` names what
     is further outside than backtests support: "D ×62". `epochs`: tokens over the unique ones, where these are limited.
-    `decode_seconds`: GPU-seconds of one generated token, where a batch was given. `accuracy`: task → what to expect of
+    `decode_seconds`: GPU-seconds of one generated token, where a batch was given; `serving_share`: of what the model
+    spends, where tokens are served. `accuracy`: task → what to expect of
     it, where asked. `mfu`: mean model FLOPs utilization of the steps on the GPUs named, attention counted; `hours`: of
     training on them, for a budget of FLOPs; `layout`: how they share the model. `batch_tokens`: of
     the last batch, in sequences of `sequence_length`.
@@ -172,6 +175,7 @@ class OptimalTable(Answer):
     """
 
     _row: ClassVar[type[Row]] = OptimalRow
+    _first = ("loss", "", "n_active", "n_total", "tokens", "loss_interval", "behind", "hours", "mfu", "layout")
 
     flops: float
     limits: Limits
@@ -273,6 +277,8 @@ class OptimalTable(Answer):
         text += f": loss {best.loss:.3f}{bracket_interval(best.loss_interval)}"
         if best.mfu is not None:
             text += f"; MFU {best.mfu:.0%}"
+        if best.serving_share is not None:
+            text += f"; {1 - best.serving_share:.0%} training, {best.serving_share:.0%} serving"
         if len(self._tied) > 1:
             text += f"; E = {join_words(format_experts(sorted(self._tied)))} are a tie"
         if not best.trusted:

@@ -419,7 +419,7 @@ def drawn_losses(
     coefficients = coefficients_of(law) if law.draws is None else law.columns_of_draws(1)
     variables = at
     if budget.cluster is not None and has_drawn_steps:
-        tokens = budget.cluster.tokens(limits.widths(d_model, at["experts"]), budget.seconds, drawn=True)
+        tokens = budget.tokens(d_model, at["experts"], limits, with_draws=True)
         draw = np.arange(max(len(tokens), coefficients.shape[1]))
         variables = {**at, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
         coefficients = coefficients[:, draw % coefficients.shape[1]]

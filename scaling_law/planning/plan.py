@@ -41,6 +41,7 @@ from scaling_law.planning.optimum import drawn_losses
 from scaling_law.planning.question import (
     Branches,
     BudgetFlops,
+    DecodeBatch,
     Force,
     QuestionFields,
     RateLaw,
@@ -116,6 +117,8 @@ class Plan(Answer):
     time: Budget | None = None
     placement: Placement | None = None
     batch_source: str = OF_PAPER
+    # Of the budget, where tokens are served.
+    serving_share: float | None = None
 
     @property
     def warnings(self) -> Strings:
@@ -223,6 +226,8 @@ class Plan(Answer):
         lines["warm-up, decay"] = f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens"
         lines["peak learning rate"] = self._describe_rate()
         lines["training"] = self._describe_flops()
+        if self.serving_share:
+            lines["budget"] = f"{1 - self.serving_share:.0%} training, {self.serving_share:.0%} serving"
         lines["time"] = self._describe_time()
         lines["memory"] = self._describe_memory()
         if self.placement is not None and self.time is not None and self.time.cluster is not None:
@@ -283,6 +288,7 @@ def plan(
     experts: SeveralExperts = None,
     *,
     branches: Branches = 1,
+    decode_batch: DecodeBatch = None,
     learning_rate: Annotated[
         float | None, Field(gt=0), field("Peak learning rate. [default: by --learning-rate-law]", rare=True)
     ] = None,
@@ -302,6 +308,7 @@ def plan(
     if question.get("engine") not in (None, TRAIN_PY):
         raise InputError(given("engine", question["engine"]), f": a plan is a run of {TRAIN_PY}")
     options: Fields = {**question, "integral": True, "force": force, "learning_rate_law": learning_rate_law}
+    options["decode_batch"] = decode_batch
     table = optimal(law, flops, experts, **options)
     cluster = table.budget.cluster or table.cluster
     passed_over: Strings = ()
@@ -356,6 +363,7 @@ def plan(
         kv_cache_bytes=row.kv_cache_bytes,
         gpu_hours=gpus.gpus * seconds / 3600.0,
         gpu_hours_interval=None if drawn_hours is None else percentile_interval(drawn_hours),
+        serving_share=row.serving_share,
         gpus=gpus.gpus,
         gpu=gpus.throughput.device,
         notes=(*warnings, *_explain_differences(table.limits, architecture)),

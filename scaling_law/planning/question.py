@@ -20,7 +20,6 @@ from hub.base.errors import InputError, given
 from hub.base.fields import Field, Names, NotNegative, Parser, Positive, field, quantity
 from hub.base.units import (
     parse_batch,
-    parse_bytes,
     parse_context,
     parse_count,
     parse_flops,
@@ -30,6 +29,7 @@ from hub.base.units import (
 )
 from scaling_law.formulas.law import one_positive, positive
 from scaling_law.machine.efficiency import Engine
+from scaling_law.machine.gpus import parse_memory
 from scaling_law.machine.throughput import Throughput
 from scaling_law.rates.law import LearningRateLaw
 from scaling_law.size.arrays import FloatArray
@@ -51,7 +51,7 @@ def several(parse: Callable[[Any, str], float]) -> Callable[[Any, str], list[flo
 # A number, or text such as "1e22", "80GB", "16k".
 Flops = Annotated[Positive | str, quantity(parse_flops)]
 Hours = Annotated[Positive | str, quantity(parse_hours)]
-Bytes = Annotated[Positive | str, quantity(parse_bytes)]
+Memory = Annotated[Positive | str, quantity(parse_memory)]
 Tokens = Annotated[Positive | str, quantity(parse_tokens)]
 Context = Annotated[Positive | str, quantity(parse_context)]
 Parameters = Annotated[Positive | str, quantity(parse_parameters)]
@@ -158,7 +158,10 @@ class ModelFields(TypedDict, total=False):
 class SizeFields(TypedDict, total=False):
     """The fields of `Limits` that limit a size."""
 
-    memory: Annotated[Bytes | None, field("Memory for weights and KV cache: 80GB (decimal) or 80GiB.")]
+    memory: Annotated[
+        Memory | None,
+        field("Memory for weights and KV cache: 80GB (decimal), 80GiB, or 0.9 of GPUs that serve: rtx4090, 2xh100."),
+    ]
     max_parameters: Annotated[Parameters | None, field("Limit on total parameters: 7B.")]
 
 

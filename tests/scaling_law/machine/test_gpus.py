@@ -2,9 +2,10 @@
 
 import pytest
 
+from hub.base.tables import as_text
 from scaling_law import Architecture, JointLaw, Throughput, scale_out
 from scaling_law.machine import GPUS
-from scaling_law.machine.gpus import find_gpu, named_gpu
+from scaling_law.machine.gpus import describe_memory, find_gpu, named_gpu, parse_memory
 
 SHEETS = {  # dense FLOP/s of the matrix units, bytes/s and bytes of memory, bytes/s to the others of a node
     "h20": (148e12, 4.0e12, 96e9, 450e9),
@@ -130,3 +131,33 @@ def test_a_wrong_description_is_named(text):
     with pytest.raises(ValueError, match=f"^gpu={text!r}: ") as refused:
         named_gpu(text)
     assert WRONG[text] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "memory", "description"),
+    [
+        ("24GB", 24e9, "24 GB"),
+        ("rtx4090", 0.9 * 24e9, "21.6 GB (0.9 of 1 × NVIDIA GeForce RTX 4090)"),
+        ("2xh100", 0.9 * 160e9, "144 GB (0.9 of 2 × NVIDIA H100 SXM)"),
+        ("8 × A100-40GB", 0.9 * 320e9, "288 GB (0.9 of 8 × NVIDIA A100 SXM 40GB)"),
+        (24e9, 24e9, "24 GB"),
+    ],
+)
+def test_memory_is_bytes_or_what_gpus_have_for_a_model_that_they_serve(text, memory, description):
+    assert parse_memory(text) == pytest.approx(memory)
+    assert describe_memory(parse_memory(text)) == description
+
+
+@pytest.mark.parametrize("text", ["4090", "a lot", "2xtoaster", "x", ""])
+def test_text_that_names_neither_bytes_nor_gpus_is_refused_as_bytes(text):
+    with pytest.raises(ValueError, match=f"memory={text!r} is"):
+        parse_memory(text)
+
+
+def test_an_answer_says_which_gpus_its_memory_is_of():
+    law = JointLaw.published()
+    answer = law.optimal(1e21, memory="2xh100", experts=[1, 8])
+    assert "≤ 144 GB (0.9 of 2 × NVIDIA H100 SXM)" in as_text(answer)
+    assert answer.best == law.optimal(1e21, memory=144e9, experts=[1, 8]).best
+    with pytest.raises(ValueError, match="memory='0xh100'"):
+        law.optimal(1e21, memory="0xh100")
