@@ -419,7 +419,7 @@ def _explain_largest(table: OptimalTable, candidates: FloatArray, law: Formula, 
     limit = "the default list" if by_default else "the list asked for"
     if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
         limit = "the fitted range"
-    return f"E = {best:.5g} is the largest considered ({limit} ends there); {2 * best:g} was not tried"
+    return f"E = {best:.5g} is the largest compared ({limit} ends there); a larger one may be better"
 
 
 def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable:

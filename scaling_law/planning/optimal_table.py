@@ -341,7 +341,7 @@ class OptimalTable(Answer):
         best = f"best row (E = {self.best.experts:.5g})"
         warnings += [about(best, warning) for warning in self.best.warnings]
         if self.largest:
-            warnings.append(Notice(self.largest, f"E = {2 * self.best.experts:.5g} not tried"))
+            warnings.append(Notice(self.largest, f"no E above {self.best.experts:.5g} compared"))
         if len(self._tied) > 1:
             # The verdict names ties.
             warnings.append(Notice(str(self.comparison)))
