@@ -33,6 +33,7 @@ from scaling_law.planning.question import (
     Tokens,
 )
 from scaling_law.planning.speedup import MATCH_MEANING, Match
+from scaling_law.planning.why import Why
 from scaling_law.size.family import Family
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
@@ -142,7 +143,11 @@ def _losses_in_words(rows: list[Fields]) -> str:
 
 
 @command(asks=Law.optimal)
-def optimal(law: Law, **question: Any) -> Answer:
+def optimal(
+    law: Law,
+    why: Annotated[bool, option("What supports the best row, and which runs would make it surer.")] = False,
+    **question: Any,
+) -> Answer | Why:
     """Find the best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
 
         scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k
@@ -164,7 +169,8 @@ def optimal(law: Law, **question: Any) -> Answer:
 
         scaling-law optimal --flops 1e21 --accuracy arc_easy,hellaswag
     """
-    return law.optimal(**question)
+    answer = law.optimal(**question)
+    return answer.why() if why else answer
 
 
 @command(asks=Law.reach)

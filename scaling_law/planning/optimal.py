@@ -144,6 +144,7 @@ def optimal(
         law=law.conditions.provenance if law.conditions else "fitted law",
         experts_without_optimum={e: why_no_optimum(law, e) for e in candidates[~models.exists].tolist()},
         forced=force,
+        formula=law,
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
         check=models.check,

@@ -21,6 +21,7 @@ from hub.base.tables import join_words
 from hub.base.types import Fields, Strings
 from hub.base.units import UNKNOWN, bracket_interval, format_count, format_experts, format_flops
 from scaling_law.answer.answer import Answer, Row, plain
+from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import accuracy_cells
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.gpus import describe_memory
@@ -28,6 +29,7 @@ from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import explain_left_out, list_experts
+from scaling_law.planning.why import Why, explain
 from scaling_law.rates.batch import PublishedBatch, cite, describe_batches, published_batches
 from scaling_law.rates.law import source_of_rate
 from scaling_law.size.architecture import name_size
@@ -191,6 +193,7 @@ class OptimalTable(Answer):
     draw_losses: FloatArray | None = field(repr=False)
     losses_without_evidence: Mapping[float, float] = field(repr=False)
     cluster: Cluster | None
+    formula: Formula = field(repr=False)
     largest: str | None = field(default=None, repr=False)
     equal_flops: OptimalTable | None = field(default=None, repr=False)
 
@@ -225,6 +228,11 @@ class OptimalTable(Answer):
     def trusted(self) -> bool:
         """Whether the best row is trusted."""
         return self.best.trusted
+
+    def why(self) -> Why:
+        """Say what supports the best row, how far it lies from it, and which runs would make it surer."""
+        check = self.check.row(self.rows.index(self.best))
+        return explain(self.formula, self.best, check, self.limits)
 
     @property
     def trusted_loss(self) -> float | None:

@@ -282,7 +282,7 @@ RATES = "public:ludziejewski (grids of labs, at the paper's level; public: any l
 RATES += "paper (as its text says), or a fitted law's file."
 RateLaw = Annotated[LearningRateLaw | str | None, field(f"{RATES} [default: public:ludziejewski]", rare=True)]
 Force = Annotated[bool, field("Answer even far outside the fitted range.", rare=True)]
-Accuracy = Annotated[Names, field("Tasks whose accuracy to expect at the loss: arc_easy,hellaswag.")]
+Accuracy = Annotated[Names, field("Tasks whose accuracy to expect at the loss: arc_easy,hellaswag.", rare=True)]
 
 
 def pick(kind: Any, fields: Mapping[str, Any]) -> Any:
