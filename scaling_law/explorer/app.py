@@ -211,7 +211,17 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
     # The page itself has its first answer, so that it opens with it.
     start = [None if value == SKIP else value for value in _answer_components(laws, first, False)]
     quiet: Fields = {"api_visibility": "private", "show_progress": "hidden"}
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
+
+    class Page(gr.Blocks):
+        """Blocks that tell a program when values are missing, where Gradio answers with no message."""
+
+        def validate_inputs(self, *arguments: Any) -> None:
+            try:
+                super().validate_inputs(*arguments)
+            except ValueError as error:
+                raise gr.Error(str(error).partition("\n")[0], print_exception=False) from None
+
+    with Page(title=TITLE, analytics_enabled=False) as app:
         gr.Markdown(INTRODUCTION)
         link, turn, law_text = (gr.Textbox("", visible="hidden") for _ in range(3))
         opening = _echo("", astuple(first))
@@ -492,5 +502,7 @@ def settings() -> Fields:
         "footer_links": ["api"],
         "share": False,
         "ssr_mode": False,
+        # Each question to the API is a session of 200 kB, of which Gradio keeps the last; the page needs none.
+        "state_session_capacity": 100,
         "prevent_thread_lock": True,
     }

@@ -24,6 +24,9 @@ from scaling_law.planning.question import Count, Experts, LimitFields, Parameter
 from scaling_law.planning.speedup import ALLOWED_LIMITS
 from scaling_law.runs.loading import load_runs
 
+# Characters of a field, so that a list of numbers takes seconds at most.
+LONGEST = 1000
+
 
 def optimal(law: Law, **question: Any) -> Fields:
     """Find the best model for a training budget: how many experts, parameters and tokens, with the predicted loss."""
@@ -169,6 +172,8 @@ def _make(laws: Mapping[str, Law], tool: Tool, reads_files: bool) -> Callable[..
         for name, value in signature.bind(*arguments, **keywords).arguments.items():
             # Programs may send numbers, too.
             text = "" if value is None else str(value).strip()
+            if len(text) > LONGEST:
+                raise InputError(f"{name}={text[:20]!r}… has {len(text):,} characters; at most {LONGEST:,} are read")
             if text:
                 texts[name] = text
         law_name = texts.pop("law", PUBLISHED)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
+import subprocess
+import urllib.request
 
 import pytest
 
@@ -42,11 +46,31 @@ def test_the_api_has_endpoints_that_answer(client, published):
         ({"gpus": "8"}, "flops"),
         ({"flops": "1e22", "hours": "72"}, "give exactly one of them"),
         ({"flops": "1e22", "law": "/etc/passwd"}, r"law='/etc/passwd' is unknown; there are published"),
+        ({"flops": "1e22", "experts": ",".join(map(str, range(1, 3000)))}, "characters; at most 1,000 are read"),
     ],
 )
 def test_what_cannot_be_asked_is_said(client, question, message):
     with pytest.raises(Exception, match=message):
         client.predict(**question, api_name="/optimal")
+
+
+def test_a_program_that_leaves_values_out_is_told_how_many_are_needed(address):
+    begin = urllib.request.Request(
+        f"{address}gradio_api/call/loss", b'{"data": []}', headers={"Content-Type": "application/json"}
+    )
+    event = json.load(urllib.request.urlopen(begin))["event_id"]
+    answer = urllib.request.urlopen(f"{address}gradio_api/call/loss/{event}").read().decode()
+    assert "(needed: 4, got: 0)" in answer
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not on PATH")
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_lines_for_curl_answer(address, published, place):
+    lines = [text for text in blocks(DOCS / "explorer.md", "bash") if "curl " in text][place]
+    command = lines.replace("http://127.0.0.1:7860/", address)
+    output = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60).stdout
+    (loss,) = re.findall(r"loss\W+([0-9.]+)", output)
+    assert float(loss) == pytest.approx(published.loss(1e9, 2e10, (8, 1)[place]))
 
 
 def test_an_assistant_finds_the_tools_and_asks_one(address, published):
