@@ -25,10 +25,22 @@ FIRST_SECONDS = 1200.0
 # The first tests, and the seconds that they take.
 FIRST_TESTS = {
     "test_a_compiled_step_equals_the_eager_one_and_the_cpus": 60.0,
-    "test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped": 60.0,
-    "test_a_step_waits_for_nothing_but_its_loss": 45.0,
+    "test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped": 30.0,
+    "test_a_step_waits_for_nothing_but_its_loss": 20.0,
 }
+LAYOUTS = "test_several_gpus_train_what_one_trains"
+CAPTURED_PASSES = (
+    "test_replayed_passes_have_the_losses_and_gradients_of_plain_ones",
+    "test_the_first_pass_overwrites_the_gradients_of_the_step_before",
+    "test_weights_are_cast_by_the_first_pass_alone",
+    "test_a_capture_leaves_weights_and_batch_to_the_model_and_the_caller",
+    "test_a_result_is_overwritten_by_the_next",
+    "test_passes_are_captured_once_for_a_key_and_again_for_another",
+    "test_passes_that_cannot_be_captured_run_as_they_are",
+    "test_a_skipped_step_between_captured_passes_changes_nothing",
+)
 OTHER_TESTS = (
+    LAYOUTS,
     "test_losses_gradients_and_drops_equal_the_cpus",
     "test_training_steps_equal_the_cpus",
     "test_waits_are_counted_without_the_warning_that_the_mode_is_a_prototype",
@@ -195,7 +207,8 @@ def steps() -> list[Case]:
 
 def suite() -> list[Case]:
     """List tests of `tests/gpu` with all of their parameters; by class, since one may spoil the device for others."""
-    test_cases = [Case(name, {"tests": [name]}, FIRST_TESTS.get(name, 30.0)) for name in (*FIRST_TESTS, *OTHER_TESTS)]
+    test_cases = [Case("captured passes", {"tests": list(CAPTURED_PASSES)}, 45.0)]
+    test_cases += [Case(name, {"tests": [name]}, FIRST_TESTS.get(name, 30.0)) for name in (*FIRST_TESTS, *OTHER_TESTS)]
     for family in FAMILIES:
         if family in model_types():
             tests = [f"test_other_classes_equal_the_cpus[{family}-{precision}]" for precision in ("fp32", "bf16")]
@@ -333,7 +346,14 @@ PARTS = {
 }
 # Seconds that a case may take. A training run goes on from its checkpoint in the next call, and is never too long;
 # a step that compiles for longer must not take the call from the others.
-CASE_SECONDS = {**dict.fromkeys(PARTS, 240.0), "registered": 86_400.0, "sweep": 86_400.0, "steps": 120.0, "run": 480.0}
+CASE_SECONDS = {
+    **dict.fromkeys(PARTS, 240.0),
+    "registered": 86_400.0,
+    "sweep": 86_400.0,
+    "steps": 120.0,
+    "run": 480.0,
+    "suite": 480.0,
+}
 SMOKE = {
     "steps": (
         "matmul d512 E1, auto",
@@ -410,9 +430,9 @@ def first(smoke: bool = False) -> list[tuple[str, list[Case]]]:
         ("steps", [case.name for case in preset_steps()]),
         ("run", list(cases_of_parts["run"])),
         ("steps", [case.name for case in (*new_steps(), *headline_steps())]),
-        ("suite", list(FIRST_TESTS)),
+        ("suite", ["captured passes", *FIRST_TESTS]),
         ("steps", later_steps),
-        ("suite", [OTHER_TESTS[0]]),
+        ("suite", list(OTHER_TESTS[:2])),
         ("data", list(cases_of_parts["data"])),
         ("heads", list(cases_of_parts["heads"])),
         ("suite", [name for name in cases_of_parts["suite"] if name in FAMILIES]),

@@ -105,9 +105,14 @@ def import_installed(module: str) -> ModuleType:
 
 
 def suite(options: Options, work: Path, keep: Keep) -> None:
-    """Keep the outcome of each test of `tests/gpu`, and the deviations from the CPU that it measured."""
+    """Keep the outcome of each test of `tests/gpu`, and the deviations from the CPU that it measured.
+
+    Raises Skipped where all of them were.
+    """
     pytest = import_installed("pytest")
     failures: list[str] = []
+    reasons: list[str] = []
+    outcomes: set[str] = set()
 
     class Outcomes:
         def pytest_runtest_logreport(self, report: Any) -> None:
@@ -115,16 +120,28 @@ def suite(options: Options, work: Path, keep: Keep) -> None:
                 return
             name = report.nodeid.partition("::")[2]
             keep(**{name: {"outcome": report.outcome, **dict(report.user_properties)}})
+            outcomes.add(report.outcome)
+            if report.skipped:
+                reasons.append(report.longrepr[2])
             if report.failed:
                 crash = getattr(report.longrepr, "reprcrash", None)
                 message = crash.message.splitlines()[0] if crash else "error"
                 failures.append(f"{name}: {message}")
 
-    tests = [f"{ROOT / 'tests' / 'gpu'}/test_device.py::{test}" for test in options["tests"]]
+    tests = [f"{file_of(test)}::{test}" for test in options["tests"]]
     arguments = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir", str(ROOT), *tests]
     status = pytest.main(arguments, plugins=[Outcomes()])
     if status != pytest.ExitCode.OK:
         raise RuntimeError("; ".join(failures) or f"pytest ended with {status.name}")
+    if outcomes == {"skipped"}:
+        raise Skipped(reasons[0])
+
+
+def file_of(test: str) -> Path:
+    """Return the file in `tests/gpu` that has a test of this name."""
+    definition = f"def {test.partition('[')[0]}("
+    files = (ROOT / "tests" / "gpu").glob("test_*.py")
+    return next(file for file in files if definition in file.read_text(encoding="utf-8"))
 
 
 def shape_of(options: Options) -> Namespace:

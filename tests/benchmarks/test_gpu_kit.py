@@ -298,7 +298,7 @@ def test_the_first_cases_answer_each_question():
         *(("ours", 2048, 1, 32, 4), ("ours", 1024, 1, 64, 2)),
     ]
     assert all(o["compile"] and o["attention"] == "compute" and o["precision"] == "bf16" for o in headline)
-    assert [case.name for case in groups[3][1]] == [*FIRST_TESTS]
+    assert [case.name for case in groups[3][1]] == ["captured passes", *FIRST_TESTS]
     assert [(case.options["blocks"], case.options["experts"]) for case in groups[0][1]] == [(16, 1), (16, 8)]
     tokens = {(o["micro_batch"], o["length"]) for o in (case.options for case in new_steps())}
     assert tokens == {(32, 512), (4, 4096)}
@@ -371,8 +371,20 @@ def test_models_are_drawn_on_the_device_with_heads_that_need_no_logits(model, mo
 
 
 def test_every_test_of_the_suite_is_run():
-    tests = re.findall(r"^def (test_\w+)", (ROOT / "tests/gpu/test_device.py").read_text(), re.MULTILINE)
+    files = (ROOT / "tests" / "gpu").glob("test_*.py")
+    tests = re.findall(r"^def (test_\w+)", "\n".join(file.read_text() for file in files), re.MULTILINE)
+    assert len(tests) == len({*tests})
     assert {name.partition("[")[0] for case in cases("suite") for name in case.options["tests"]} == {*tests}
+
+
+def test_a_case_of_the_suite_whose_tests_are_all_skipped_says_why(tmp_path):
+    """Layouts of several GPUs, of which there is one at most; the module of the test is found by its name."""
+    kept = {}
+    test = "test_several_gpus_train_what_one_trains[hsdp]"
+    with pytest.raises(kit.Skipped, match="it needs 4 GPUs; there are"):
+        measure.suite({"tests": [test]}, tmp_path, lambda **more: kept.update(more))
+    assert kept == {test: {"outcome": "skipped"}}
+    assert measure.file_of("test_a_result_is_overwritten_by_the_next").name == "test_captured_passes.py"
 
 
 def test_idle_time_lies_between_intervals():
