@@ -28,11 +28,11 @@
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_SCALEBENCH=, BENCH_STEP_LAW=,
 #                    BENCH_DATASET=, BENCH_TOKENIZER=, BENCH_RUNS=: data that is not shipped here; what needs it is skipped or made without
-# make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-first: what answers most, in 12 minutes;
-#                    gpu-steps, gpu-suite, gpu-heads, gpu-data, gpu-decoding, gpu-checkpoints, gpu-registered (45
-#                    minutes, with DATA=), gpu-sweep: one part. LIMIT=540 stops after so many seconds, and the same command
-#                    goes on; RETRY=1 runs again what failed; DATA=folder: text of the sweep; RESULTS=folder keeps the
-#                    results; GPU_PYTHON: an interpreter that has torch with CUDA (default: the one of make setup).
+# make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-first: what answers most, in 20 minutes;
+#                    gpu-steps, gpu-run, gpu-suite, gpu-heads, gpu-data, gpu-decoding, gpu-checkpoints, gpu-sweep,
+#                    gpu-registered (45 minutes, with DATA=): one part. LIMIT=540 stops after so many seconds, and the
+#                    same command goes on; RETRY=1 runs again what failed; DATA=folder: text of the sweep; RESULTS=folder
+#                    keeps the results; GPU_PYTHON: an interpreter that has torch with CUDA (default: the one of make setup).
 #                    make gpu-smoke: tiny, on a CPU, too
 #
 # PYTHON=… chooses the interpreter (3.10 or newer). PIP_FLAGS=… goes to every install, for example
@@ -82,7 +82,7 @@ BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-kernels test-slow test-light test-clients test-vllm test-transformers test-browser test-slurm lint resolve dist check-all
 .PHONY: models studies anatomy evidence crossing demo_runs granularity hours learning_rates live promote explorer-picture tour reference docs bench clean
-.PHONY: gpu gpu-smoke gpu-first gpu-steps gpu-suite gpu-heads gpu-data gpu-decoding gpu-checkpoints gpu-registered gpu-sweep
+.PHONY: gpu gpu-smoke gpu-first gpu-steps gpu-run gpu-suite gpu-heads gpu-data gpu-decoding gpu-checkpoints gpu-registered gpu-sweep
 
 setup: $(VENV)/.ready
 
@@ -235,7 +235,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks.render --results $(BENCH_RESULTS) --page $(BENCH_PAGE)
 
 GPU_PYTHON ?= $(BIN)/python
-GPU_PARTS := steps suite heads data decoding checkpoints registered sweep
+GPU_PARTS := steps run suite heads data decoding checkpoints registered sweep
 GPU_FLAGS := $(if $(LIMIT),--limit $(LIMIT)) $(if $(RETRY),--retry) $(if $(DATA),--data $(DATA))
 GPU_FLAGS += $(if $(RESULTS),--results $(RESULTS))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import benchmarks.gpu
 from benchmarks import render
-from benchmarks.gpu import baselines, kit
+from benchmarks.gpu import baselines, kit, real_run
 from benchmarks.gpu.cases import CASE_SECONDS, FIRST_SECONDS, PARTS, Case, cases, first
 from benchmarks.gpu.measure import MEASURES
 from benchmarks.report import ROOT, gpus, parser_of
@@ -44,13 +44,18 @@ def choose_cases(parts: list[str], smoke: bool) -> list[tuple[str, list[Case]]]:
 def print_cases(groups: list[tuple[str, list[Case]]], folder: Path) -> None:
     """Print each case with its status."""
     for part, part_cases in groups:
-        results = kit.Results.open(folder, part).cases
+        results = kit.Results.open(folder, part)
         for case in part_cases:
-            print(f"{part}: {case.name}: {results.get(case.name, {}).get('status', 'waiting')}")
+            status = "waiting"
+            if results.has_any(case):
+                status = results.cases[case.name]["status"]
+                if not results.has(case):
+                    status += " with other code"
+            print(f"{part}: {case.name}: {status}")
 
 
 def count_waiting(groups: list[tuple[str, list[Case]]], folder: Path) -> int:
-    """Count the cases that have no result yet."""
+    """Count the cases that have no result of this code yet."""
     waiting = set()
     for part, part_cases in groups:
         results = kit.Results.open(folder, part)
@@ -65,7 +70,7 @@ def make_kit(o: argparse.Namespace, started: float, folder: Path, work: Path, pa
         atomic.write_json(work / "data.json", {"data": str(o.data.absolute())})
     limit = FIRST_SECONDS if o.limit is None and o.parts == ["first"] else o.limit
     deadline = math.inf if limit is None else started + limit
-    processes = kit.processes(preload="benchmarks.gpu.measure")
+    processes = kit.processes(preload=real_run.__name__)
     return kit.Kit(folder, work, processes, deadline, o.retry, partial(render.write, page, gpu=folder))
 
 
@@ -90,9 +95,10 @@ def main() -> int:
     if gpus() == "none" and not o.smoke:
         raise InputError("torch finds no GPU here; --smoke runs tiny shapes on a CPU")
     call = make_kit(o, started, folder, work, page)
+    measures = {**MEASURES, "run": real_run.run}
     failed = 0
     for part, part_cases in groups:
-        failed += call.run(part, part_cases, MEASURES[part], CASE_SECONDS[part])[0]
+        failed += call.run(part, part_cases, measures[part], CASE_SECONDS[part])[0]
     for part in dict.fromkeys(part for part, _ in groups):
         for line in baselines.compare(kit.Results.open(folder, part)):
             print(line)

@@ -2,15 +2,15 @@
 
     git mv benchmarks/results/gpu/steps-GPU.json benchmarks/results/gpu/baselines/steps-GPU-COMMIT.json
 
-makes results a baseline; the next call of the kit then measures all of their cases again.
+makes results a baseline. The kit measures cases again whose results are of other code.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
+from benchmarks.gpu.code import Part, name_of_code, split_by_code
 from benchmarks.gpu.kit import Results
 from benchmarks.report import ROOT, gpus
 from hub.base.tables import Table
@@ -18,8 +18,6 @@ from hub.base.tables import Table
 FOLDER = ROOT / "benchmarks" / "results" / "gpu" / "baselines"
 # The fall in tokens per second that is said.
 FALL = 0.05
-# A file of results.
-Part = dict[str, Any]
 
 
 def load(part: str, folder: Path = FOLDER) -> list[Part]:
@@ -31,7 +29,7 @@ def load(part: str, folder: Path = FOLDER) -> list[Part]:
 def stamp_of(part: Part) -> tuple[str, str]:
     """Return the commit and the date of the results, those of the last case."""
     case = max(part["cases"].values(), key=lambda case: case["date"])
-    return case["commit"], case["date"]
+    return name_of_code(case), case["date"]
 
 
 def compare(results: Results, folder: Path = FOLDER) -> list[str]:
@@ -70,8 +68,9 @@ def table(part: str, results: list[Part], folder: Path = FOLDER) -> str:
         commit, date = stamp_of(baseline)
         add_column(baseline, f"before (commit {commit}, {date})")
     for new_results in results:
-        commit, date = stamp_of(new_results)
-        add_column(new_results, f"{commit}, {date}")
+        for of_code in split_by_code(new_results):
+            commit, date = stamp_of(of_code)
+            add_column(of_code, f"{commit}, {date}")
     text = ""
     for gpu, columns in columns_of_gpus.items():
         text += f"\n{gpu}, thousands of tokens/s (MFU):\n\n{_table_of_columns(columns).markdown()}\n"

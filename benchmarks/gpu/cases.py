@@ -13,15 +13,34 @@ from training.configuration.model_classes import model_types
 Options = dict[str, Any]
 # Blocks by width. E = 32 with its gradients and moments fits into 80 GB; the paper has 16 blocks at 1024.
 BLOCKS = {1024: 8, 512: 8, 2048: 2}
+# Label of a variant of a case → the environment that makes it: layouts of one process, and alternatives of the step
+# that are open. The variables are set in the case's process, which has imported torch before.
+ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29567"}
+VARIANTS = {
+    "FSDP2": {**ONE_PROCESS, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
+    "DDP": ONE_PROCESS,
+}
 # Seconds for `first`, without a limit of its own.
-FIRST_SECONDS = 720.0
+FIRST_SECONDS = 1200.0
 # The first tests, and the seconds that they take.
 FIRST_TESTS = {
     "test_a_compiled_step_equals_the_eager_one_and_the_cpus": 60.0,
-    "test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped": 60.0,
-    "test_a_step_waits_for_nothing_but_its_loss": 45.0,
+    "test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped": 30.0,
+    "test_a_step_waits_for_nothing_but_its_loss": 20.0,
 }
+LAYOUTS = "test_several_gpus_train_what_one_trains"
+CAPTURED_PASSES = (
+    "test_replayed_passes_have_the_losses_and_gradients_of_plain_ones",
+    "test_the_first_pass_overwrites_the_gradients_of_the_step_before",
+    "test_weights_are_cast_by_the_first_pass_alone",
+    "test_a_capture_leaves_weights_and_batch_to_the_model_and_the_caller",
+    "test_a_result_is_overwritten_by_the_next",
+    "test_passes_are_captured_once_for_a_key_and_again_for_another",
+    "test_passes_that_cannot_be_captured_run_as_they_are",
+    "test_a_skipped_step_between_captured_passes_changes_nothing",
+)
 OTHER_TESTS = (
+    LAYOUTS,
     "test_losses_gradients_and_drops_equal_the_cpus",
     "test_training_steps_equal_the_cpus",
     "test_waits_are_counted_without_the_warning_that_the_mode_is_a_prototype",
@@ -90,6 +109,29 @@ def step_case_seconds(options: Options) -> float:
     return eager + compiling * options["compile"]
 
 
+def vary(case: Case, label: str) -> Case:
+    """Make the variant of a case that the environment of this label makes."""
+    return Case(f"{case.name}; {label}", {**case.options, "environment": VARIANTS[label]}, case.seconds)
+
+
+def preset_steps() -> list[Case]:
+    """List the steps of the presets of d_model 1024, which have 16 blocks."""
+    return [step("ours", 1024, experts, compile=True, blocks=16) for experts in (1, 8)]
+
+
+def new_steps() -> list[Case]:
+    """List what was not measured before: layouts on one process, long sequences, compiled Muon."""
+    long = [step("ours", 1024, experts, compile=True, length=4096, micro_batch=4) for experts in (1, 8)]
+    variants = []
+    for width, label in itertools.product((1024, 2048), VARIANTS):
+        variants.append(vary(step("ours", width, 1, compile=True), label))
+    return [
+        *variants,
+        *long,
+        step("ours", 1024, 32, compile=True, optimizer="muon"),
+    ]
+
+
 def headline_steps() -> list[Case]:
     """List compiled models for which goals are set, the most informative first."""
     return [
@@ -121,12 +163,11 @@ def peer_steps() -> list[Case]:
 
 
 def other_first_steps() -> list[Case]:
-    """List what else the first minutes answer: attention in fp32, Mixtral in our loop, Muon, finer experts."""
+    """List what else the first minutes answer: attention in fp32, Mixtral in our loop, eager Muon, finer experts."""
     return [
         step("ours", 1024, 8, compile=True, attention="float32"),
         step("mixtral", 1024, 8, "grouped_mm", compile=True),
         step("mixtral", 1024, 8, "grouped_mm"),
-        step("ours", 1024, 32, compile=True, optimizer="muon"),
         step("ours", 512, 32, compile=True),
         *(step("qwen3_moe", 1024, 8 * k, "grouped_mm", compile=True, top_k=k) for k in (8, 4, 2)),
         step("ours", 512, 32),
@@ -138,7 +179,8 @@ def other_first_steps() -> list[Case]:
 
 def steps() -> list[Case]:
     """List the first, then what each choice costs, transformers' ways, and other widths and numbers of experts."""
-    steps_of_part = [*headline_steps(), *eager_steps(), *peer_steps(), *other_first_steps()]
+    steps_of_part = [*preset_steps(), *new_steps(), *headline_steps()]
+    steps_of_part += [*eager_steps(), *peer_steps(), *other_first_steps()]
     choices: list[Options] = [
         {"capacity_factor": 0},
         {"implementation": "eager"},
@@ -165,12 +207,20 @@ def steps() -> list[Case]:
 
 def suite() -> list[Case]:
     """List tests of `tests/gpu` with all of their parameters; by class, since one may spoil the device for others."""
-    test_cases = [Case(name, {"tests": [name]}, FIRST_TESTS.get(name, 30.0)) for name in (*FIRST_TESTS, *OTHER_TESTS)]
+    test_cases = [Case("captured passes", {"tests": list(CAPTURED_PASSES)}, 45.0)]
+    test_cases += [Case(name, {"tests": [name]}, FIRST_TESTS.get(name, 30.0)) for name in (*FIRST_TESTS, *OTHER_TESTS)]
     for family in FAMILIES:
         if family in model_types():
             tests = [f"test_other_classes_equal_the_cpus[{family}-{precision}]" for precision in ("fp32", "bf16")]
             test_cases.append(Case(family, {"tests": tests}, 30.0))
     return test_cases
+
+
+def run() -> list[Case]:
+    """List a whole run of `train.py` of two minutes, on text of this machine, at the size of a preset."""
+    sizes = {"seconds": 120.0, "corpus_bytes": 12_000_000, "eval_sequences": 256}
+    preset = preset_steps()[-1]
+    return [Case(preset.name, {**preset.options, **sizes}, 240.0)]
 
 
 def heads() -> list[Case]:
@@ -285,6 +335,7 @@ def trunks(rates: dict[int, tuple[float, list[str]]], experts: tuple[int, ...], 
 
 PARTS = {
     "steps": steps,
+    "run": run,
     "suite": suite,
     "heads": heads,
     "data": data,
@@ -295,7 +346,14 @@ PARTS = {
 }
 # Seconds that a case may take. A training run goes on from its checkpoint in the next call, and is never too long;
 # a step that compiles for longer must not take the call from the others.
-CASE_SECONDS = {**dict.fromkeys(PARTS, 240.0), "registered": 86_400.0, "sweep": 86_400.0, "steps": 120.0}
+CASE_SECONDS = {
+    **dict.fromkeys(PARTS, 240.0),
+    "registered": 86_400.0,
+    "sweep": 86_400.0,
+    "steps": 120.0,
+    "run": 480.0,
+    "suite": 480.0,
+}
 SMOKE = {
     "steps": (
         "matmul d512 E1, auto",
@@ -303,6 +361,8 @@ SMOKE = {
         "ours d512 E8, auto, compile True",
         "ours d512 E8, auto",
         "ours d512 E32, auto, optimizer muon",
+        "ours d1024 E1, auto, compile True; FSDP2",
+        "ours d1024 E1, auto, compile True; DDP",
         "qwen3_moe d1024 E16, grouped_mm, top k 2",
         "qwen3_moe d1024 E8, grouped_mm, compile True",
         "mixtral d1024 E8, grouped_mm, loop plain",
@@ -310,6 +370,7 @@ SMOKE = {
         "mixtral d1024 E8, grouped_mm, loop Trainer",
         "qwen3_moe d1024 E8, grouped_mm, compile True, loop Trainer",
     ),
+    "run": ("ours d1024 E8, auto, compile True, blocks 16",),
     "suite": ("test_steps_after_a_resume_equal_those_of_a_run_that_was_not_stopped", "mixtral"),
     "heads": ("all logits", "chunks", "torch"),
     "data": ("micro-batches",),
@@ -336,6 +397,7 @@ TINY = {
     "tokens": ["1K", "2K"],
     "warmup": 512,
     "eval_sequences": 16,
+    "seconds": 2.0,
 }
 
 
@@ -359,16 +421,18 @@ def tiny(case: Case) -> Case:
 
 
 def first(smoke: bool = False) -> list[tuple[str, list[Case]]]:
-    """Return cases of the first 12 minutes, each as soon as it says more than what follows, then of the next few."""
+    """Return cases of the first 20 minutes, each as soon as it says more than what follows, then of the next few."""
     cases_of_parts = {}
-    for part in ("steps", "suite", "data", "heads"):
+    for part in ("steps", "run", "suite", "data", "heads"):
         cases_of_parts[part] = {case.name: case for case in cases(part, smoke)}
     later_steps = [case.name for case in (*eager_steps(), *peer_steps(), *other_first_steps())]
     groups = [
-        ("steps", [case.name for case in headline_steps()]),
-        ("suite", list(FIRST_TESTS)),
+        ("steps", [case.name for case in preset_steps()]),
+        ("run", list(cases_of_parts["run"])),
+        ("steps", [case.name for case in (*new_steps(), *headline_steps())]),
+        ("suite", ["captured passes", *FIRST_TESTS]),
         ("steps", later_steps),
-        ("suite", [OTHER_TESTS[0]]),
+        ("suite", list(OTHER_TESTS[:2])),
         ("data", list(cases_of_parts["data"])),
         ("heads", list(cases_of_parts["heads"])),
         ("suite", [name for name in cases_of_parts["suite"] if name in FAMILIES]),

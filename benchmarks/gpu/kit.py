@@ -2,8 +2,8 @@
 
 Each number is written down as it comes, so that a call that is killed loses none. A case that fails, whether it
 raises, runs out of memory, dies or does not end, is kept with its reason in one line and with what it had measured
-before, and the next one is started. One that has a result for its options is not run again. So a part can be stopped
-at any time, and goes on.
+before, and the next one is started. One that has a result of this code for its options is not run again; one whose
+result is of other code is, after those that have none. So a part can be stopped at any time, and goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.cases import Case, Options
-from benchmarks.report import gpus, machine, stamp, versions, write_result
+from benchmarks.gpu.code import code_now, stamp_of_code
+from benchmarks.report import gpus, machine, versions, write_result
 
 # Takes named results, each as soon as it is measured.
 Keep = Callable[..., None]
@@ -59,19 +60,32 @@ class Results:
         """Read the results that this machine's GPU has."""
         gpu = re.sub("[^a-z0-9]+", "-", gpus().lower())
         path = folder / f"{part}-{gpu}.json"
-        cases = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else {}
-        return cls(part, path, cases)
+        if not path.exists():
+            return cls(part, path, {})
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        for result in stored["cases"].values():
+            # Results of earlier versions of the kit have those of their file.
+            result.setdefault("versions", stored["versions"])
+        return cls(part, path, stored["cases"])
+
+    def has_any(self, case: Case) -> bool:
+        """Return whether the case has a result for its options, of whatever code."""
+        result = self.cases.get(case.name)
+        return result is not None and result["options"] == case.options and result["status"] != UNFINISHED
 
     def has(self, case: Case, retry: bool = False) -> bool:
-        """Return whether the case has a result for its options; with `retry`, only what was measured is one."""
-        result = self.cases.get(case.name)
-        if result is None or result["options"] != case.options or result["status"] == UNFINISHED:
+        """Return whether it has one of this code; with `retry`, only what was measured is one."""
+        if not self.has_any(case):
             return False
-        return result["status"] == "measured" or not retry
+        result = self.cases[case.name]
+        is_current = all(result.get(name) == value for name, value in code_now().items())
+        return is_current and (result["status"] == "measured" or not retry)
 
     def keep(self, case: Case, outcome: dict[str, Any]) -> None:
-        """Write down one more result."""
-        self.cases[case.name] = {"options": case.options, **outcome, "cpu": machine()["cpu"], **stamp()}
+        """Write down one more result; one of other code stays until the new one is whole."""
+        if outcome["status"] == UNFINISHED and self.has_any(case):
+            return
+        self.cases[case.name] = {"options": case.options, **outcome, "cpu": machine()["cpu"], **stamp_of_code()}
         part = {"part": self.part, "machine": machine(), "versions": versions(), "cases": self.cases}
         write_result(self.path, part)
 
@@ -112,11 +126,14 @@ class Kit:
     after_case: Callable[[], object] = lambda: None
 
     def run(self, part: str, cases: Sequence[Case], measure: Measure, case_seconds: float) -> tuple[int, int]:
-        """Run what has no result yet, until the call ends; return how many cases failed now and how many wait."""
+        """Run what has no result yet, then what has one of other code, until the call ends.
+
+        Returns how many cases failed now and how many wait.
+        """
         results = Results.open(self.folder, part)
         failed = 0
         waiting = 0
-        for case in cases:
+        for case in sorted(cases, key=results.has_any):
             if results.has(case, self.retry):
                 continue
             seconds_left = self.deadline - time.monotonic()
@@ -206,7 +223,8 @@ def one_line(error: BaseException) -> str:
 
 
 def _measure_in_child(measure: Measure, options: Options, work: Path, sender: Connection) -> None:
-    """Measure a case and send what comes, and at the end its outcome."""
+    """Measure a case in its environment and send what comes, and at the end its outcome."""
+    os.environ.update(options.get("environment", {}))
     try:
         measure(options, work, lambda **numbers: sender.send(({}, numbers)))
         outcome = {"status": "measured"}

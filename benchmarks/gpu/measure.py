@@ -6,8 +6,11 @@ A measure gives each number to `keep` as soon as it has it, so that what fails l
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
+import os
+import re
 import tempfile
 import time
 from argparse import Namespace
@@ -23,6 +26,8 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 import transformers
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from filelock import FileLock
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -58,10 +63,25 @@ from training.sweep.run import write_configuration
 
 # The start and end (µs) of a kernel, and its name.
 Interval = tuple[float, float, str]
+# A time in seconds, or an event of the device.
+TimeMark = Any
 # Steps that are not timed: a compiled model is compiled in the first two.
 WARM_UP = 3
 GAPS = 5
-LONGEST_NAME = 80
+DEAREST = 30
+LONGEST_NAME = 120
+# Group of kernels → what their names contain, on a GPU or, in a smoke test, those of a CPU's operators. The first that
+# fits counts. A fused kernel is named after all its operators, and after the product or attention that it prepares.
+FUSED = "triton_(poi|per|red)_fused"
+KERNEL_GROUPS = {
+    "optimizer": "multi_tensor_apply|[Aa]dam|_foreach_",
+    "attention": f"^(?!{FUSED}).*(fmha|flash|sdpa|scaled_dot_product|ScaledDotProduct|cudnn::fusion)",
+    "products": f"^(?!{FUSED}).*(nvjet|gemm|cutlass|cublas|splitK|_grouped_mm|::b?mm|addmm|linear|matmul|[Mm]mBack)",
+    "softmax": "softmax|logsumexp|nll_loss|cross_entropy|exp_kernel",
+    "norms": "layer_norm|LayerNorm|GammaBeta|rsqrt|pow_sum",
+    "routing": "sort|topk|TopK|scatter|gather|index|cumsum|kernel_scan|histogram|bincount|masked_fill|argmax|one_hot",
+    "casts": f"copy_kernel|Memcpy|aten::(to|copy_)$|{FUSED}_(_to_copy|transpose|_?(unsafe_)?view|clone|t|_)+[0-9]+$",
+}
 RECORD_FIELDS = (
     "n_active",
     "n_total",
@@ -85,9 +105,14 @@ def import_installed(module: str) -> ModuleType:
 
 
 def suite(options: Options, work: Path, keep: Keep) -> None:
-    """Keep the outcome of each test of `tests/gpu`, and the deviations from the CPU that it measured."""
+    """Keep the outcome of each test of `tests/gpu`, and the deviations from the CPU that it measured.
+
+    Raises Skipped where all of them were.
+    """
     pytest = import_installed("pytest")
     failures: list[str] = []
+    reasons: list[str] = []
+    outcomes: set[str] = set()
 
     class Outcomes:
         def pytest_runtest_logreport(self, report: Any) -> None:
@@ -95,16 +120,28 @@ def suite(options: Options, work: Path, keep: Keep) -> None:
                 return
             name = report.nodeid.partition("::")[2]
             keep(**{name: {"outcome": report.outcome, **dict(report.user_properties)}})
+            outcomes.add(report.outcome)
+            if report.skipped:
+                reasons.append(report.longrepr[2])
             if report.failed:
                 crash = getattr(report.longrepr, "reprcrash", None)
                 message = crash.message.splitlines()[0] if crash else "error"
                 failures.append(f"{name}: {message}")
 
-    tests = [f"{ROOT / 'tests' / 'gpu'}/test_device.py::{test}" for test in options["tests"]]
+    tests = [f"{file_of(test)}::{test}" for test in options["tests"]]
     arguments = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir", str(ROOT), *tests]
     status = pytest.main(arguments, plugins=[Outcomes()])
     if status != pytest.ExitCode.OK:
         raise RuntimeError("; ".join(failures) or f"pytest ended with {status.name}")
+    if outcomes == {"skipped"}:
+        raise Skipped(reasons[0])
+
+
+def file_of(test: str) -> Path:
+    """Return the file in `tests/gpu` that has a test of this name."""
+    definition = f"def {test.partition('[')[0]}("
+    files = (ROOT / "tests" / "gpu").glob("test_*.py")
+    return next(file for file in files if definition in file.read_text(encoding="utf-8"))
 
 
 def shape_of(options: Options) -> Namespace:
@@ -147,6 +184,9 @@ def arguments_of(options: Options) -> TrainingArguments:
 
 def session_of(options: Options) -> Session:
     """Make a session whose weights are drawn on the device: a CPU takes minutes for billions of them."""
+    if DEVICE.type == "cpu" and "ACCELERATE_USE_FSDP" in os.environ:
+        # Accelerate would train with DDP on a CPU.
+        PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
     with DEVICE:
         session = session_on_random_tokens(arguments_of(options), options["vocab"])
     if options["implementation"] != "auto":
@@ -161,39 +201,61 @@ def steps(options: Options, work: Path, keep: Keep) -> None:
         seconds = in_turns({"": matmul_bound(shape, options["precision"])}, options["rounds"])[""]
         keep(seconds=seconds, tokens_per_second=shape.batch * shape.length / seconds)
         return
+    use_backend(options)
+    LOOPS[options.get("loop", "train.py")](options, work, StepClock(options, keep))
+
+
+def use_backend(options: Options) -> None:
+    """Compile in this process by the back end of a smoke test, if these are its options."""
     if "backend" in options:
         torch.compile = partial(torch.compile, backend=options["backend"])
-    LOOPS[options.get("loop", "train.py")](options, work, StepClock(options, keep))
+
+
+def mark_time() -> TimeMark:
+    """Mark now, or the end of the work that the device has got so far."""
+    if DEVICE.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(start: TimeMark, end: TimeMark) -> float:
+    """Return the seconds between two marks, which the device has passed."""
+    if isinstance(start, float):
+        return end - start
+    return start.elapsed_time(end) * 1e-3
 
 
 class StepClock:
     """Measures the steps of any training loop, which calls `tick` after each and stops where it returns False.
 
-    The first `WARM_UP` steps compile. `rounds` are timed together, as a run makes them: nothing but the loop itself
-    waits for the device in between. Then two are traced, of which the first starts the tracer.
+    The first `WARM_UP` steps compile. `rounds` are timed as a run makes them, by events on the device: nothing but the
+    loop itself waits for it in between. Then two are traced, of which the first starts the tracer.
     """
 
     def __init__(self, options: Options, keep: Keep) -> None:
         self.options = options
         self.keep = keep
-        self.step_ends = [time.perf_counter()]
+        self.started = time.perf_counter()
+        self.step_ends: list[TimeMark] = []
         self.steps = WARM_UP + options["rounds"] + 2
         self.seconds = 0.0
         self._trace = profile()
 
     def tick(self, loss: float | None = None) -> bool:
         """End a step, whose loss is given where the loop reads it; return whether another step shall follow."""
+        self.step_ends.append(mark_time())
         step = len(self.step_ends)
         last_timed = self.steps - 2
         if not WARM_UP < step < last_timed:
             finish(DEVICE)
-        self.step_ends.append(time.perf_counter())
         if loss is not None and not math.isfinite(loss):
             raise RuntimeError(f"step {step} diverged: loss {loss}")
         if step == 1:
             self.keep(first_loss=loss)
         if step == WARM_UP:
-            self.keep(seconds_to_fourth_step=self.step_ends[-1] - self.step_ends[0])
+            self.keep(seconds_to_fourth_step=time.perf_counter() - self.started)
         if step == last_timed:
             self._keep_speed()
         if step > last_timed:
@@ -208,7 +270,8 @@ class StepClock:
         o = self.options
         arguments = arguments_of(o)
         shape = architecture(arguments.model, o["vocab"])
-        self.seconds = (self.step_ends[self.steps - 2] - self.step_ends[WARM_UP]) / o["rounds"]
+        timed = self.step_ends[WARM_UP - 1 :]
+        self.seconds = median(itertools.starmap(seconds_between, itertools.pairwise(timed)))
         micro_batch_tokens = o["micro_batch"] * o["length"]
         tokens_per_step = micro_batch_tokens * o["passes"]
         memory = torch.cuda.max_memory_allocated(DEVICE) if DEVICE.type == "cuda" else None
@@ -227,6 +290,7 @@ class StepClock:
         host_seconds = max(0.0, self.seconds - kernel_seconds)
         self.keep(kernels=len(intervals), kernel_seconds=kernel_seconds, host_seconds=host_seconds)
         self.keep(host_share=host_seconds / self.seconds, gaps=gaps["gaps"])
+        self.keep(group_seconds=group_seconds(intervals, host_seconds), dearest_kernels=dearest(intervals))
 
 
 def train_py(options: Options, work: Path, clock: StepClock) -> None:
@@ -342,11 +406,39 @@ def idle(intervals: Iterable[Interval], longest: int = GAPS) -> dict[str, Any]:
     first_start, last_end, last_name = ordered[0]
     for start, end, name in ordered[1:]:
         if start > last_end:
-            gaps.append({"microseconds": round(start - last_end, 1), "after": last_name, "before": name})
+            gap = {"microseconds": round(start - last_end, 1), "after": last_name[:LONGEST_NAME]}
+            gaps.append({**gap, "before": name[:LONGEST_NAME]})
         last_end, last_name = max((last_end, last_name), (end, name))
     busy = last_end - first_start - sum(gap["microseconds"] for gap in gaps)
     gaps.sort(key=lambda gap: -gap["microseconds"])
     return {"busy_seconds": busy * 1e-6, "gaps": gaps[:longest]}
+
+
+def group_of(kernel: str) -> str:
+    """Return the group that a kernel's name tells, "other" where it tells none: activations, rotations, sums."""
+    for group, pattern in KERNEL_GROUPS.items():
+        if re.search(pattern, kernel):
+            return group
+    return "other"
+
+
+def group_seconds(intervals: Iterable[Interval], idle_seconds: float) -> dict[str, float]:
+    """Return group → seconds of its kernels in a traced step, and the time without any as "idle"."""
+    seconds = dict.fromkeys((*KERNEL_GROUPS, "other"), 0.0)
+    for start, end, name in intervals:
+        seconds[group_of(name)] += (end - start) * 1e-6
+    return {**seconds, "idle": idle_seconds}
+
+
+def dearest(intervals: Iterable[Interval], number: int = DEAREST) -> list[dict[str, Any]]:
+    """Return the kernels that took most of a traced step: group, name, calls and milliseconds of all of these."""
+    kernels: dict[str, dict[str, Any]] = {}
+    for start, end, name in intervals:
+        new = {"group": group_of(name), "kernel": name[:LONGEST_NAME], "calls": 0, "milliseconds": 0.0}
+        kernel = kernels.setdefault(name, new)
+        kernel["calls"] += 1
+        kernel["milliseconds"] += (end - start) * 1e-3
+    return sorted(kernels.values(), key=lambda kernel: -kernel["milliseconds"])[:number]
 
 
 def start_trace() -> profile:
@@ -366,7 +458,7 @@ def stop_trace(trace: profile) -> list[Interval]:
     for event in trace.events():
         is_traced = event.device_type == device_type and not event.is_user_annotation
         if is_traced and (on_gpu or event.cpu_parent is None):
-            intervals.append((event.time_range.start, event.time_range.end, event.name[:LONGEST_NAME]))
+            intervals.append((event.time_range.start, event.time_range.end, event.name))
     return intervals
 
 

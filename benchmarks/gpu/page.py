@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import baselines
+from benchmarks.gpu.code import is_of_today, name_of_code, split_by_code
 from benchmarks.report import format_number, format_value, quotient
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count
@@ -61,6 +62,8 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "tokens": ("tokens", format_count),
     "eval_loss": ("held-out loss", "{:.4f}".format),
     "tokens_per_second": ("tokens/s", format_number),
+    "bare_tokens_per_second": ("bare step, tokens/s", format_number),
+    "share_of_bare": ("share of it", _SHARE),
     "seconds": ("time", _TIME),
     "prompt_seconds": ("prompt", _TIME),
     "mfu": ("MFU", _SHARE),
@@ -82,9 +85,13 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def sections(part: str, folder: Path) -> str:
-    """Show what a part measured, by GPU, and of steps what earlier commits did."""
+    """Show what a part measured, by GPU and code, and of steps what earlier commits did."""
     files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{part}-*.json"))]
-    text = "".join(f"\n### {part.title()}\n\n{section(results)}\n" for results in files)
+    text = ""
+    for results in files:
+        for of_code in split_by_code(results):
+            old = "" if is_of_today(of_code) else ", with other code than today's"
+            text += f"\n### {part.title()}{old}\n\n{section(of_code)}\n"
     if part == "steps":
         table = baselines.table(part, files)
         if table:
@@ -103,7 +110,7 @@ def section(part: dict[str, Any]) -> str:
     if rows:
         text += f"\n{_table(rows).markdown()}\n"
     if part["part"] == "steps" and results:
-        text += f"\n{goals(results)}\n"
+        text += f"{kernel_groups(results)}\n{goals(results)}\n"
     for status in ("failed", "skipped", "unfinished"):
         lines = [
             f"- {name}: {case.get('reason', 'the call ended')}"
@@ -123,14 +130,11 @@ def _head(part: dict[str, Any]) -> str:
     days = sorted({case["date"] for case in cases})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     gpu = "no GPU" if machine["gpu"] == "none" else machine["gpu"]
-    hardware = f"{_distinct(cases, 'cpu')}, {machine['cores']} cores, {machine['memory']}"
+    processors = ", ".join(sorted({case["cpu"] for case in cases}))
+    hardware = f"{processors}, {machine['cores']} cores, {machine['memory']}"
     libraries = [f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions]
-    commits = _distinct(cases, "commit")
+    commits = ", ".join(sorted({name_of_code(case) for case in cases}))
     return f"{gpu}; {hardware}; {', '.join(libraries)}; commit {commits}; {when}.\n"
-
-
-def _distinct(cases: Iterable[dict[str, Any]], field: str) -> str:
-    return ", ".join(sorted({case[field] for case in cases}))
 
 
 def _table(rows: list[Row]) -> Table:
@@ -141,6 +145,17 @@ def _table(rows: list[Row]) -> Table:
         texts = {COLUMNS[field][0]: text_of(field, values.get(field)) for field in fields}
         cells.append({"case": name, **texts, **ratios})
     return Table.of(cells)
+
+
+def kernel_groups(results: Results) -> str:
+    """Show the milliseconds of a step by group of kernels; nothing where no result has them."""
+    rows = []
+    for name, result in results.items():
+        groups = result.get("group_seconds", {})
+        if groups:
+            milliseconds = {group: f"{1e3 * seconds:.1f}" for group, seconds in groups.items()}
+            rows.append({"ms of a step": name, **milliseconds})
+    return f"\n{Table.of(rows).markdown()}\n" if rows else ""
 
 
 def text_of(field: str, value: Any) -> str:
@@ -182,10 +197,12 @@ def tests(result: dict[str, Any]) -> dict[str, Any]:
 def peers(part: str, name: str, results: Results) -> dict[str, str]:
     """Return heads of columns → the case beside which they show this one."""
     if part == "steps":
+        base, _, variant = name.partition("; ")
         _, width, experts = name.partition(",")[0].split()
         compiled = ", compile True" if "compile True" in name else ""
         trainers = [peer for peer in results if f" {width} {experts}, " in peer and "loop Trainer" in peer]
         return {
+            "× base": base if variant else "",
             "× dense": f"ours {width} E1, auto{compiled}",
             "× Trainer": _fastest(trainers, results),
             "× matrix products": f"matmul {width} E1, auto",

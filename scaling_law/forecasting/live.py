@@ -114,7 +114,7 @@ class TrainingCurve:
         losses = np.atleast_1d(np.asarray(self.losses, float))
         if tokens.shape != losses.shape or tokens.ndim != 1:
             raise InputError(f"losses have shape {losses.shape}; tokens have {tokens.shape}, one loss each is needed")
-        if not (np.all(np.diff(tokens) > 0) and np.all(tokens > 0)):
+        if not np.all(np.diff(tokens, prepend=0) > 0):
             raise InputError("tokens must be positive and increase: a curve is one run")
         _check_losses("losses", losses)
         if self.final is not None:
@@ -454,7 +454,12 @@ def curve_of(record: Any, lines: Iterable[Mapping[str, Any]]) -> TrainingCurve:
 
 def points_of(lines: Iterable[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray]:
     """Read the tokens and losses of the lines of a step log, without spikes and skipped steps."""
-    losses = {line["tokens"]: line["loss"] for line in lines if line.get("loss") and not line.get("loss_spike")}
+    # A skipped step's loss is None in a file, and not a number while its run goes on.
+    losses = {
+        line["tokens"]: line["loss"]
+        for line in lines
+        if np.isfinite(line.get("loss") or np.nan) and not line.get("loss_spike")
+    }
     return np.array([*losses], float), np.array([*losses.values()], float)
 
 

@@ -4,24 +4,28 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks.gpu import baselines, kit, measure, page
+from benchmarks.gpu import baselines, code, kit, measure, page, real_run
 from benchmarks.gpu.cases import (
     CASE_SECONDS,
     FIRST_SECONDS,
     FIRST_TESTS,
     PARTS,
     SMOKE,
+    VARIANTS,
     Case,
     cases,
     first,
     headline_steps,
+    new_steps,
     peer_steps,
+    vary,
 )
-from benchmarks.gpu.measure import idle
+from benchmarks.gpu.measure import dearest, group_of, group_seconds, idle
 from benchmarks.report import ROOT, machine, versions
 from scaling_law import Architecture, Throughput
 from scaling_law.machine.memory import training_memory
@@ -109,6 +113,109 @@ def test_a_result_counts_for_its_options_only(run):
         assert run(Case("fine", {"do": "fine", "value": value}))[1]["fine"]["result"]["value"] == value
 
 
+@pytest.fixture
+def other_code(monkeypatch):
+    """The kit as it runs after a change of its files, or with another torch."""
+
+    def change(**changed):
+        now = {**code.code_now(), **changed}
+        monkeypatch.setattr(kit, "code_now", lambda: now)
+        monkeypatch.setattr(kit, "stamp_of_code", lambda: {"date": "2026-11-30", "commit": None, **now})
+        monkeypatch.setattr(code, "hash_of_files", lambda: now["code"])
+
+    return change
+
+
+@pytest.mark.parametrize("changed", [{"code": "fedcba9876"}, {"versions": {"torch": "9.9"}}], ids=["files", "torch"])
+def test_a_result_of_other_code_is_measured_again_after_those_that_have_none(run, tmp_path, other_code, changed):
+    old, new = ROWS["fine"], Case("new", {"do": "skip"})
+    run(old)
+    other_code(**changed)
+    assert run(old, new)[0] == (0, 0)
+    assert calls(tmp_path) == ["fine", "skip", "fine"]
+    run(old, new)
+    assert calls(tmp_path) == ["fine", "skip", "fine"]
+
+
+def test_a_result_of_other_code_stays_until_the_new_one_is_whole(run, tmp_path, other_code):
+    """Of a call that is cut, too."""
+    before = run(Case("a", {"do": "fine", "value": 7}))[1]
+    other_code(code="fedcba9876")
+    results = kit.Results.open(tmp_path / "results", "steps")
+    results.keep(Case("a", {"do": "fine", "value": 7}), {"status": "unfinished", "result": {"value": 8}})
+    assert stored(tmp_path) == before
+    assert not results.has(Case("a", {"do": "fine", "value": 7}))
+
+
+def test_results_of_earlier_kits_load_and_are_of_other_code(run, tmp_path):
+    """They had versions once a file, and no hash."""
+    old, new = (Case(f"ours d1024 E{experts}, auto", {"do": "fine"}) for experts in (1, 8))
+    run(old)
+    path = kit.Results.open(tmp_path / "results", "steps").path
+    part = json.loads(path.read_text())
+    for name in ("code", "versions"):
+        del part["cases"][old.name][name]
+    part["cases"][old.name]["commit"] = "bfc1c38b62+"
+    part["versions"] = {"torch": "2.11.0", "transformers": "5.17.0"}
+    path.write_text(json.dumps(part))
+    text = page.sections("steps", path.parent)
+    assert "### Steps, with other code than today's\n" in text
+    assert "torch 2.11.0, transformers 5.17.0; commit bfc1c38b62 with uncommitted changes;" in text
+    run(new)
+    text = page.sections("steps", path.parent)
+    assert text.index("### Steps\n") < text.index("### Steps, with other code than today's\n")
+    assert "torch 2.11.0, transformers 5.17.0;" in text  # though another torch wrote the file since
+
+
+def test_the_code_of_a_result_is_files_on_the_path_of_a_step(tmp_path, monkeypatch):
+    for name in (
+        "training/run/step.py",
+        "modeling_switch_moe/a/b.py",
+        "benchmarks/gpu/measure.py",
+        "training/run/a.txt",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(code, "ROOT", tmp_path)
+    hash_of_files = code.hash_of_files.__wrapped__
+    hashes = [hash_of_files()]
+    for name, is_on_path in {
+        "training/run/step.py": True,
+        "modeling_switch_moe/a/b.py": True,
+        "benchmarks/gpu/measure.py": True,
+        "training/run/new.py": True,
+        "training/run/a.txt": False,
+        "benchmarks/gpu/page.py": False,
+        "training/sweep.py": False,
+    }.items():
+        (tmp_path / name).write_text("other")
+        hashes.append(hash_of_files())
+        assert (hashes[-1] != hashes[-2]) == is_on_path, name
+    (tmp_path / "training/run/new.py").rename(tmp_path / "training/run/newer.py")
+    assert hash_of_files() != hashes[-1]
+    assert all((ROOT / path).exists() for path in code.PATHS)
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_commit_is_named_only_where_the_files_are_its(monkeypatch, is_changed):
+    monkeypatch.setattr(code, "has_changes", lambda: is_changed)
+    monkeypatch.setattr(code, "stamp", lambda: {"date": "2026-11-30", "commit": "abc+"})  # other files differ
+    stamp = code.stamp_of_code.__wrapped__()
+    assert stamp == {"date": "2026-11-30", **code.code_now(), "commit": None if is_changed else "abc"}
+    assert code.name_of_code(stamp) == (f"none, files {stamp['code']}" if is_changed else "abc")
+
+
+def test_a_case_runs_in_its_environment(monkeypatch):
+    case = vary(Case("a", {"do": "fine"}), "DDP")
+    assert (case.name, case.options) == ("a; DDP", {"do": "fine", "environment": VARIANTS["DDP"]})
+    values, sent = [], []
+    monkeypatch.setattr(kit.os, "environ", {"RANK": "1", "HOME": "here"})
+    sender = SimpleNamespace(send=sent.append)
+    kit._measure_in_child(lambda *_: values.append(dict(kit.os.environ)), case.options, Path(), sender)
+    assert values == [{"HOME": "here", **VARIANTS["DDP"]}]
+    assert sent == [({"status": "measured"}, {})]
+
+
 def test_what_does_not_end_is_a_failure_and_what_the_clock_cuts_is_left(run, tmp_path):
     (failed, left), found = run(Case("slow", {"do": "sleep"}), ROWS["fine"], case_seconds=5)
     assert (failed, left) == (1, 0)
@@ -177,8 +284,13 @@ def test_results_of_another_gpu_are_in_another_file(tmp_path, monkeypatch):
 
 def test_the_first_cases_answer_each_question():
     groups = first()
-    assert [part for part, _ in groups] == ["steps", "suite", "steps", "suite", "data", "heads", "suite"]
-    headline = [case.options for case in groups[0][1]]
+    assert [part for part, _ in groups] == [
+        *("steps", "run", "steps", "suite", "steps"),
+        *("suite", "data", "heads", "suite"),
+    ]
+    names = [case.name for case in (*new_steps(), *headline_steps())]
+    assert [case.name for case in groups[2][1]] == names
+    headline = [case.options for case in groups[2][1]][len(new_steps()) :]
     assert [(o["model"], o["width"], o["experts"], o["micro_batch"], o["passes"]) for o in headline] == [
         *(("ours", 1024, experts, 32, 4) for experts in (1, 8, 32)),
         ("qwen3_moe", 1024, 8, 32, 4),
@@ -186,7 +298,11 @@ def test_the_first_cases_answer_each_question():
         *(("ours", 2048, 1, 32, 4), ("ours", 1024, 1, 64, 2)),
     ]
     assert all(o["compile"] and o["attention"] == "compute" and o["precision"] == "bf16" for o in headline)
-    assert [case.name for case in groups[1][1]] == [*FIRST_TESTS]
+    assert [case.name for case in groups[3][1]] == ["captured passes", *FIRST_TESTS]
+    assert [(case.options["blocks"], case.options["experts"]) for case in groups[0][1]] == [(16, 1), (16, 8)]
+    tokens = {(o["micro_batch"], o["length"]) for o in (case.options for case in new_steps())}
+    assert tokens == {(32, 512), (4, 4096)}
+    assert {case.name.partition("; ")[2] for case in new_steps()} == {"", "FSDP2", "DDP"}
     steps = [case.options for part, listed in groups if part == "steps" for case in listed]
     for o in headline[:-1]:  # each eager, too
         assert o | {"compile": False} in steps
@@ -197,13 +313,14 @@ def test_the_first_cases_answer_each_question():
 
 
 def test_what_the_first_minutes_are_for_fits_into_them():
-    (_, headline), (_, tests), (_, others) = first()[:3]
+    (_, presets), (_, runs), (_, headline), (_, tests), (_, others) = first()[:5]
     last = [case.name for case in others].index("qwen3_moe d1024 E8, grouped_mm, compile True, loop Trainer")
     assert {case.name for case in peer_steps()} - {case.name for case in others[: last + 1]} == {
         "mixtral d1024 E8, grouped_mm, compile True, loop Trainer"
     }
-    assert sum(case.seconds for case in headline) <= FIRST_SECONDS / 3
-    assert sum(case.seconds for case in (*headline, *tests, *others[: last + 1])) <= FIRST_SECONDS
+    news = (*presets, *runs, *headline)
+    assert sum(case.seconds for case in news) <= 2 * FIRST_SECONDS / 3
+    assert sum(case.seconds for case in (*news, *tests, *others[: last + 1])) <= FIRST_SECONDS
 
 
 def test_every_model_of_ours_fits_into_80_gb_and_does_not_diverge():
@@ -236,7 +353,7 @@ def test_cases_have_names_of_their_own_and_options_that_a_file_keeps(part):
         assert len({case.name for case in of_first}) == len(of_first)
     assert part in SMOKE
     assert part in CASE_SECONDS
-    with pytest.raises(ValueError, match="part 'other'; it must be one of steps, suite"):
+    with pytest.raises(ValueError, match="part 'other'; it must be one of steps, run, suite"):
         cases("other")
 
 
@@ -254,8 +371,20 @@ def test_models_are_drawn_on_the_device_with_heads_that_need_no_logits(model, mo
 
 
 def test_every_test_of_the_suite_is_run():
-    tests = re.findall(r"^def (test_\w+)", (ROOT / "tests/gpu/test_device.py").read_text(), re.MULTILINE)
+    files = (ROOT / "tests" / "gpu").glob("test_*.py")
+    tests = re.findall(r"^def (test_\w+)", "\n".join(file.read_text() for file in files), re.MULTILINE)
+    assert len(tests) == len({*tests})
     assert {name.partition("[")[0] for case in cases("suite") for name in case.options["tests"]} == {*tests}
+
+
+def test_a_case_of_the_suite_whose_tests_are_all_skipped_says_why(tmp_path):
+    """Layouts of several GPUs, of which there is one at most; the module of the test is found by its name."""
+    kept = {}
+    test = "test_several_gpus_train_what_one_trains[hsdp]"
+    with pytest.raises(kit.Skipped, match="it needs 4 GPUs; there are"):
+        measure.suite({"tests": [test]}, tmp_path, lambda **more: kept.update(more))
+    assert kept == {test: {"outcome": "skipped"}}
+    assert measure.file_of("test_a_result_is_overwritten_by_the_next").name == "test_captured_passes.py"
 
 
 def test_idle_time_lies_between_intervals():
@@ -268,8 +397,80 @@ def test_idle_time_lies_between_intervals():
     assert idle([]) == {"busy_seconds": 0.0, "gaps": []}
 
 
+KERNELS = {
+    "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT": "products",
+    "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_256x128_32x6_nt_align8>": "products",
+    "triton_poi_fused__grouped_mm__to_copy_transpose_13": "other",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1": "attention",
+    "fmha_cutlassF_f32_aligned_64x64_rf_sm80": "attention",
+    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>": "norms",
+    "triton_per_fused__to_copy__unsafe_view_add_native_layer_norm_native_layer_norm_backward_view_5": "norms",
+    "triton_per_fused__to_copy_add_mean_mul_pow_rsqrt_0": "norms",
+    "triton_red_fused__to_copy_add_arange_eq_exp_gather_log_lt_mul_ne_prepare_softmax_online_0": "softmax",
+    "triton_poi_fused__to_copy_transpose_view_3": "casts",
+    "triton_poi_fused__to_copy_t_1": "casts",
+    "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(": "casts",
+    "Memcpy HtoD (Pinned -> Device)": "casts",
+    "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSortOnesweepKernel<": "routing",
+    "triton_poi_fused_index_put_new_zeros_unsqueeze_view_1": "routing",
+    "void at::native::multi_tensor_apply_kernel<at::native::FusedOptimizerTensorListMetadata<4>": "optimizer",
+    "triton_poi_fused_cat_mul_silu_silu_backward_split_2": "other",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>": "other",
+}
+
+
+def test_a_kernels_name_tells_its_group():
+    """Names of kernels that an H100 ran in our steps."""
+    assert {name: group_of(name) for name in KERNELS} == KERNELS
+
+
+def test_the_dearest_kernels_are_sums_over_calls_and_groups_add_up():
+    ran = [(0, 3_000, "nvjet_a"), (3_000, 4_000, "Memcpy"), (5_000, 7_500, "nvjet_b"), (8_000, 11_000, "Memcpy")]
+    assert dearest(ran, number=2) == [
+        {"group": "casts", "kernel": "Memcpy", "calls": 2, "milliseconds": 4.0},
+        {"group": "products", "kernel": "nvjet_a", "calls": 1, "milliseconds": 3.0},
+    ]
+    seconds = group_seconds(ran, idle_seconds=0.0015)
+    assert {name: value for name, value in seconds.items() if value} == pytest.approx(
+        {"products": 0.0055, "casts": 0.004, "idle": 0.0015}
+    )
+    assert sum(seconds.values()) == pytest.approx(0.011)
+
+
+def test_a_run_skips_a_step_and_keeps_its_weights(monkeypatch):
+    """Time counts from the end of the third step, by the tokens of each."""
+    weights = torch.nn.Linear(2, 1)
+    before = [parameter.clone() for parameter in weights.parameters()]
+    session = SimpleNamespace(
+        model=weights,
+        schedule=SimpleNamespace(ramp=SimpleNamespace(sequences=lambda step: 2 if step < 10 else 4)),
+        data=SimpleNamespace(sequence_length=8),
+    )
+    now, losses = [50.0], []
+
+    def step(session, number, rate):
+        now[0] += 1 if number < 3 else 2
+        losses.append(float(session.model(torch.ones(2)).detach()))
+        return number
+
+    monkeypatch.setattr(real_run.time, "perf_counter", lambda: now[0])
+    clock = real_run.RunClock(step)
+    assert [clock(session, number, 1e-3) for number in range(24)] == [*range(24)]
+    assert [number for number, loss in enumerate(losses) if loss != loss] == [real_run.SKIPPED]
+    assert all(map(torch.equal, before, weights.parameters()))
+    assert clock.tokens_per_second() == (7 * 16 + 14 * 32) / (21 * 2)
+
+
+def test_a_run_without_one_of_its_events_is_a_failure(tmp_path):
+    (tmp_path / "trunk").mkdir()
+    lines = [{"step": 10, "tokens": 40, "batch_sequences": 4}, {"step": 11, "tokens": 44, "eval_loss": 1.0}]
+    (tmp_path / "trunk" / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(RuntimeError, match="too few branches, skipped_steps, batches, checkpoints: "):
+        real_run.events_of(tmp_path)
+
+
 def test_a_clock_times_steps_after_the_first_and_traces_the_last(monkeypatch):
-    """Four steps of a second each, after three of ten; the loop's own time between two steps counts."""
+    """The median of four steps, after three of ten seconds; the loop's own time between two steps counts."""
     now, kept = [100.0], {}
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(measure, "stop_trace", lambda trace: [(0, 250_000, "a"), (500_000, 750_000, "b")])
@@ -277,13 +478,14 @@ def test_a_clock_times_steps_after_the_first_and_traces_the_last(monkeypatch):
     monkeypatch.setattr(measure.devices, "peak_flops", lambda device: 1e12)
     options = next(case.options for case in cases("steps", smoke=True) if case.name == "ours d512 E8, auto")
     clock = measure.StepClock(options | {"rounds": 4}, lambda **more: kept.update(more))
-    for seconds, wanted in zip([10] * 3 + [1] * 6, [True] * 8 + [False], strict=True):
+    for seconds, wanted in zip([10] * 3 + [1, 1, 9, 1] + [1] * 2, [True] * 8 + [False], strict=True):
         now[0] += seconds
         assert clock.tick(5.5) is wanted
     tokens = 4 * 32 * 2
     assert (kept["first_loss"], kept["seconds_to_fourth_step"], kept["seconds"]) == (5.5, 30, 1)
     assert (kept["tokens_per_second"], kept["micro_batches"], kept["kernels"]) == (tokens, 2, 2)
     assert (kept["kernel_seconds"], kept["host_seconds"], kept["host_share"]) == (0.5, 0.5, 0.5)
+    assert kept["group_seconds"] == {**dict.fromkeys(kept["group_seconds"], 0.0), "other": 0.5, "idle": 0.5}
     measured = kept["measurement"] | {"architecture": Architecture(**kept["measurement"]["architecture"])}
     assert Measurement(**measured)[1:] == (32, tokens, tokens // 2, 1, None)
     assert Measurement(**measured).architecture == Architecture(64, 8, 1, 1, 257)
@@ -320,6 +522,7 @@ def test_the_page_shows_steps_beside_dense_and_bound_and_the_goals():
     assert f"{dense}: MFU 50.0% (meets the goal of 45%)" in text
     assert "| mixtral d1024 E8, deepgemm |  |  | 3 GB |" in text
     assert "- mixtral d1024 E8, deepgemm: ImportError: no kernel" in text
+    assert re.search(r"; FSDP2 \|.*\| 0.95× \|", of_steps(**{dense: 500_000, f"{dense}; FSDP2": 475_000}))
     assert "misses the goal of 0.84" in of_steps(**speeds | {moe: 300_000})
     assert "misses the goal of 45%" in of_steps(**speeds | {dense: 300_000})
     assert "Goals: not measured." in of_steps(**{"ours d512 E8, auto": 1.0})

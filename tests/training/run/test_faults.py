@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import random
 import resource
@@ -28,6 +29,7 @@ from tests.training.token_caches import flip_a_bit
 from training import Run
 from training.run import checkpoint
 from training.run import progress as training_progress
+from training.run import step as training_step
 from training.run.devices import StopSignal
 from training.run.dry_run import OutOfMemory, smaller_micro_batches
 from training.run.main import main
@@ -299,6 +301,15 @@ def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypa
     caplog.set_level(logging.WARNING)
     run = Run(tiny(schedule__tokens=[2560], optimizer__learning_rate=1e-4, run__log_steps=100))
     poison(run, monkeypatch, lambda call: call == 7)
+    add_gradients = training_step.add_gradients
+
+    def without_a_loss(session, number):
+        result = add_gradients(session, number)
+        if session is run.session and number == 8:
+            result.lm_loss.fill_(math.nan)
+        return result
+
+    monkeypatch.setattr(training_step, "add_gradients", without_a_loss)
     monkeypatch.setattr(training_progress, "_SPIKE_LEAST", 4)
     real = training_progress.is_spike
     monkeypatch.setattr(
@@ -307,11 +318,12 @@ def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypa
     assert run.execute() == 0
     lines = lines_of(run.arguments)
     events = [(line["step"], "skipped_batch" in line, "loss_spike" in line) for line in lines]
-    assert events == [(7, True, False), (17, False, True)]
+    assert events == [(7, True, False), (9, True, False), (18, False, True)]
+    assert [line["loss"] is None for line in lines] == [False, True, False]
     batch = lines[0]["skipped_batch"]
     assert batch["position"] == run.schedule.ramp.position(6)
     assert batch["sequences"] == run.data.indices(batch["position"], 2).tolist()
     (record,) = [json.loads(path.read_text()) for path in run.folder.glob("*/model/run.json")]
-    assert (record["skipped_steps"], record["loss_spikes"]) == (1, 1)
+    assert (record["skipped_steps"], record["loss_spikes"]) == (2, 1)
     assert "was skipped: not finite" in caplog.text
     assert "the loss spiked to" in caplog.text
