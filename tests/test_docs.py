@@ -253,9 +253,9 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(there), target
 
 
-def test_the_readme_links_every_guide_and_names_targets_of_make_that_exist():
-    readme, makefile = text_of(ROOT / "README.md"), text_of(ROOT / "Makefile")
-    assert [name for name in GUIDES if f"](docs/{name})" not in readme] == []
+def test_the_index_links_every_guide_and_the_readme_names_targets_of_make_that_exist():
+    readme, makefile, index = text_of(ROOT / "README.md"), text_of(ROOT / "Makefile"), text_of(DOCS / "index.md")
+    assert [name for name in GUIDES if f"]({name})" not in index and name != "index.md"] == []
     targets = re.findall(r"^make ([\w-]+)", readme, flags=re.MULTILINE)
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)] == []
 

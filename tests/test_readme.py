@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from hub import RunRecord, open_store, push_index, push_run
 from scaling_law import JointLaw
 from scaling_law.commands.cli import app
+from tests.answers import is_same_text
 from tests.guides import DOCS, ROOT, blocks, run_python, text_of
 from tests.hub.samples import record_fields
 from tests.scaling_law.synthetic import sweep_rows
@@ -38,7 +39,10 @@ def demo_output(tiny, tmp_path, monkeypatch):
 
 def test_the_python_blocks_run_in_their_order(demo_output, capsys):
     namespace = run_python(PAGE)
-    assert "80 GB" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "80 GB" in printed
+    (verdicts,) = blocks(PAGE, "text")
+    assert is_same_text(verdicts, printed[: len(verdicts)])
     assert namespace["best"].experts == 16  # of 80 GB at 1e22 FLOPs, as far out as backtests support
     assert Path("my-law").exists()
     assert namespace["result"].status.converged
@@ -77,7 +81,24 @@ def test_the_evidence_is_that_of_its_pages():
     assert [number for number in numbers if number not in there] == []
 
 
-def test_the_example_of_the_first_screen_is_what_the_law_answers():
+def test_the_first_sentence_is_what_the_law_answers():
+    law = JointLaw.published()
+    answer = law.optimal(hours="5d", gpus=8, gpu="h100", price=2.5)
+    best = answer.best
+    dense = law.reach(best.loss, experts=1, gpus=8, gpu="h100", price=2.5).best
+    example = " ".join(next(text for text in README.split("\n\n") if text.startswith("**In 5 days")).split())
+    for fact in (
+        f"{best.experts:g} experts",
+        f"{best.n_active / 1e9:.2f}B of {best.n_total / 1e9:.1f}B parameters",
+        f"{best.tokens / 1e9:.0f}B tokens",
+        f"${answer.budget.money:,.0f}",
+        f"{dense['hours'] / 24:.0f} days and ${round(dense['money'], -2):,.0f}",
+    ):
+        assert fact in example, fact
+    assert {1, best.experts} <= {*answer.comparison.tied}  # "a dense model may be as good"
+
+
+def test_the_model_served_from_80_gb_is_what_the_law_answers():
     law = JointLaw.published()
     table = law.optimal(1e22, memory=80e9, kv_tokens=16_384, integral=True)
     best, dense = table.best, next(row for row in table if row.experts == 1)
@@ -85,7 +106,7 @@ def test_the_example_of_the_first_screen_is_what_the_law_answers():
     example = " ".join(next(text for text in README.split("\n\n") if text.startswith("Train with 1e22 FLOPs")).split())
     for fact in (
         f"{best.experts:g} experts",
-        f"{dense.loss - best.loss:.3f} nats",
+        f"{dense.loss - best.loss:.3f} nats;",
         f"{compute:.1f} times the compute",
         f"{best.n_active / 1e9:.1f}B of {best.n_total / 1e9:.1f}B parameters",
         f"{best.tokens / 1e9:.0f}B tokens",
@@ -104,7 +125,7 @@ def test_the_family_is_the_one_that_the_law_answers_with():
     (line,) = [
         line for line in README.splitlines() if line.startswith("scaling-law optimal --gpu h100 --gpus 8 --hours 5d")
     ]
-    done = CliRunner().invoke(app, [*shlex.split(line)[1:], "--json"])
+    done = CliRunner().invoke(app, [*shlex.split(line, comments=True)[1:], "--json"])
     assert done.exit_code == 0, done.stderr
     answer = json.loads(done.stdout)
     best, rows = answer["best"], {row["routed_experts"]: row for row in answer["rows"]}
@@ -117,3 +138,7 @@ def test_the_family_is_the_one_that_the_law_answers_with():
         in text
     )
     assert {1.0, best["experts"]} <= {*answer["comparison"]["tied"]}
+
+
+def test_it_is_read_in_five_minutes():
+    assert len(README.splitlines()) <= 150

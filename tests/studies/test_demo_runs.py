@@ -1,4 +1,4 @@
-"""docs/studies/demo_runs.md: its numbers from the records by a second way, and those of the README."""
+"""docs/studies/demo_runs.md: its numbers from the records by a second way."""
 
 import json
 import re
@@ -11,11 +11,10 @@ from hub.base.units import parse_count
 from scaling_law import JointLaw, fit, load_runs
 from studies.demo_runs import study
 from studies.demo_runs.crossings import Gaps, format_interval
-from tests.guides import DOCS, ROOT, text_of
+from tests.guides import DOCS, text_of
 
 PAGE_AS_WRITTEN = text_of(DOCS / "studies" / "demo_runs.md")
 PAGE = " ".join(re.sub(r"<!-- =\S* -->|<!-- = -->", "", PAGE_AS_WRITTEN).split())
-README = " ".join(text_of(ROOT / "README.md").split())
 RECORDS = [json.loads(line) for line in text_of(study.RECORDS).splitlines()]
 SEEDS = sorted({record["seed"] for record in RECORDS})
 NEW_SEEDS = [seed for seed in SEEDS if seed != study.CHOSEN_ON]
@@ -72,19 +71,6 @@ def test_the_run_that_the_demo_leaves_out(losses, seed):
 def number(name):
     """The number that the page's study has written under this name."""
     return re.search(rf"<!-- ={name} -->(.*?)<!--", PAGE_AS_WRITTEN)[1]
-
-
-def test_the_readme_has_the_numbers_of_the_page():
-    sentences = {
-        "run-errors": r"predicts its loss to ([\d.]+) nats per byte",
-        "run-plane": r"regression on the logarithms to ([\d.]+) and",
-        "run-nearest": r"the nearest runs to ([\d.]+ to [\d.]+)\. With",
-        "model-errors": r"the law's error is ([\d.]+) \(",
-        "model-prior": r"\(([\d.]+) with the public prior\)",
-        "model-plane": r"the regression's ([\d.]+) \(",
-    }
-    for name, sentence in sentences.items():
-        assert re.search(sentence, README)[1] == number(name)
 
 
 def test_crossings_are_where_the_losses_cross():

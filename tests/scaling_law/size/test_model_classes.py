@@ -207,7 +207,7 @@ def test_flops_of_any_length_are_those_of_two_short_ones(kind):
 
 
 def test_flops_per_token_of_qwen3_30b_a3b():
-    """torchtitan (#4819) says 37.579 G at 8,192 tokens; the class's own matrix products are the README's 37.577 G.
+    """torchtitan (#4819) says 37.579 G at 8,192 tokens; the class's own products are docs/planning.md's 37.577 G.
 
     The formula for `Architecture` has all of them but the angles of rotary positions.
     """
