@@ -23,17 +23,17 @@ from typing import Any
 # This comes before any Hugging Face library is imported: the demo shows that none of it needs a network.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
+import numpy as np
 import torch
 from rich.text import Text
 from transformers import AutoModelForCausalLM
 
 import modeling_switch_moe  # noqa: F401 - registers the architecture; else its code in the release is needed
-from hub import RunRecord, open_store, release_runs
-from hub.base.tables import print_table
-from hub.base.units import format_bytes, format_flops
-from hub.release.cards import loading_code
-from scaling_law import FitResult, Law, load_runs
-from scaling_law.answer.columns import tabulate
+from hub import RunRecord, load_records, open_store, release_runs
+from hub.base.tables import Table, print_table
+from hub.base.units import format_bytes, format_count, format_experts, format_flops
+from scaling_law import FitResult, Law, Runs, load_runs
+from scaling_law.answer.answer import span
 from scaling_law.commands.release import LawOnRuns, release_law
 from training.configuration.reading import read_yaml
 from training.data.text import TextSource
@@ -43,12 +43,12 @@ from training.demo.scales import Scale
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText
 from training.sweep.file import Sweep
-from training.sweep.plan import plan_sweep
 from training.sweep.run import run_sweep, sweep_progress
 
 PROMPT = "Returns the number of"
 # The bytes, and the end of a text.
 VOCABULARY = 257
+PAGES = "docs/studies/demo_runs.md says what such a law is worth, docs/studies/evidence.md what the published one is"
 # Columns of a printed page, where no terminal is narrower.
 PAGE_WIDTH = 100
 # The expected times weigh as much as so many seconds of steps that are done: a first, short step says little.
@@ -102,6 +102,8 @@ class DemoFit:
     law: Law
     where: str
     run: RunRecord
+    # Of that run, in a sentence.
+    prediction: str
 
 
 class Demo:
@@ -117,42 +119,37 @@ class Demo:
         self._tokenizer = folder / "bytes"
 
     def run(self) -> None:
-        """Run all steps, then print their results."""
+        """Run all steps, then say in ten lines what came of them."""
         steps = Steps(self.scale.seconds, resumed=(self.folder / "runs").exists())
         step = steps.step
+        facts: dict[str, str] = {}
         with step("Corpus", "docstrings of installed packages"):
-            say(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes))
+            facts["corpus"] = corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes)
         with step("Tokenizer", "every byte is a token"):
             self.tokenizer()
         with step("Sweep", "dense and Switch-MoE models"):
             sweep = self.sweep()
         with step("Release", "checkpoints and records, as on the Hub"):
-            released = self.release(sweep)
+            released, facts["released"] = self.release(sweep)
+        facts["trained"] = describe_runs(released)
         with step("Fit", "the joint law of all runs but one"):
             demo_fit = self.fit(sweep, released)
+        facts["law"] = demo_fit.fit.verdict
+        facts["predicts"] = demo_fit.prediction
         with step("Ask", "the best model for a budget"):
-            self.ask(demo_fit)
+            facts["answers"] = self.ask(demo_fit)
         with step("Use", "the best checkpoint, in transformers"):
-            model = self.use(sweep, released)
-        print("── The whole loop is done ──")
-        times = [f"{name.lower()} {seconds:.0f} s" for name, seconds in steps.seconds.items()]
-        say("Time: " + ", ".join(times))
-        print("\nTo go on, in a shell, from this folder:\n")
-        print(*self.commands(sweep, demo_fit), sep="\n\n")
-        print("\nTo load the best model, in any Python that has transformers (this runs the code of the release):\n")
-        print(loading_code(str(model)))
+            facts["loads"], facts["generates"] = self.use(sweep, released)
+        facts["pages"] = PAGES
+        facts["go on"] = "\n".join(self.commands(sweep, demo_fit))
+        total = format_minutes(sum(steps.seconds.values()))
+        show(Table((), list(facts.items()), title=f"── The whole loop works on this machine: {total} ──"))
 
     def tokenizer(self) -> None:
         """Make the tokenizer, unless that is done."""
         if not (self._tokenizer / "tokenizer.json").exists():
             documents = TextSource(str(self._corpus)).documents()
             train_tokenizer(documents, VOCABULARY, self._tokenizer, progress=False)
-        held_out = TextSource(str(self._corpus), split="validation")
-        text = next(held_out.documents())[:40]
-        tokenizer = load_tokenizer(str(self._tokenizer))
-        ids = tokenizer(text)["input_ids"]
-        first_ids = " ".join(map(str, ids[:12]))
-        say(f"{text!r} is {len(ids)} tokens: {first_ids} …")
 
     def sweep(self) -> Sweep:
         """Train unfinished runs. Raises DemoError if a run failed."""
@@ -163,7 +160,6 @@ class Demo:
             dataset=str(self._corpus), tokenizer=str(self._tokenizer), cache_dir=str(self.folder / "tokens")
         )
         sweep = Sweep.from_dict(values, self.folder / "runs")
-        show(plan_sweep(sweep))
         with sweep_progress(sweep) as watch:
             outcome = run_sweep(sweep, self.workers, watch)
         if outcome.failed:
@@ -175,28 +171,28 @@ class Demo:
             raise DemoError(f"another process trains {names}; re-run this when it is done")
         return sweep
 
-    def release(self, sweep: Sweep) -> list[RunRecord]:
-        """Push every finished run to the local hub, then the index; pushed runs are skipped."""
+    def release(self, sweep: Sweep) -> tuple[list[RunRecord], str]:
+        """Push every finished run to the local hub, then the index, and read it back; pushed runs are skipped.
+
+        Returns the records, and what was released in a sentence. Raises DemoError for an index without some run.
+        """
         store = open_store(self.folder / "hub")
         folders = itertools.chain(*(run.finished() for run in sweep.runs))
         finished_runs = [(folder, RunRecord.load(folder)) for folder in folders]
         result = release_runs(store, finished_runs)
         if result.failed:
             raise result.failed
-        repositories = {record.repo for record in result.records}
+        records = result.records
+        repositories = {record.repo for record in records}
         weights = (self.folder / "hub").rglob("*.safetensors")
         # The branch `main` has copies.
         size = sum(path.stat().st_size for path in weights if path.parent.name != "main")
-        say(
-            f"{len(result.records)} revisions in {len(repositories)} model repositories ({format_bytes(size)} of "
-            f"weights) and the index {result.indexes[sweep.name].repo}, under {self.folder / 'hub'}"
-        )
-        rows = []
-        for record in result.records:
-            sizes = {name: getattr(record, name) for name in ("d_model", "experts", "n_active", "n_total", "tokens")}
-            rows.append({**sizes, "loss": record.eval_loss})
-        show(tabulate(rows))
-        return result.records
+        index = load_records(self.index(sweep))
+        missing = {record.run_id for record in records} - {record.run_id for record in index}
+        if missing:
+            raise DemoError(f"the index {self.index(sweep)} lacks {', '.join(sorted(missing))}")
+        text = f"{len(records)} revisions in {len(repositories)} model repositories ({format_bytes(size)} of weights)"
+        return records, f"{text}; their index was read back with all of them"
 
     def index(self, sweep: Sweep) -> Path:
         """Return the folder of the released index, which `load_runs` and `scaling-law fit` read."""
@@ -209,32 +205,28 @@ class Demo:
         where = f"{scale.where}, run_id != {run.run_id}"
         runs = load_runs(self.index(sweep), where=where)
         result = scale.fit_law(runs)
-        show(result)
         bootstrap = result.bootstrap(scale.draws, seed=0, progress=True)
         law = bootstrap.law
         law.save_pretrained(self.folder / "law")
         release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(law, runs, fitted=True))
         size = (run.n_active, run.tokens, run.experts)
-        low, high = bootstrap.prediction_interval(*size, kind="prediction")
-        predicted = f"{float(law.loss(*size)):.3f} ({low:.3f} to {high:.3f})"
-        say(f"{run.run_id}, left out of the fit: predicted loss {predicted}, measured {run.eval_loss:.3f}")
-        return DemoFit(result, law, where, run)
+        interval = bootstrap.prediction_interval(*size, kind="prediction")
+        return DemoFit(result, law, where, run, describe_prediction(run, float(law.loss(*size)), interval, runs))
 
-    def ask(self, demo_fit: DemoFit) -> None:
-        """Ask for the best model for a budget inside the range of the runs, and print it."""
+    def ask(self, demo_fit: DemoFit) -> str:
+        """Ask for the best model for a budget inside the range of the runs, and return the answer."""
         experts = sorted({*demo_fit.fit.runs.experts.tolist()})
+        flops = format_flops(self.scale.flops)
         try:
-            answer = demo_fit.law.optimal(self.scale.flops, experts=experts)
+            return f"{flops} FLOPs: {demo_fit.law.optimal(self.scale.flops, experts=experts).verdict}"
         except ValueError as error:
             # A law of a few runs need not have an optimum.
-            say(f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}")
-        else:
-            show(answer)
+            return f"{flops} FLOPs: no answer, {error}"
 
-    def use(self, sweep: Sweep, released: Sequence[RunRecord]) -> Path:
-        """Load the best released checkpoint as a user would, let it write, and measure its loss again.
+    def use(self, sweep: Sweep, released: Sequence[RunRecord]) -> tuple[str, str]:
+        """Load the best released checkpoint as a user would, measure its loss again, and let it write.
 
-        Returns its folder. Raises DemoError if the loss of the reloaded model is not the recorded one.
+        Returns a sentence and a text. Raises DemoError if the loss of the reloaded model is not the recorded one.
         """
         # The branch `main` of a model has its longest run.
         longest = {str(record.repo): record for record in sorted(released, key=lambda record: record.tokens)}
@@ -242,42 +234,59 @@ class Demo:
         folder = self.folder / "hub" / "models" / str(best.repo) / "main"
         model = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = load_tokenizer(str(folder))
+        arguments = next(run.arguments for run in sweep.runs if run.architecture.d_model == best.d_model)
+        sequences = HeldOutText(arguments, tokenizer).wait()
+        loss = evaluate(model, sequences, arguments.run.micro_batch_sequences, torch.device("cpu")).loss
+        if abs(loss - (best.eval_loss or math.inf)) > 1e-5:
+            raise DemoError(f"the reloaded model has loss {loss}, its record says {best.eval_loss}")
         torch.manual_seed(0)
         prompt = tokenizer(PROMPT, return_tensors="pt")
         # transformers annotates `generate` with a protocol that its own models do not fulfil.
         ids = model.generate(  # type: ignore[misc]
-            **prompt, max_new_tokens=200, do_sample=True, top_p=0.9, temperature=0.8
+            **prompt, max_new_tokens=80, do_sample=True, top_p=0.9, temperature=0.8
         )
         text = str(tokenizer.decode(ids[0], skip_special_tokens=True))
-        print(folder)
-        say(f"> {' '.join(text.split())}")
-        arguments = next(run.arguments for run in sweep.runs if run.architecture.d_model == best.d_model)
-        sequences = HeldOutText(arguments, tokenizer).wait()
-        loss = evaluate(model, sequences, arguments.run.micro_batch_sequences, torch.device("cpu")).loss
-        say(f"held-out loss {loss:.6f}, recorded {best.eval_loss:.6f} nats per byte")
-        if abs(loss - (best.eval_loss or math.inf)) > 1e-5:
-            raise DemoError(f"the reloaded model has loss {loss}, its record says {best.eval_loss}")
-        return folder
+        return f"{folder}: held-out loss {loss:.4f} nats per byte, as recorded", " ".join(text.split())
 
     def commands(self, sweep: Sweep, demo_fit: DemoFit) -> list[str]:
-        """Write questions to the law, the fit and the published law, as a shell takes them."""
-        run = demo_fit.run
-        law = self.folder / "law"
+        """Write a question to the law and the fit again, as a shell takes them."""
         numbers = sorted({run.arguments.model.experts for run in sweep.runs})
         experts = ["--experts", ",".join(map(str, numbers))]
-        size = ["--n-active", run.n_active, "--tokens", run.tokens]
-        flops = format_flops(self.scale.flops)
         options = ["--where", demo_fit.where]
         for name, value in self.scale.fixed.items():
             options += ["--fix", f"{name}={value:.5g}"]
         if not self.scale.as_published:
             options += ["--prior", "published"]
         return [
-            scaling_law("loss", "--law", law, *size, *experts),
-            scaling_law("optimal", "--law", law, "--flops", flops, *experts),
+            scaling_law("optimal", "--law", self.folder / "law", "--flops", format_flops(self.scale.flops), *experts),
             scaling_law("fit", self.index(sweep), *options),
-            scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k"),
         ]
+
+
+def describe_runs(records: Sequence[RunRecord]) -> str:
+    """Say in a sentence which models were trained, on how many bytes."""
+    experts = " or ".join(format_experts(sorted({record.experts for record in records})))
+    models = {record.repo for record in records}
+    sizes = span([record.n_active for record in records], format_count)
+    tokens = span([record.tokens for record in records], format_count)
+    return f"{len(records)} runs of {len(models)} models with {experts} experts: {sizes} active on {tokens} bytes"
+
+
+def describe_prediction(run: RunRecord, predicted: float, interval: tuple[float, float], runs: Runs) -> str:
+    """Say what the law predicts of a run that it was not fitted on, what was measured, and what a regression says.
+
+    The regression is of ln L on ln N, ln D and ln E.
+    """
+    logarithms = np.log([np.full_like(runs.loss, math.e), runs.n_active, runs.tokens, runs.experts])
+    slopes = np.linalg.lstsq(logarithms.T, np.log(runs.loss), rcond=None)[0]
+    regression = float(np.exp(slopes @ np.log([math.e, run.n_active, run.tokens, run.experts])))
+    loss = float(run.eval_loss or math.nan)
+    nearer = "the law" if abs(predicted - loss) < abs(regression - loss) else "the regression"
+    low, high = interval
+    return (
+        f"{run.run_id}, left out of the fit: {predicted:.3f} ({low:.3f} to {high:.3f}), measured {loss:.3f}; a "
+        f"regression on the logarithms says {regression:.3f}: {nearer} is nearer"
+    )
 
 
 def show(renderable: Any) -> None:

@@ -94,11 +94,9 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(
     assert not demo_fit.fit.status.open_coefficients
     for name in FULL.as_published:
         assert demo_fit.law.coefficients[name] == JointLaw.published().coefficients[name]
-    demo.ask(demo_fit)
-    printed = capsys.readouterr().out
-    assert f"{run.run_id}, left out of the fit: predicted loss" in " ".join(printed.split())
-    assert re.search(r"E = 8: .* tokens: loss \d\.\d{3} \(.* 1e12 FLOPs", " ".join(printed.split()))
-    assert max(map(len, printed.split("\n"))) <= 100
+    assert re.match(r"1e12 FLOPs: E = 8: .* tokens: loss \d\.\d{3} \(", demo.ask(demo_fit))
+    assert demo_fit.prediction.startswith(f"{run.run_id}, left out of the fit: ")
+    assert f"measured {run.eval_loss:.3f}; a regression on the logarithms says" in demo_fit.prediction
     best = demo_fit.law.optimal(FULL.flops, experts=(1, 8)).best
     assert best.trusted
     assert runs.n_active.min() <= best.n_active <= runs.n_active.max()
@@ -110,11 +108,49 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(
         assert (program, result.exit_code) == ("scaling-law", 0), result.output
 
 
-def test_a_law_without_an_optimum_says_so(tmp_path, capsys):
+def test_the_end_of_the_demo_is_ten_facts_on_a_screen(sweep, records, tmp_path, monkeypatch, capsys):
+    """The sentences are those of the steps, which are not run here."""
+    demo = Demo(tmp_path, FULL, workers=1)
+    fit = SimpleNamespace(fit=SimpleNamespace(verdict="a law"), prediction="a loss", where="D >= 990K", run=records[0])
+    steps = {
+        "tokenizer": None,
+        "sweep": sweep,
+        "release": (records, "all of them"),
+        "fit": fit,
+        "ask": "a model",
+        "use": ("a folder", "Returns the number of letters."),
+    }
+    monkeypatch.setattr(loop.corpus, "build", lambda *_, **__: "12 MB")
+    for name, outcome in steps.items():
+        monkeypatch.setattr(demo, name, lambda *_, outcome=outcome: outcome)
+    demo.run()
+    _, end = capsys.readouterr().out.split("── The whole loop works on this machine: 10 seconds ──\n")
+    names = [line[:12].strip() for line in end.splitlines() if line[:12].strip()]
+    facts = ("corpus", "released", "trained", "law", "predicts", "answers", "loads", "generates", "pages", "go on")
+    assert tuple(names) == facts
+    assert len(end.splitlines()) <= 24
+    assert max(map(len, end.splitlines())) <= 100
+
+
+def test_a_prediction_stands_beside_what_was_measured_and_a_regression(records):
+    """Of losses that are a plane in the logarithms, the regression misses nothing."""
+    runs = SimpleNamespace(
+        n_active=np.array([r.n_active for r in records], float),
+        tokens=np.array([r.tokens for r in records], float),
+        experts=np.array([r.experts for r in records], float),
+    )
+    runs.loss = 9 * runs.n_active**-0.1 * runs.tokens**-0.05 * runs.experts**-0.02
+    run = records[-1].replaced(eval_loss=float(runs.loss[-1]))
+    text = loop.describe_prediction(run, 2.0, (1.9, 2.1), runs)
+    measured = f"{run.eval_loss:.3f}"
+    assert f"2.000 (1.900 to 2.100), measured {measured}; a regression on the logarithms says {measured}:" in text
+    assert text.endswith("the regression is nearer")
+
+
+def test_a_law_without_an_optimum_says_so(tmp_path):
     runs = SimpleNamespace(runs=SimpleNamespace(experts=np.array([1.0, 8.0])))
     rising = SimpleNamespace(law=TRUTH.replace(alpha=0.3), fit=runs)
-    Demo(tmp_path, FAST, workers=1).ask(rising)
-    assert "no answer" in capsys.readouterr().out
+    assert "no answer" in Demo(tmp_path, FAST, workers=1).ask(rising)
 
 
 def test_commands_name_this_python_whatever_path_leads_to():
