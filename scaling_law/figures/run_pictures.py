@@ -57,7 +57,7 @@ def _lines(log: Path, last_tokens: float) -> list[dict]:
 
 def _curve(lines: list[dict]) -> tuple[np.ndarray, np.ndarray]:
     """Return (tokens, loss), each [points], without the steps whose loss was not finite."""
-    points = [(line["tokens"], line["loss"]) for line in lines if line["loss"] is not None]
+    points = [(line["tokens"], line["loss"]) for line in lines if line.get("loss") is not None]
     pieces = np.array_split(np.array(points, float), min(_POINTS, len(points))) if points else []
     tokens, loss = np.array([piece.mean(axis=0) for piece in pieces]).reshape(-1, 2).T
     return tokens, loss

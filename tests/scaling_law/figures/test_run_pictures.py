@@ -44,6 +44,13 @@ def test_both_pictures_are_small_and_always_the_same(logs):
     assert all(b"Software" not in content for content in pictures.values())
 
 
+def test_lines_of_evaluations_change_no_picture(logs):
+    pictures = run_pictures(RECORD, *logs)
+    for log in logs:
+        log.write_text(log.read_text() + '{"event": "eval_loss", "step": 7, "tokens": 1204000, "eval_loss": 3.1}\n')
+    assert run_pictures(RECORD, *logs) == pictures
+
+
 def test_a_large_run_has_small_pictures(tmp_path):
     """32 experts in 42 layers, and a log that a killed process left with half a line."""
     routed = np.random.default_rng(0).integers(0, 1000, (42, 32)).tolist()
