@@ -130,8 +130,9 @@ class Demo:
         with step("Sweep", "dense and Switch-MoE models"):
             sweep = self.sweep()
         with step("Release", "checkpoints and records, as on the Hub"):
-            released, facts["released"] = self.release(sweep)
+            released, text = self.release(sweep)
         facts["trained"] = describe_runs(released)
+        facts["released"] = text
         with step("Fit", "the joint law of all runs but one"):
             demo_fit = self.fit(sweep, released)
         facts["law"] = demo_fit.fit.verdict
@@ -141,9 +142,9 @@ class Demo:
         with step("Use", "the best checkpoint, in transformers"):
             facts["loads"], facts["generates"] = self.use(sweep, released)
         facts["pages"] = PAGES
-        facts["go on"] = "\n".join(self.commands(sweep, demo_fit))
         total = format_minutes(sum(steps.seconds.values()))
         show(Table((), list(facts.items()), title=f"── The whole loop works on this machine: {total} ──"))
+        print("\nTo go on:", *self.commands(sweep, demo_fit), sep="\n")
 
     def tokenizer(self) -> None:
         """Make the tokenizer, unless that is done."""
@@ -284,8 +285,8 @@ def describe_prediction(run: RunRecord, predicted: float, interval: tuple[float,
     nearer = "the law" if abs(predicted - loss) < abs(regression - loss) else "the regression"
     low, high = interval
     return (
-        f"{run.run_id}, left out of the fit: {predicted:.3f} ({low:.3f} to {high:.3f}), measured {loss:.3f}; a "
-        f"regression on the logarithms says {regression:.3f}: {nearer} is nearer"
+        f"the longest run of the largest MoE, left out: {predicted:.3f} ({low:.3f} to {high:.3f}), measured "
+        f"{loss:.3f}; a regression on the logarithms says {regression:.3f}: {nearer} is nearer"
     )
 
 

@@ -95,7 +95,7 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(
     for name in FULL.as_published:
         assert demo_fit.law.coefficients[name] == JointLaw.published().coefficients[name]
     assert re.match(r"1e12 FLOPs: E = 8: .* tokens: loss \d\.\d{3} \(", demo.ask(demo_fit))
-    assert demo_fit.prediction.startswith(f"{run.run_id}, left out of the fit: ")
+    assert demo_fit.prediction.startswith("the longest run of the largest MoE, left out: ")
     assert f"measured {run.eval_loss:.3f}; a regression on the logarithms says" in demo_fit.prediction
     best = demo_fit.law.optimal(FULL.flops, experts=(1, 8)).best
     assert best.trusted
@@ -125,11 +125,15 @@ def test_the_end_of_the_demo_is_ten_facts_on_a_screen(sweep, records, tmp_path, 
         monkeypatch.setattr(demo, name, lambda *_, outcome=outcome: outcome)
     demo.run()
     _, end = capsys.readouterr().out.split("── The whole loop works on this machine: 10 seconds ──\n")
+    end, _, *commands = end.split("\nTo go on:")[0], *end.split("\nTo go on:")[1].splitlines()
     names = [line[:12].strip() for line in end.splitlines() if line[:12].strip()]
-    facts = ("corpus", "released", "trained", "law", "predicts", "answers", "loads", "generates", "pages", "go on")
+    facts = ("corpus", "trained", "released", "law", "predicts", "answers", "loads", "generates", "pages")
     assert tuple(names) == facts
-    assert len(end.splitlines()) <= 24
     assert max(map(len, end.splitlines())) <= 100
+    assert [line.split("-m ")[1].split()[:2] for line in commands] == [
+        ["scaling_law", "optimal"],
+        ["scaling_law", "fit"],
+    ]
 
 
 def test_a_prediction_stands_beside_what_was_measured_and_a_regression(records):
