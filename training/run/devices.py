@@ -118,8 +118,8 @@ def _announce(accelerator: Accelerator, is_sharded: bool) -> None:
         settings = ", ".join(f"{name}={value}" for name, value in environment.items())
         logger.warning("the environment may change numbers; the run record has it: %s", settings)
     if is_sharded and not accelerator.is_fsdp2:
-        hardware = f"{accelerator.num_processes} x {accelerator.device.type}"
-        logger.warning("nothing is sharded on %s: FSDP2 needs several GPUs", hardware)
+        text = "nothing is sharded on %d x %s: FSDP2 needs several GPUs"
+        logger.warning(text, accelerator.num_processes, accelerator.device.type)
 
 
 def _check_mesh(processes: int, is_sharded: bool) -> None:
@@ -177,8 +177,8 @@ def any_process(accelerator: Accelerator, *flags: bool) -> list[bool]:
     # One process need not wait for the device.
     if accelerator.num_processes == 1:
         return list(flags)
-    counts = torch.tensor([float(flag) for flag in flags], device=accelerator.device)
-    return [count > 0 for count in accelerator.reduce(counts, "sum").tolist()]
+    counts = torch.tensor(flags, dtype=torch.float32, device=accelerator.device)
+    return (accelerator.reduce(counts, "sum") > 0).tolist()
 
 
 def begin_reading(values: torch.Tensor) -> Callable[[], list[float]]:

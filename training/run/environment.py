@@ -170,8 +170,10 @@ def count_launched() -> int:
 
 def answer_to(name: str) -> str | None:
     """Return what happens to a variable: it is refused, harmless or recorded; None if it is of no library here."""
-    answers: dict[str, Iterable[str]] = {"refused": REFUSED, "harmless": HARMLESS, "recorded": RECORDED}
-    return next((answer for answer, patterns in answers.items() if _find_pattern(name, patterns)), None)
+    for answer, patterns in (("refused", REFUSED), ("harmless", HARMLESS), ("recorded", RECORDED)):
+        if _find_pattern(name, patterns):
+            return answer
+    return None
 
 
 def _find_pattern(name: str, patterns: Iterable[str]) -> str | None:

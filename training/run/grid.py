@@ -45,12 +45,11 @@ ON_GPU: Fields = {
     "compile": True,
 }
 ON_CPU: Fields = {
+    **ON_GPU,
     "shapes": ("64x2", "128x2", "128x6", "256x4"),
     "widths": ("128", "256", "384"),
-    "experts": (1, 4, 16),
     "micro_batch_sequences": 4,
     "sequence_length": 128,
-    "vocab_size": VOCAB_SIZE,
     "compile": False,
 }
 
@@ -79,8 +78,8 @@ class Grid:
         if family is not None:
             family = family.with_vocabulary(settings["vocab_size"], VOCAB_SIZE)
             experts = family.list_experts(defaults["experts"])
-            shape: Fields = {"shapes": defaults["widths"], "experts": experts, "vocab_size": family.own_vocab_size}
-            defaults = {**defaults, **shape}
+            widths = defaults["widths"]
+            defaults = {**defaults, "shapes": widths, "experts": experts, "vocab_size": family.own_vocab_size}
         values = {name: defaults[name] if value is None else value for name, value in settings.items()}
         return cls(**values, family=family)
 
@@ -142,9 +141,14 @@ def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
         return session
 
     first, memory = peak_bytes(accelerator.device, make_first)
-    sessions = [_with_batch(first, batch) for batch in batches]
-    # These steps warm up.
-    for session in sessions:
+    sessions = []
+    for batch in batches:
+        # The data are `RandomTokens`, a dataclass.
+        data = replace(first.data, micro_batch_sequences=batch.run.micro_batch_sequences)
+        schedule = batch.schedule_at(first.schedule.peak)
+        session = replace(first, arguments=batch, data=data, schedule=schedule)
+        sessions.append(session)
+        # This step warms up.
         timed_step(session)
     seconds_by_batch: list[list[float]] = [[] for _ in batches]
     for _ in range(repeats):
@@ -152,25 +156,19 @@ def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
             seconds.append(timed_step(session)[1])
     measurements: list[Measurement] = []
     for batch, seconds in zip(batches, seconds_by_batch, strict=True):
-        measurement = Measurement(
-            model,
-            grid.sequence_length,
-            tokens_per_step=batch.batch_ramp().tokens(1),
-            micro_batch_tokens=batch.micro_batch_tokens,
-            step_seconds=min(seconds),
-            memory_bytes=None if measurements else memory,
+        measurements.append(
+            Measurement(
+                model,
+                grid.sequence_length,
+                tokens_per_step=batch.batch_ramp().tokens(1),
+                micro_batch_tokens=batch.micro_batch_tokens,
+                step_seconds=min(seconds),
+                memory_bytes=None if measurements else memory,
+            )
         )
-        measurements.append(measurement)
     del first, session, sessions
     release(accelerator.device)
     return measurements
-
-
-def _with_batch(session: Session, batch: TrainingArguments) -> Session:
-    """Return the session with another batch."""
-    # The data are `RandomTokens`, a dataclass.
-    data = replace(session.data, micro_batch_sequences=batch.run.micro_batch_sequences)
-    return replace(session, arguments=batch, data=data, schedule=batch.schedule_at(session.schedule.peak))
 
 
 def measure_grid(grid: Grid, repeats: int) -> Throughput | None:

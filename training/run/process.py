@@ -63,19 +63,19 @@ def _settings() -> list[tuple[Any, Setter]]:
     mkldnn = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     settings: list[tuple[Any, Setter]] = [
         (dict(os.environ), _set_environment),
-        (sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
-        (threading.excepthook, lambda hook: setattr(threading, "excepthook", hook)),
+        (sys.excepthook, partial(setattr, sys, "excepthook")),
+        (threading.excepthook, partial(setattr, threading, "excepthook")),
         (random.getstate(), random.setstate),
         (np.random.get_state(), np.random.set_state),  # noqa: NPY002 (of libraries)
         (torch.get_rng_state(), torch.set_rng_state),
         (torch.get_default_dtype(), torch.set_default_dtype),
         (torch.get_num_threads(), torch.set_num_threads),
-        (matmul.fp32_precision, lambda value: setattr(matmul, "fp32_precision", value)),
-        (mkldnn.fp32_precision, lambda value: setattr(mkldnn, "fp32_precision", value)),
+        (matmul.fp32_precision, partial(setattr, matmul, "fp32_precision")),
+        (mkldnn.fp32_precision, partial(setattr, mkldnn, "fp32_precision")),
         # It sets the two before it, too.
         (_matmul_precision(), torch.set_float32_matmul_precision),
-        (cudnn.deterministic, lambda value: setattr(cudnn, "deterministic", value)),
-        (cudnn.benchmark, lambda value: setattr(cudnn, "benchmark", value)),
+        (cudnn.deterministic, partial(setattr, cudnn, "deterministic")),
+        (cudnn.benchmark, partial(setattr, cudnn, "benchmark")),
     ]
     if torch.are_deterministic_algorithms_enabled():
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
