@@ -58,8 +58,10 @@ def by_name(pairs: list[tuple[str, Any]], flag: str) -> Fields:
 
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
-LAWS += "a name that `scaling-law compare` lists, a folder or file of a law, or a Hub repo."
+LAWS = (
+    "published (Ludziejewski et al. 2025), printed (its rounded table), a name that `scaling-law compare` lists, a "
+    "folder or file of a law, or a Hub repo."
+)
 
 
 Overwrite = Annotated[bool, rare("Overwrite the file given by -o.", "--overwrite")]

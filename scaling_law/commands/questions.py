@@ -121,10 +121,9 @@ def _losses_table(law: Law, rows: list[Fields]) -> Table:
             name: value for name, value in row.items() if name not in ("warnings", "trusted") and value is not None
         }
         lines.append({**line, "loss_interval": row.get("loss_interval", ""), "trusted": row["trusted"]})
-    source = law.conditions.summary().title if law.conditions else "fitted law"
     return tabulate(
         lines,
-        title=f"{_losses_in_words(rows)}\n{source}",
+        title=f"{_losses_in_words(rows)}\n{law.conditions.summary().title if law.conditions else 'fitted law'}",
         keys=("N_act", "tokens", "E"),
         first=("loss", ""),
         warnings=list(dict.fromkeys(warning for row in rows for warning in row["warnings"])),

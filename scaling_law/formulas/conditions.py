@@ -187,8 +187,7 @@ class Conditions(Summarised):
     @property
     def experts(self) -> tuple[float, ...]:
         """E of the runs, ascending; empty if unknown."""
-        values = [fitted_range.experts for fitted_range in self.ranges if fitted_range.experts is not None]
-        return tuple(sorted(values))
+        return tuple(sorted(runs.experts for runs in self.ranges if runs.experts is not None))
 
     def fitted_limits(self) -> dict[str, Interval]:
         """Return the known (lowest, highest) N_act, D, D/N, E and other variables of all runs."""
@@ -223,10 +222,7 @@ class Conditions(Summarised):
 
     def summary(self) -> Table:
         """Show the lowest and the highest N, D, D/N and E of the runs."""
-        rows = []
-        for name, limits in self.fitted_limits().items():
-            low, high = _limits_in_words(name, limits)
-            rows.append((name, low, high))
+        rows = [(name, *_limits_in_words(name, limits)) for name, limits in self.fitted_limits().items()]
         warnings = (*self.doubts, *self.omitted)
         return Table(("", "from", "to"), rows, title=self._headline(), warnings=warnings)
 
@@ -260,8 +256,13 @@ class Conditions(Summarised):
         """Take ranges that count more runs than were fitted for those of a prior: which are of which is unknown."""
         if self.overall is None or self.n_runs is None or self.overall.runs <= self.n_runs:
             return self
-        doubts = (*self.doubts, JOINED)
-        return replace(self, ranges=(), variables=None, prior_limits=self.fitted_limits(), doubts=doubts)
+        return replace(
+            self,
+            ranges=(),
+            variables=None,
+            prior_limits=self.fitted_limits(),
+            doubts=(*self.doubts, JOINED),
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -293,8 +294,7 @@ class RangeCheck(Summarised):
         """Return the check of the models at this index of the broadcast variables."""
         variables = {name: values for name, values in self.at.items() if values is not None}
         arrays = np.broadcast_arrays(*variables.values())
-        selected = {name: array[index] for name, array in zip(variables, arrays, strict=True)}
-        return replace(self, at=selected)
+        return replace(self, at={name: array[index] for name, array in zip(variables, arrays, strict=True)})
 
     @property
     def unknown(self) -> list[str]:
@@ -414,14 +414,15 @@ class RangeCheck(Summarised):
             sentence = str(excess)
             if excess.name in ("N_act", "D") and excess.experts in conditions.experts:
                 sentence += f" at E = {excess.experts:.5g}"
-            notice = Notice(
-                sentence,
-                EXTRAPOLATES,
-                BRIEF.get(excess.name, excess.name),
-                excess.factor,
-                excess.times,
+            sentences.append(
+                Notice(
+                    sentence,
+                    EXTRAPOLATES,
+                    BRIEF.get(excess.name, excess.name),
+                    excess.factor,
+                    excess.times,
+                )
             )
-            sentences.append(notice)
         for name in dict.fromkeys(excess.name for excess in self._beyond_guard()):
             sentence = f"{name} is over {self.guard(name):,g} times outside its range: do not act on this prediction"
             sentences.append(Notice(sentence, "do not act on this prediction"))
@@ -455,23 +456,20 @@ class RangeCheck(Summarised):
 
         N_act and D are compared with the runs of the same E, where there are any; the ranges shown are of all runs.
         """
-        factors = {}
-        for excess in self._excesses(self._limits_of_each, SLACK):
-            factors[excess.name] = excess.factor
+        factors = {excess.name: excess.factor for excess in self._excesses(self._limits_of_each, SLACK)}
         rows = []
         for name, limits in self._limits.items():
             if name in self._quantities:
                 values = self._quantities[name]
-                lowest = float(values.min())
-                highest = float(values.max())
-                models = dict.fromkeys(_limits_in_words(name, (lowest, highest)))
-                row = (
-                    name,
-                    "…".join(models),
-                    "…".join(_limits_in_words(name, limits)),
-                    factors.get(name, "inside"),
+                models = dict.fromkeys(_limits_in_words(name, (float(values.min()), float(values.max()))))
+                rows.append(
+                    (
+                        name,
+                        "…".join(models),
+                        "…".join(_limits_in_words(name, limits)),
+                        factors.get(name, "inside"),
+                    )
                 )
-                rows.append(row)
         header = ("", "models", "fitted", "outside by")
         return Table(header, rows, title=self._headline(), warnings=self.warnings)
 
@@ -481,8 +479,11 @@ class RangeCheck(Summarised):
         The message names the `alternative`.
         """
         if self.far and not force:
-            answer = f"too far from the runs of this law to answer: {self.far}{alternative}; "
-            raise ExtrapolationError(answer, given("force", True), " answers anyway")
+            raise ExtrapolationError(
+                f"too far from the runs of this law to answer: {self.far}{alternative}; ",
+                given("force", True),
+                " answers anyway",
+            )
 
     @property
     def far(self) -> str:
@@ -611,6 +612,6 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
 
     if not len(n):
         return ()
-    overall = range_of(None, np.ones(len(n), bool))
     # Not by `np.unique`, whose first call imports numpy.ma.
-    return (overall, *(range_of(value, e == value) for value in sorted(set(e.tolist()))))
+    ranges_of_each = (range_of(value, e == value) for value in sorted(set(e.tolist())))
+    return (range_of(None, np.ones(len(n), bool)), *ranges_of_each)
