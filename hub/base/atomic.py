@@ -64,8 +64,7 @@ def read_json(path: Path, default: Any, kind: Any = Any) -> Any:
         lines: list[str] = []
         for problem in error.errors():
             lines += problem_lines(problem)
-        problems = "; ".join(lines).removeprefix(": ")
-        raise IntegrityError(f"{path} is damaged: {problems}") from None
+        raise IntegrityError(f"{path} is damaged: {'; '.join(lines).removeprefix(': ')}") from None
     except ValueError as error:
         # The file is neither JSON nor UTF-8.
         raise IntegrityError(f"{path} is damaged: {error}") from None

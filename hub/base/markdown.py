@@ -74,8 +74,7 @@ def read_card(text: str) -> RepoCard:
 
 def tags_of(card: str) -> list[str]:
     """List the tags in a card's metadata; none if the metadata cannot be read."""
-    tags = _metadata_value(card, "tags", list) or []
-    return [tag for tag in tags if isinstance(tag, str)]
+    return [tag for tag in _metadata_value(card, "tags", list) or [] if isinstance(tag, str)]
 
 
 def license_of(card: str) -> str | None:

@@ -83,8 +83,9 @@ def _read_column(cells: Sequence[str], table_mark: str | None) -> list[Cell]:
         elif mark != ",":
             values.append(_read_number_or_text(text.replace(",", "")))
         elif _OPEN.fullmatch(text) and "." in text and not points_are_thousands:
-            integer = text.replace(".", "")
-            raise InputError(f"{text!r} among decimal commas is {text} or {integer}: write one of the two")
+            raise InputError(
+                f"{text!r} among decimal commas is {text} or {text.replace('.', '')}: write one of the two"
+            )
         else:
             values.append(_read_number_or_text(text.replace(".", "").replace(",", ".")))
     return values

@@ -30,7 +30,7 @@ def check_links(paths: Iterable[Path], field: str) -> None:
     """Raise FilesError for a link whose target is gone: readers would pass over it without a word."""
     for path in paths:
         if path.is_symlink() and not path.exists():
-            target = os.readlink(path)
             raise FilesError(
-                f"{field}: {path} is a link to {target}, which does not exist; restore it, or remove the link"
+                f"{field}: {path} is a link to {os.readlink(path)}, which does not exist; "
+                "restore it, or remove the link"
             )

@@ -131,8 +131,7 @@ class Table(Printable):
         return brief_lines(self.warnings, self.all_warnings) if self.all_warnings else self.warnings
 
     def _headline(self) -> str:
-        title = (self.title or "").partition("\n")[0]
-        return title or f"{len(self.rows)} rows"
+        return (self.title or "").partition("\n")[0] or f"{len(self.rows)} rows"
 
     def markdown(self) -> str:
         """Write a pipe table. The header is trusted text, every cell is escaped."""

@@ -269,7 +269,9 @@ class RunRecord(_Part):
         problems = _find_contradictions(self)
         if problems:
             raise InputError("\n".join(problems))
-        if len(self.to_json().encode()) > strict_json.MAX_RECORD_BYTES:
+        # Without its spaces it is more than half as long, and faster to write.
+        is_small = 2 * len(self.model_dump_json()) < strict_json.MAX_RECORD_BYTES
+        if not is_small and len(self.to_json().encode()) > strict_json.MAX_RECORD_BYTES:
             raise InputError(f"the record is larger than {strict_json.MAX_RECORD_BYTES:,} bytes as JSON")
         return self
 
@@ -359,8 +361,7 @@ def _find_contradictions(record: RunRecord) -> list[str]:
     if not class_fields and record.d_model % record.n_heads:
         problems.append(f"n_heads is {record.n_heads}, allowed are divisors of d_model {record.d_model}")
     if class_fields and class_fields != OF_A_CLASS:
-        missing = ", ".join(sorted(OF_A_CLASS - class_fields))
-        problems.append(f"{missing} missing, required with one of the others")
+        problems.append(f"{', '.join(sorted(OF_A_CLASS - class_fields))} missing, required with one of the others")
     if record.n_total < record.n_active:
         problems.append(f"n_total is {record.n_total}, allowed is at least n_active {record.n_active}")
     # Classes may have tables that are looked up, which no token multiplies.
@@ -402,8 +403,9 @@ def to_plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
             raise InputError(f"{name}: {str(value)[:40]} is not a finite number of at most 30 digits; null is allowed")
         return value
     if not isinstance(value, (dict, list, tuple)):
-        kind = type(value).__name__
-        raise InputError(f"{name}: a value of type {kind}, allowed are numbers, texts, lists, objects and null")
+        raise InputError(
+            f"{name}: a value of type {type(value).__name__}, allowed are numbers, texts, lists, objects and null"
+        )
     if depth == 0 or len(value) > _MAX_ITEMS:
         raise InputError(f"{name}: nested deeper than {_MAX_DEPTH} levels, or more than {_MAX_ITEMS} entries")
     if not isinstance(value, dict):

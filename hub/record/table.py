@@ -73,8 +73,10 @@ def require_readable(
     if problems is not None:
         problems.extend(reasons)
     elif reasons:
-        row_count = len(reasons) + len(records)
-        lines = [f"{name}: {len(reasons)} of {row_count} rows are not valid run records", *reasons[:_MAX_REASONS]]
+        lines = [
+            f"{name}: {len(reasons)} of {len(reasons) + len(records)} rows are not valid run records",
+            *reasons[:_MAX_REASONS],
+        ]
         if len(reasons) > _MAX_REASONS:
             lines.append(f"… and {len(reasons) - _MAX_REASONS} more")
         raise RecordError("\n".join(lines))
@@ -112,11 +114,17 @@ def split_rows(
             nested = _unflatten(row, label) if isinstance(row, dict) else fields
             records.append(RunRecord.from_dict(nested, what=label))
         except RecordError as error:
-            line = row if isinstance(row, bytes) else b""
             row_fields = fields if isinstance(fields, dict) else {}
             texts = {name: value for name, value in row_fields.items() if isinstance(value, str)}
-            is_newer = isinstance(error, NewerError)
-            unreadable.append(UnreadableRow(line, str(error), texts.get("run_id"), texts.get("branch"), is_newer))
+            unreadable.append(
+                UnreadableRow(
+                    row if isinstance(row, bytes) else b"",
+                    str(error),
+                    texts.get("run_id"),
+                    texts.get("branch"),
+                    isinstance(error, NewerError),
+                )
+            )
     return records, unreadable
 
 

@@ -102,14 +102,21 @@ def load_runs(
     """
     for name, value in (("revision", revision), ("config", config)):
         if value is not None and is_tracker(source):
-            reason = " goes with a dataset on the Hub: a tracker keeps the newest alone"
-            raise InputError(given(name, value), reason)
+            raise InputError(given(name, value), " goes with a dataset on the Hub: a tracker keeps the newest alone")
 
     mapping = columns or {}
     problems: list[str] | None = [] if on_invalid == "skip" else None
     public = reader(format) if format else None
-    options = {"revision": revision, "problems": problems, "config": config}
-    table = _read_table(source, mapping, public, final, loss, **options)
+    table = _read_table(
+        source,
+        mapping,
+        public,
+        final,
+        loss,
+        revision=revision,
+        problems=problems,
+        config=config,
+    )
     loss = loss or ("loss" if "loss" in mapping else None)
     if public and table.rows:
         loss = loss or public.loss
@@ -233,8 +240,9 @@ def _read_source(source: Any, end: End, **options: Any) -> _Table:
 
     table = _Table(loaded.rows, loaded.name, kind, loaded.dataset, loaded.commit)
     if set(table.source_columns) == CURVE:
-        advice = "name the folder of its event files instead"
-        raise RunsError(f"{table.origin}: a curve that TensorBoard exports: {advice}")
+        raise RunsError(
+            f"{table.origin}: a curve that TensorBoard exports: name the folder of its event files instead"
+        )
 
     return table
 
@@ -271,8 +279,9 @@ def _read_table(
         return table
 
     plural = "s" if len(groups) > 1 else ""
-    earlier_rows = len(table.rows) - len(groups)
-    table.skipped_steps = (f"{earlier_rows} rows: steps before the last of {len(groups)} run{plural}",)
+    table.skipped_steps = (
+        f"{len(table.rows) - len(groups)} rows: steps before the last of {len(groups)} run{plural}",
+    )
     table.failed = {i: table.failed[lines[-1]] for i, lines in enumerate(groups.values()) if lines[-1] in table.failed}
     rows = table.rows
     table.rows = []

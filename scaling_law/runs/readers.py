@@ -80,8 +80,7 @@ def reader(name: str) -> Reader:
 def _marin_key_value_heads(row: Row) -> int:
     """Find the greatest divisor of the heads that is at most a quarter of them."""
     heads = row["dim"] // 128
-    divisors = [k for k in range(1, int(heads // 4) + 1) if heads % k == 0]
-    return max(divisors, default=1)
+    return max([k for k in range(1, int(heads // 4) + 1) if heads % k == 0], default=1)
 
 
 def _clark_run(row: Row) -> str:

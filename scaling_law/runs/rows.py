@@ -73,7 +73,7 @@ def _flat_row(i: int, row: Any) -> Row:
 def leaves(fields: Mapping[str, Any], sign: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
     """List the values inside nested objects, each named by the fields that lead to it, joined by a sign."""
     for name, value in fields.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             yield from leaves(value, sign, f"{prefix}{name}{sign}")
         else:
             yield f"{prefix}{name}", value
@@ -106,8 +106,7 @@ def names_of(rows: Iterable[Row]) -> list[str]:
 
     Most rows of a table have the same columns, so that only few sets of names are merged.
     """
-    headers = dict.fromkeys(map(tuple, rows))
-    return list(dict.fromkeys(chain.from_iterable(headers)))
+    return list(dict.fromkeys(chain.from_iterable(dict.fromkeys(map(tuple, rows)))))
 
 
 def is_missing(value: Any) -> bool:

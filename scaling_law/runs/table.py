@@ -299,8 +299,7 @@ def _read_trunks(
     source = "given"
     if trunk is None or (isinstance(trunk, str) and trunk == "auto"):
         # A bootstrap draws trunks by their numbers, which follow the sizes.
-        sizes = np.column_stack([n_active, experts])
-        trunk = np.unique(sizes, axis=0, return_inverse=True)[1]
+        trunk = np.unique(np.column_stack([n_active, experts]), axis=0, return_inverse=True)[1]
         source = "runs of equal n_active, experts"
     elif isinstance(trunk, str):
         if trunk != "run":

@@ -41,8 +41,7 @@ def _evenly_spaced(ascending: FloatArray) -> IntArray:
     places = []
 
     for target in np.linspace(ascending[0], ascending[-1], POINTS):
-        distances = np.abs(ascending - target)
-        places.append(len(ascending) - 1 - int(np.argmin(distances[::-1])))
+        places.append(len(ascending) - 1 - int(np.argmin(np.abs(ascending - target)[::-1])))
 
     return np.unique(places)
 

@@ -122,8 +122,7 @@ def _read_wandb_run(run: Any, end: End) -> Row:
 
     logged["step"] = [run.summary.get("_step")]
     # The client has no group for runs outside of one.
-    group = getattr(run, "group", None)
-    return row_of(run.name, end(logged), run.config, status_of(run.state), run.id, group)
+    return row_of(run.name, end(logged), run.config, status_of(run.state), run.id, getattr(run, "group", None))
 
 
 # ------------------------------------------------------------------ trackio
@@ -229,8 +228,10 @@ def _server(where: str, project: str, source: str) -> Callable[[str], list[Row]]
     key = None
     if not where.startswith(("http://", "https://")):
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", where):
-            places = "PROJECT, ORG/SPACE/PROJECT, datasets/ORG/NAME/PROJECT or http://HOST:PORT/PROJECT"
-            raise RunsError(f"{source}: allowed is trackio: and {places}")
+            raise RunsError(
+                f"{source}: allowed is trackio: and PROJECT, ORG/SPACE/PROJECT, datasets/ORG/NAME/PROJECT or "
+                "http://HOST:PORT/PROJECT"
+            )
         from huggingface_hub import get_token
 
         subdomain = re.sub(r"[/_.]", "-", where).lower()

@@ -40,8 +40,7 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
         return _guess_trunks(rows, present)
     rule = column_name(rule, present)
     if rule not in present:
-        allowed_rules = ["auto", "run", *sorted(present)]
-        raise RunsError(f"{origin}: ", unknown("trunks=", rule, allowed_rules))
+        raise RunsError(f"{origin}: ", unknown("trunks=", rule, ["auto", "run", *sorted(present)]))
 
     for i, row in enumerate(rows):
         if is_missing(row.get(rule)):

@@ -58,8 +58,7 @@ def best_of(
 
     for name, values in zip(names, settings.T, strict=True):
         if values.max() <= values.min() * (1 + SAME):
-            only = f"{name} is {values[0]:g} in every run"
-            raise RunsError(f"{runs.source}: {only}; nothing to choose from")
+            raise RunsError(f"{runs.source}: {name} is {values[0]:g} in every run; nothing to choose from")
 
     blend = runs.blend((*names, *by))
     other_columns = [*runs.recipe]

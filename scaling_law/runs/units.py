@@ -98,8 +98,7 @@ def check_no_accuracy(
         flops = sizes["n_active"] * sizes["tokens"]
         by_compute = loss[np.argsort(flops, kind="stable")]
         of_smaller_runs = by_compute[:middle].mean()
-        of_larger_runs = by_compute[middle:].mean()
-        if of_larger_runs <= RISING * of_smaller_runs:
+        if by_compute[middle:].mean() <= RISING * of_smaller_runs:
             return
         reason = "an accuracy, as it rises with compute"
 
@@ -145,8 +144,7 @@ def unit_warnings(
 
 def _deviation(sizes: Sizes, loss: FloatArray) -> float:
     """Compute ln of the loss over that of other labs' laws, the median of the runs."""
-    deviations = np.log(loss / published_loss(**sizes))
-    return float(np.median(deviations))
+    return float(np.median(np.log(loss / published_loss(**sizes))))
 
 
 def _is_too_short(sizes: Sizes, trunk: IntArray | None) -> BoolArray:
@@ -166,8 +164,7 @@ def _is_too_short(sizes: Sizes, trunk: IntArray | None) -> BoolArray:
 
     # A learning curve starts with few tokens: its last point counts.
     if trunk is None:
-        rows = np.column_stack([sizes["n_active"], sizes["experts"]])
-        run = np.unique(rows, axis=0, return_inverse=True)[1].ravel()
+        run = np.unique(np.column_stack([sizes["n_active"], sizes["experts"]]), axis=0, return_inverse=True)[1].ravel()
     else:
         run = np.unique(trunk, return_inverse=True)[1].ravel()
     run_tokens = np.zeros(len(tokens))
