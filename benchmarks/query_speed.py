@@ -8,7 +8,10 @@ losses: a million predictions. Peer: the law's formula in numpy, as one writes i
 hours: the best models, a plan, and what a loss takes, in hours on GPUs, over the layouts of every width; CPU seconds.
     Peer: the table, whose budget is in FLOPs.
 budgets: the compute optimum of many budgets for 32 E. Peer: `minimize_scalar` over ln N.
-cold start: CPU seconds of a new process that imports and asks, from Python and in the shell.
+cold start: CPU seconds of a new process that imports and asks, from Python and in the shell, also of questions in
+    hours, and of the refusal of a run's configuration. Peer: a process that imports numpy and scipy.
+explorer: CPU seconds of its API in this process, server and client together. Peer: an endpoint of the same server
+    that returns its argument.
 
 The peers' objectives are plain Python on floats, which is what scipy's scalar methods are fastest with. The answers
 are compared; a difference ends the benchmark with an error.
@@ -20,6 +23,7 @@ import math
 import statistics
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
@@ -45,6 +49,17 @@ BOUND = "the law in numpy at the answers"
 LAW = JointLaw.published()
 ASK = "from scaling_law import JointLaw; JointLaw.published().optimal(1e22, memory=80e9, kv_tokens=16384)"
 SHELL = "scaling_law.commands.cli optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
+IMPORTS = "a process that imports numpy and scipy"
+# What people wait for, as words of a command.
+WAITS = {
+    "scaling-law loss": "-m scaling_law loss --n-active 1B --tokens 100B --experts 8",
+    "scaling-law optimal": "-m scaling_law optimal --flops 1e22",
+    "scaling-law reach": "-m scaling_law reach --loss 2.2",
+    "scaling-law describe": "-m scaling_law describe olmoe-1b-7b",
+    "scaling-law optimal, 72 hours on 64 GPUs": "-m scaling_law optimal --hours 72 --gpus 64 --gpu h100",
+    "scaling-law plan, 72 hours on 64 GPUs": "-m scaling_law plan --hours 72 --gpus 64 --gpu h100",
+    "train.py --model.nope 1": "train.py --model.nope 1",
+}
 
 
 def agree(name: str, ours, theirs, tolerance: float) -> None:
@@ -208,6 +223,47 @@ def cold_start(report: Report, rounds: int) -> None:
     report.add_of(times, usage, peer, ours=usage)
 
 
+def waits(report: Report, rounds: int) -> None:
+    """Measure commands that people wait for; an answer far from the runs, or a refusal, has a status of its own."""
+
+    def process(*arguments: str):
+        command = [sys.executable, *arguments]
+        return lambda: subprocess.run(command, cwd=ROOT, check=False, capture_output=True)
+
+    works = {name: process(*words.split()) for name, words in WAITS.items()}
+    times = in_turns({**works, IMPORTS: process("-c", "import numpy, scipy")}, rounds, cpu_seconds_of_children)
+    for name in works:
+        report.add_of(times, name, IMPORTS, ours=name)
+
+
+def explorer(report: Report, rounds: int) -> None:
+    """Measure the endpoints of the explorer's API."""
+    if find_spec("gradio") is None:
+        report.skipped.append("the explorer needs the extra [explorer]")
+        return
+    import gradio as gr
+    from gradio_client import Client
+
+    from scaling_law.explorer.app import page, settings
+
+    def echo(text: str) -> str:
+        return text
+
+    with page() as app:
+        gr.api(echo, api_name="echo")
+    _, address, _ = app.launch(**settings(), server_name="127.0.0.1", inbrowser=False, quiet=True)
+    ask = Client(address, verbose=False).predict
+    peer = "an endpoint that returns its argument"
+    works = {
+        "explorer: /loss": lambda: ask(n_active="1B", tokens="20B", experts="8", api_name="/loss"),
+        "explorer: /optimal, 72 hours on 64 GPUs": lambda: ask(hours="72", gpus="64", gpu="h100", api_name="/optimal"),
+    }
+    times = in_turns({**works, peer: lambda: ask("1B", api_name="/echo")}, rounds, cpu_seconds)
+    app.close()
+    for name in works:
+        report.add_of(times, name, peer, ours=name, note="CPU seconds")
+
+
 @benchmark(
     {
         "--rounds": (200, 20, "of the table; a tenth of it for the others"),
@@ -221,6 +277,8 @@ def main(report: Report, options: Options) -> None:
     losses(report, options.points, max(3, options.rounds // 10))
     budgets(report, options.budgets, max(3, options.rounds // 10))
     cold_start(report, max(3, options.rounds // 20))
+    waits(report, max(3, options.rounds // 20))
+    explorer(report, max(3, options.rounds // 20))
 
 
 if __name__ == "__main__":

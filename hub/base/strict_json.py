@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,17 +41,17 @@ def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES, fi
     """
     if len(text) > max_bytes:
         raise RecordError(f"{what}: {len(text):,} bytes, allowed are at most {max_bytes:,}")
-    parse_constant: Callable[[str], Any] = _refuse_constant if finite else float
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=_unique_keys)
-        _check_bounds(value, MAX_DEPTH, finite)
+        value = _DECODERS[finite].decode(text)
+        _check_bounds([value], MAX_DEPTH, finite)
     except UnicodeDecodeError as error:
         raise RecordError(f"{what}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
-        position = f"line {error.lineno} column {error.colno}"
-        raise RecordError(f"{what}: not valid JSON ({error.msg} at {position})") from None
+        raise RecordError(
+            f"{what}: not valid JSON ({error.msg} at line {error.lineno} column {error.colno})"
+        ) from None
     except RecursionError:
         raise RecordError(f"{what}: nested deeper than {MAX_DEPTH} levels") from None
     # The functions below raise it.
@@ -115,22 +115,29 @@ def _refuse_constant(token: str) -> NoReturn:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> Fields:
-    result: Fields = {}
-    for name, value in pairs:
-        if name in result:
-            raise InputError(f"the field {name[:80]!r} occurs twice")
-        result[name] = value
-    return result
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise InputError(f"the field {max(names, key=names.count)[:80]!r} occurs twice")
+    return fields
 
 
-def _check_bounds(value: Any, depth: int, finite: bool) -> None:
-    if isinstance(value, (dict, list)):
-        if depth == 0:
-            raise RecursionError
-        items = value.values() if isinstance(value, dict) else value
-        for item in items:
-            _check_bounds(item, depth - 1, finite)
-    elif finite and isinstance(value, float) and not math.isfinite(value):
-        raise InputError("a number is outside the range of a double")
-    elif isinstance(value, int) and abs(value) >= _MAX_INTEGER:
-        raise InputError(f"an integer of {len(str(abs(value)))} digits, allowed are at most 30")
+# Readers by `finite`, made once, which takes longer than to read a line.
+_DECODERS = {
+    True: json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant),
+    False: json.JSONDecoder(object_pairs_hook=_unique_keys),
+}
+
+
+def _check_bounds(values: Iterable[Any], depth: int, finite: bool) -> None:
+    """Check values which may hold containers down to this depth; not by a call for each, of which tables have many."""
+    for value in values:
+        if isinstance(value, float):
+            if finite and not math.isfinite(value):
+                raise InputError("a number is outside the range of a double")
+        elif isinstance(value, (dict, list)):
+            if depth == 0:
+                raise RecursionError
+            _check_bounds(value.values() if isinstance(value, dict) else value, depth - 1, finite)
+        elif isinstance(value, int) and abs(value) >= _MAX_INTEGER:
+            raise InputError(f"an integer of {len(str(abs(value)))} digits, allowed are at most 30")

@@ -48,8 +48,9 @@ def decode_text(content: bytes, name: str) -> str:
     try:
         return content.decode(_encoding_of(content))
     except UnicodeDecodeError as error:
-        reason = f"{error.reason} at byte {error.start}"
-        raise RecordError(f"{name}: neither UTF-8 nor UTF-16 text ({reason}); save it as UTF-8") from None
+        raise RecordError(
+            f"{name}: neither UTF-8 nor UTF-16 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from None
 
 
 def _encoding_of(content: bytes) -> str:
@@ -78,20 +79,21 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
     _check_shape(table, header, delimiter, name)
     columns = []
 
-    for position, text in enumerate(header):
-        if text:
-            # Rows may be shorter than the header.
-            columns.append([row[position] if position < len(row) else "" for row in table[1:]])
+    # Rows may be shorter than the header.
+    for text, *cells in itertools.zip_longest(*table, fillvalue=""):
+        if text.strip():
+            columns.append(cells)
 
     try:
         values = read_cells(columns)
     except InputError as error:
         raise RecordError(f"{name}: {error}") from None
 
+    names = [*filter(None, header)]
     rows = zip(*map(_parse_objects, values), strict=True)
 
-    for number, cells in enumerate(rows, start=1):
-        yield f"{name} row {number}", dict(zip(filter(None, header), cells, strict=True))
+    for number, row in enumerate(rows, start=1):
+        yield f"{name} row {number}", dict(zip(names, row, strict=True))
 
 
 def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
@@ -111,7 +113,7 @@ def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
     try:
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
         # Spreadsheets end in rows of empty cells.
-        table = [row for row in reader if any(map(str.strip, row))]
+        table = [row for row in reader if "".join(row).strip()]
     except csv.Error as error:
         raise RecordError(f"{name}: not a readable CSV file ({redact(str(error))[:200]})") from None
 
@@ -129,7 +131,7 @@ def _check_shape(table: list[list[str]], header: list[str], delimiter: str, name
             raise RecordError(f"{name}: the column {text!r} occurs twice")
 
     for number, row in enumerate(table[1:], start=1):
-        if any(text.strip() for text in row[len(header) :]):
+        if len(row) > len(header) and "".join(row[len(header) :]).strip():
             hint = "; a decimal comma needs quotes, or another delimiter" if delimiter == "," else ""
             raise RecordError(f"{name}: row {number} has more columns than the first line{hint}")
 

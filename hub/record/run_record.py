@@ -269,7 +269,9 @@ class RunRecord(_Part):
         problems = _find_contradictions(self)
         if problems:
             raise InputError("\n".join(problems))
-        if len(self.to_json().encode()) > strict_json.MAX_RECORD_BYTES:
+        # Without its spaces it is more than half as long, and faster to write.
+        is_small = 2 * len(self.model_dump_json()) < strict_json.MAX_RECORD_BYTES
+        if not is_small and len(self.to_json().encode()) > strict_json.MAX_RECORD_BYTES:
             raise InputError(f"the record is larger than {strict_json.MAX_RECORD_BYTES:,} bytes as JSON")
         return self
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from hub.base import strict_json
 from hub.base.errors import InputError, unknown
+from hub.base.fields import parse_names
 
 FITS = Path(__file__).with_name("accuracy.json")
 FORMAT = "accuracy_of_loss"
@@ -64,8 +65,7 @@ def _fits() -> Mapping[str, Any]:
 
 def parse_tasks(accuracy: str | Collection[str]) -> list[Task]:
     """Read "arc_easy,hellaswag" or a list. InputError for unknown tasks and those that do not follow the loss."""
-    names = accuracy.split(",") if isinstance(accuracy, str) else accuracy
-    names = [name.strip() for name in names if name.strip()]
+    names = parse_names(accuracy, "accuracy")
     if not names:
         return []
     tasks = _fits()["tasks"]

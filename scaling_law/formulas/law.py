@@ -6,7 +6,7 @@ users hold are of `scaling_law.law`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -34,6 +34,12 @@ COMMON_FIELDS = ("conditions", "draws", "repetition")
 OTHER_FIELDS = (*COMMON_FIELDS, "experts")
 # Values of a variable.
 Values: TypeAlias = ArrayLike | None
+# Parsers of texts by their units; others are counts, or parameters.
+_PARSERS = {
+    "flops": parse_flops,
+    "hours": parse_hours,
+    "tokens": parse_tokens,
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -389,7 +395,9 @@ def numbers(name: str, values: Any) -> FloatArray:
 
     ValueError names the field and the value.
     """
-    parse = _choose_parser(name)
+    parse = _PARSERS.get(name, parse_count)
+    if name.startswith(("n_active", "n_total")):
+        parse = parse_parameters
     if isinstance(values, str) and name == "experts":
         experts = [float(value) for value in parse_experts(values)]
         return np.array(experts if len(experts) > 1 else experts[0])
@@ -401,17 +409,6 @@ def numbers(name: str, values: Any) -> FloatArray:
         return np.asarray(values, float)
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
-
-
-def _choose_parser(name: str) -> Callable[[str, str], float]:
-    """Return the parser for texts of this variable, by its unit."""
-    if name == "flops":
-        return parse_flops
-    if name == "hours":
-        return parse_hours
-    if name == "tokens":
-        return parse_tokens
-    return parse_parameters if name.startswith(("n_active", "n_total")) else parse_count
 
 
 def check_shapes(arrays: Columns) -> None:
@@ -456,11 +453,20 @@ def one_positive(name: str, value: Any, least: float = 0.0) -> float:
 def percentile_interval(draws: FloatArray, level: float = 0.95) -> Intervals:
     """Return the (low, high) between which `level` of the draws lie, over the first axis."""
     check_level(level)
-    bounds = [0.5 - level / 2, 0.5 + level / 2]
-    low, high = np.quantile(draws, bounds, axis=0)
+    ordered = np.sort(draws, axis=0)
+    low, high = (_quantile(ordered, 0.5 + side * level / 2) for side in (-1, 1))
     if np.ndim(low) == 0:
         return float(low), float(high)
     return low, high
+
+
+def _quantile(ordered: FloatArray, share: float) -> FloatArray:
+    """Return the quantile of sorted values over the first axis; `np.quantile` would import numpy.ma."""
+    place = share * (len(ordered) - 1)
+    before = ordered[math.floor(place)]
+    step = ordered[math.ceil(place)] - before
+    # A NaN is the last.
+    return np.where(np.isnan(ordered[-1]), np.nan, before + place % 1 * step)
 
 
 def check_level(level: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from hub.base.units import format_count
 from scaling_law.formulas.files import power_law, read_laws
 from scaling_law.size.architecture import training_flops
-from scaling_law.size.recipe import PAPER, ROWS
+from scaling_law.size.recipe import PAPER, published_design
 
 # What a published law answers, and the batch that it means.
 BATCHES = {"learning rate, batch": "best", "critical batch": "critical"}
@@ -29,6 +29,7 @@ OF_PAPER = "paper"
 LONG_SEQUENCE = 4096
 # Share by which a width that exists may miss its parameters by rounding.
 ROUNDING = 1e-9
+_paper_runs = cache(published_design)
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,14 @@ def batch_of(tokens: Any) -> Any:
 @cache
 def largest_paper_run() -> float:
     """Return the training FLOPs of the paper's largest run."""
-    return max(float(training_flops(row.architecture.n_active, 1e9 * max(row.tokens))) for row in ROWS)
+    runs = _paper_runs()
+    return float(training_flops(runs.n_active, runs.tokens).max())
 
 
 @cache
 def largest_paper_model() -> int:
     """Return the active parameters of the paper's largest model."""
-    return max(row.architecture.n_active for row in ROWS)
+    return int(_paper_runs().n_active.max())
 
 
 def usual_length(n_active: Any) -> Any:

@@ -6,12 +6,15 @@ A run record of another class than ours has the routed experts in `experts`, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from scaling_law.runs.rows import Row, is_missing, number, whole
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters
 
 # Recorded sizes may count norms and routers, which the formulas leave out.
 COUNT_TOLERANCE = 0.02
+# Many runs of a table are of one shape.
+_build = lru_cache(maxsize=1024)(Architecture)
 
 
 def is_of_a_class(row: Row) -> bool:
@@ -89,4 +92,4 @@ def size_problem(row: Row) -> str | None:
 def _architecture(row: Row) -> Architecture | None:
     """Build our model of the row's shape, if it has one. ValueError for a shape that there is not."""
     shape = whole(row, "d_model", "experts", "n_blocks", "n_heads", "vocab_size")
-    return Architecture(*shape) if shape else None
+    return _build(*shape) if shape else None

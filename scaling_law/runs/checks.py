@@ -175,23 +175,19 @@ def _find_repeats(
     notes: dict[int, str] = {}
     place_of: dict[tuple[str, Any], int] = {}
     checkpoint_of: dict[str, Any] = {}
-    names: Counter[tuple[str, str]] = Counter()
-
-    for name in _NAMES:
-        names.update((name, repr(rows[i].get(name))) for i in places)
+    duplicates: dict[int, tuple[str, int]] = {}
 
     for i in places:
         row = rows[i]
         n_active, tokens, experts, nats = [number(row[name]) for name in (*INPUTS, loss)]
-        values = [n_active, tokens, experts, nats, *map(row.get, settings)]
+        values = [*map(row.get, settings)]
         # NaN, which may be any number, is a value of this row alone.
         values = [i if isinstance(value, float) and value != value else value for value in values]
-        keys = {"N, D, E and loss": repr(values)}
+        keys: Fields = {"N, D, E and loss": (n_active, tokens, experts, nats, repr(values))}
         if check_ids and row.get("run_id"):
-            model: list[Any] = [repr(row["run_id"]), n_active, experts]
-            checkpoint = [*model, tokens]
-            first_checkpoint = checkpoint_of.setdefault(model[0], checkpoint)
-            keys["run_id"] = repr(checkpoint if first_checkpoint[:3] == model else first_checkpoint)
+            checkpoint = (repr(row["run_id"]), n_active, experts, tokens)
+            first_checkpoint = checkpoint_of.setdefault(checkpoint[0], checkpoint)
+            keys["run_id"] = checkpoint if first_checkpoint[:3] == checkpoint[:3] else first_checkpoint
 
         shared = next((key for key in keys.items() if key in place_of), None)
         if shared is not None:
@@ -201,10 +197,16 @@ def _find_repeats(
                 notes[i] = f"{label(i, row)}: the same run as {label(first, rows[first])}, trained in two sweeps"
                 continue
 
-            text = f"{label(i, row)}: duplicate of {label(first, rows[first])} (same {shared[0]}"
-            problem_at[i] = message(text, *_hint(row, shared[0], names, is_step_log), ")")
+            duplicates[i] = (shared[0], first)
 
         place_of.update(dict.fromkeys(keys.items(), i))
+
+    names: Counter[tuple[str, str]] = Counter()
+    for name in _NAMES if duplicates else ():
+        names.update((name, repr(rows[i].get(name))) for i in places)
+    for i, (key, first) in duplicates.items():
+        text = f"{label(i, rows[i])}: duplicate of {label(first, rows[first])} (same {key}"
+        problem_at[i] = message(text, *_hint(rows[i], key, names, is_step_log), ")")
 
     return notes
 

@@ -27,12 +27,14 @@ BOUNDS = ("__MIN", "__MAX")
 
 def collect(lines: Iterable[Row]) -> dict[str, list[Any]]:
     """Collect the values of each column, in the order of the lines."""
+    rows = list(lines)
     logged: dict[str, list[Any]] = {}
 
-    for line in lines:
-        for name, value in line.items():
-            if value is not None:
-                logged.setdefault(name, []).append(value)
+    # By column: a long log has many more values than columns.
+    for name in names_of(rows):
+        cells = [row[name] for row in rows if row.get(name) is not None]
+        if cells:
+            logged[name] = cells
 
     return logged
 
@@ -60,12 +62,11 @@ class End:
         row: Fields = {}
 
         for name, cells in logged.items():
-            present = [value for value in cells if not is_missing(value)]
-            numbers = [x for x in map(number, cells) if x is not None]
-            if numbers and (is_loss(name) or name in self.losses):
-                row[name] = final_value(numbers, self.final)
-            else:
-                row[name] = present[-1] if present else cells[-1]
+            row[name] = next((value for value in reversed(cells) if not is_missing(value)), cells[-1])
+            if is_loss(name) or name in self.losses:
+                numbers = [x for x in map(number, cells) if x is not None]
+                if numbers:
+                    row[name] = final_value(numbers, self.final)
 
         return row
 

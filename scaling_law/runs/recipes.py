@@ -45,9 +45,9 @@ def recipe_of(rows: Sequence[Row]) -> Recipe:
         counts = {}
         for holder in holders:
             column = column_name(holder, present)
-            count = sum(not is_missing(row.get(column)) for row in rows)
-            if count:
-                counts[column] = count
+            if column in present:
+                counts[column] = sum(not is_missing(row.get(column)) for row in rows)
+        counts = {column: count for column, count in counts.items() if count}
         if counts:
             column = max(counts, key=lambda column: counts[column] == len(rows))
             recipe[name] = tuple(_word(name, column, row) for row in rows)

@@ -73,7 +73,7 @@ def _flat_row(i: int, row: Any) -> Row:
 def leaves(fields: Mapping[str, Any], sign: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
     """List the values inside nested objects, each named by the fields that lead to it, joined by a sign."""
     for name, value in fields.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             yield from leaves(value, sign, f"{prefix}{name}{sign}")
         else:
             yield f"{prefix}{name}", value

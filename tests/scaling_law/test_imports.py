@@ -36,7 +36,7 @@ from scaling_law.commands.cli import app
 assert "Fit a law to a table of runs" in CliRunner().invoke(app, ["--help"]).output
 """
 LEARNING = {"torch", "transformers", "pandas", "matplotlib"}
-FITTING = LEARNING | {"datasets", "gradio", "huggingface_hub", "plotly", "scipy"}
+FITTING = LEARNING | {"datasets", "gradio", "huggingface_hub", "numpy.ma", "plotly", "scipy"}
 HEAVY = FITTING | {"rich", "typer"}
 
 

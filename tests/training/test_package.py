@@ -1,5 +1,6 @@
 """What `training` offers to who imports it, and what it says where the packages that training needs are missing."""
 
+import json
 import os
 import subprocess
 import sys
@@ -36,11 +37,41 @@ COMMANDS = ("train.py", "-m training.run", "-m training.prepare", "-m training.d
 SWEEPS = ("-m training.sweep", "-m training.sweep plan", "-m training.sweep run")
 
 
+HEAVY = {"torch", "transformers", "accelerate", "datasets"}
+
+
+def run_command(command, **variables):
+    """Run a command of the shell; returns the finished process and the modules that it imported."""
+    words = [sys.executable, "-X", "importtime", *command.split()]
+    environment = {**os.environ, **variables}
+    process = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    lines = process.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert "pydantic" in imported or "typer" in imported
+    process.stderr = "\n".join(line for line in lines if not line.startswith("import time:"))
+    return process, imported
+
+
 @pytest.mark.parametrize("command", [*COMMANDS, *SWEEPS])
 def test_help_does_not_wait_for_torch(command):
-    words = [sys.executable, "-X", "importtime", *command.split(), "--help"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "--" in done.stdout
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "pydantic" in imported or "typer" in imported
-    assert not imported & {"torch", "transformers", "accelerate", "datasets"}
+    process, imported = run_command(f"{command} --help")
+    assert process.returncode == 0
+    assert "--" in process.stdout
+    assert not imported & HEAVY
+
+
+@pytest.mark.parametrize("command", ["train.py", "-m training.run"])
+def test_an_invalid_configuration_does_not_wait_for_torch(command, tmp_path):
+    state = tmp_path / "state.json"
+    process, imported = run_command(f"{command} --run.output_dir run --model.nope 1", TRAINING_STATE_FILE=str(state))
+    message = "invalid configuration:\n  model.nope: no such key; did you mean model.type?"
+    assert (process.returncode, process.stdout, process.stderr) == (2, "", f"error: {message}")
+    assert not imported & HEAVY
+    assert json.loads(state.read_text()) == {"exit_status": 2, "stopped": False, "message": message}
+
+
+def test_an_unreadable_variable_does_not_wait_for_torch():
+    process, imported = run_command("train.py --run.output_dir run", WORLD_SIZE="two")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.startswith("error: WORLD_SIZE: 'two'; it must be a whole number")
+    assert not imported & HEAVY

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hub.base.commands import report
 from hub.base.errors import InputError
 from hub.base.variables import ENDPOINT, PORT, Kind, check
 
@@ -44,11 +43,3 @@ def check_variables(variables: Mapping[str, str] = os.environ) -> None:
         raise InputError(f"{', '.join(missing)}: not set, but {names}; set all, as accelerate launch does, or none")
     if rank >= int(variables["WORLD_SIZE"]):
         raise InputError(f"RANK: {rank}; it must be less than WORLD_SIZE, which is {variables['WORLD_SIZE']}")
-
-
-def exit_on_unreadable_variables() -> None:
-    """End the process with one line on such a value, for programs that have not imported these libraries yet."""
-    try:
-        check_variables()
-    except InputError as error:
-        raise SystemExit(report(error)) from None

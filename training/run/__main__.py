@@ -2,12 +2,10 @@
 
 import sys
 
-# It imports torch, for which --help does not wait, and Accelerate, which reads variables, where it is used.
+# `run.main` imports torch, for which neither --help nor an error waits, and Accelerate, which reads variables.
 from training import run
-from training.configuration.reading import answer_help
-from training.configuration.variables import exit_on_unreadable_variables
+from training.run.attempt import parse_or_exit
 
 if __name__ == "__main__":
-    answer_help(sys.argv[1:])
-    exit_on_unreadable_variables()
-    sys.exit(run.main.main())
+    arguments = parse_or_exit(sys.argv[1:])
+    sys.exit(run.main.main(arguments))

@@ -1,4 +1,7 @@
-"""A start of a run as other processes see it: which process trains (`.lock.json`), and how it ended (`state.json`)."""
+"""A start of a run as other processes see it: which process trains (`.lock.json`), and how it ended (`state.json`).
+
+Nothing here imports torch, which takes seconds: `parse_or_exit` refuses bad input before.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ import psutil
 from filelock import FileLock, Timeout
 
 from hub.base import atomic
-from training.configuration.arguments import ConfigurationError
+from hub.base.commands import message_of, report
+from hub.base.output import guard_output, log_to_stderr
+from training.configuration.arguments import ConfigurationError, TrainingArguments
+from training.configuration.reading import answer_help, parse_command_line
+from training.configuration.variables import check_variables
 
 # The variable by which a sweep names the file that a failing process writes its `Attempt` into.
 STATE_FILE = "TRAINING_STATE_FILE"
@@ -66,6 +73,27 @@ class Attempt:
         """Read `state.json`; None for a run that was never started by a sweep."""
         attempt: Attempt | None = atomic.read_json(folder / "state.json", None, cls)
         return attempt
+
+
+def parse_or_exit(argv: list[str]) -> TrainingArguments:
+    """Parse the command line of a new process; end the process on an error, as `main` does.
+
+    Variables are checked first, since some classes of models import the libraries that read them.
+    """
+    with guard_output("stderr"), log_to_stderr("training"):
+        try:
+            answer_help(argv)
+            check_variables()
+            return parse_command_line(argv)
+        except Exception as error:
+            raise SystemExit(note_error(error)) from None
+
+
+def note_error(error: Exception) -> int:
+    """Report an error, and note it as the end; returns the exit status."""
+    status = report(error)
+    note_end(status, message_of(error))
+    return status
 
 
 def note_end(exit_status: int, message: str = "") -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from hub.base import atomic
-from hub.base.commands import message_of, report
 from hub.base.disk import explain_full_disk
 from hub.base.output import guard_output, log_to_stderr
 from hub.record.names import final_branch_name
@@ -30,7 +29,7 @@ from training.configuration.variables import check_variables
 from training.data import pins
 from training.data.tokenizer import load_tokenizer
 from training.run import checkpoint, inputs, releaser, results
-from training.run.attempt import lock_run, note_end
+from training.run.attempt import lock_run, note_end, note_error
 from training.run.checkpoint import CheckpointWriter
 from training.run.devices import StopSignal, any_process, end_processes, has_process_group, make_accelerator, on_main
 from training.run.dry_run import advice_on_memory, dry_run
@@ -49,11 +48,12 @@ Finisher = Callable[[Path, RunRecord], None]
 DIVERGED = "diverged"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit status of `hub.base.commands`, by which a scheduler can tell what to do.
+def main(argv: list[str] | TrainingArguments | None = None) -> int:
+    """Run the command, given as words or parsed; returns the exit status of `hub.base.commands`.
 
-    1 is a diverged run. After 3 a restart needs a change, though nothing saved is lost; 4: all is trained and saved;
-    129, 130 or 143: stopped after saving, re-run to resume. May be called again, and from any thread.
+    A scheduler can tell from the status what to do. 1 is a diverged run. After 3 a restart needs a change, though
+    nothing saved is lost; 4: all is trained and saved; 129, 130 or 143: stopped after saving, re-run to resume. May be
+    called again, and from any thread.
     """
     with guard_output("stderr"), log_to_stderr("training"):
         try:
@@ -70,11 +70,9 @@ def main(argv: list[str] | None = None) -> int:
                     status = Run(arguments, finishers).execute()
                     # 4 if not all was pushed.
                     status = status or max((finisher.exit_status for finisher in finishers), default=0)
-            message = ""
         except Exception as error:
-            status = report(error)
-            message = message_of(error)
-        note_end(status, message)
+            return note_error(error)
+        note_end(status)
         return status
 
 
@@ -111,7 +109,7 @@ class Run:
         accelerator = make_accelerator(a.run)
         self.accelerator = accelerator
         check_layout(a, accelerator)
-        a, self.pins = on_main(accelerator, lambda: pins.pinned(a, self.folder))
+        a, self.pins = on_main(accelerator, partial(pins.pinned, a, self.folder))
         a.check_processes(Layout.of(accelerator, a.run).readers)
         self.arguments = a
 
@@ -245,7 +243,7 @@ class Run:
         if diverged:
             logger.error("diverged before, and not trained again: %s", ", ".join(diverged))
         progress, has_diverged = self._train_trunk(pending)
-        lost_points = on_main(self.accelerator, lambda: self._missing_points(pending)) if has_diverged else []
+        lost_points = on_main(self.accelerator, partial(self._missing_points, pending)) if has_diverged else []
         lost_branches = [branch for branch in pending if branch.decay_step in lost_points]
         for branch in lost_branches:
             self._save_model(self._folder(branch), branch, progress, DIVERGED)
@@ -261,7 +259,7 @@ class Run:
 
         Returns how far it is, and whether it diverged.
         """
-        missing = on_main(self.accelerator, lambda: self._missing_points(pending))
+        missing = on_main(self.accelerator, partial(self._missing_points, pending))
         if not missing:
             return Progress(), False
         progress = self._resume(self.trunk, at_most=missing[0])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hub import RecordError
 from hub.base import strict_json
@@ -53,3 +56,32 @@ def test_json_that_is_not_strict_is_refused(text: str | bytes, reason: str) -> N
         strict_json.loads(text, what="runs.jsonl line 3")
     assert str(caught.value).startswith("runs.jsonl line 3: ")
     assert len(str(caught.value)) < 300
+
+
+LEAVES = st.none() | st.booleans() | st.text() | st.integers(-(10**30) + 1, 10**30 - 1)
+FINITE = LEAVES | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.recursive(FINITE, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=12))
+def test_what_is_within_bounds_is_read_as_json_reads_it(value: Any) -> None:
+    text = json.dumps(value)
+    assert strict_json.loads(text, what="x") == strict_json.loads(text.encode(), what="x") == json.loads(text)
+
+
+@pytest.mark.parametrize("wrap", ["{}", "[1, {}]", '{{"a": [{}], "b": 1}}', '{{"a": {{"b": {}}}}}'])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("1e999", "outside the range of a double"),
+        ("-1e400", "outside the range of a double"),
+        ("9" * 400 + ".0", "outside the range of a double"),
+        ("NaN", "NaN is not a JSON number"),
+        ("-" + "1" * 31, "an integer of 31 digits"),
+        ('{"c": 1, "d": 2, "c": 3}', "the field 'c' occurs twice"),
+        ("[" * 17 + "]" * 17, "nested deeper than 16"),
+        ('{"a":' * 16 + "[]" + "}" * 16, "nested deeper than 16"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_wherever_it_stands(wrap: str, value: str, reason: str) -> None:
+    with pytest.raises(RecordError, match=f"^x: .*{reason}"):
+        strict_json.loads(wrap.format(value), what="x")

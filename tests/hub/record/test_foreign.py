@@ -1,11 +1,16 @@
 """Tables that others wrote: CSV in any of its dialects and JSON in any of its shapes give the same rows."""
 
+import csv
 import gzip
+import io
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hub import RecordError, load_rows
+from hub.record.foreign import csv_rows
 
 ROWS = [
     {"run_id": f"r{i}", "n_active": 1e8 * (i + 1), "tokens": 2e9, "corpus": "a, b", "eval_loss": 3.0 - 0.1234 * i}
@@ -143,3 +148,26 @@ def test_what_is_no_table_is_said_in_one_line(tmp_path, name, content, message):
     with pytest.raises(RecordError, match=f"^{name}: {message}") as error:
         load_rows(tmp_path / name)
     assert "\n" not in str(error.value)
+
+
+CELL = st.sampled_from(["", " ", "1", "2.5", "-3e-7", "word", "two words", "a;b"])
+
+
+@given(st.lists(st.lists(CELL, min_size=1, max_size=5), min_size=1, max_size=12))
+def test_a_table_is_that_of_pythons_reader_row_by_row(table):
+    """Rows may be shorter than the header, and rows without text are none."""
+    header = ["first", "second", "", "fourth", "fifth"]
+    file = io.StringIO()
+    csv.writer(file).writerows([header, *table])
+    rows = [row for _, row in csv_rows(file.getvalue().encode(), "runs.csv")]
+    lines = [line for line in csv.reader(io.StringIO(file.getvalue())) if any(cell.strip() for cell in line)]
+    assert len(rows) == len(lines) - 1
+    for row, line in zip(rows, lines[1:], strict=True):
+        assert list(row) == ["first", "second", "fourth", "fifth"]
+        for name, value in row.items():
+            position = header.index(name)
+            cell = line[position] if position < len(line) else ""
+            try:
+                assert value == float(cell)
+            except ValueError:
+                assert value == (cell.strip() or None)

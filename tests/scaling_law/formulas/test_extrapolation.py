@@ -155,3 +155,17 @@ def test_intervals_of_a_speedup_cancel_what_both_share():
     of_draws = FEW.replace(conditions=None).speedup(8, 1, flops=1e22).best.compute_interval
     interval = FEW.speedup(8, 1, flops=1e22).best.compute_interval
     assert np.diff(interval) > 3 * np.diff(of_draws)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (40,), (41, 3), (17, 2, 2)])
+@pytest.mark.parametrize("level", [0.95, 0.5, 0.001])
+def test_percentiles_are_those_of_numpy(shape, level):
+    draws = np.random.default_rng(1).normal(size=shape)
+    expected = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+    np.testing.assert_allclose(percentile_interval(draws, level), expected, rtol=1e-12)
+
+
+def test_a_draw_without_a_value_spoils_its_percentiles_alone():
+    draws = np.random.default_rng(1).normal(size=(20, 3))
+    draws[4, 1] = np.nan
+    assert np.isnan(percentile_interval(draws)).tolist() == [[False, True, False]] * 2

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import hub
@@ -82,6 +83,37 @@ def test_a_table_of_steps_has_one_row_for_each_run(tmp_path, final, extra):
     assert "eval_loss" in runs.read_as
     assert "logged" in runs.read_as
     assert runs.skipped == ("8 rows: steps before the last of 4 runs",)
+
+
+@pytest.mark.parametrize("final", ["last", "minimum", "smoothed"])
+def test_a_long_log_is_read_as_line_by_line(tmp_path, final):
+    """Of each column the last value that there is, and of losses the final one, whichever lines have them."""
+    random = np.random.default_rng(0)
+    lines = []
+    for i in random.permutation(3 * 400):
+        run, step = divmod(int(i), 400)
+        line = {
+            "run_id": f"r{run}",
+            "step": step,
+            "tokens": 1e9,
+            "n_active": 1e8 * (run + 1),
+            "experts": 1,
+            "lr": 0.1,
+        }
+        if step % 7 == 0 or step == 399:
+            line["eval_loss"] = 3.0 + float(random.random())
+        line["mfu"] = None if random.random() < 0.3 else float(random.random())
+        lines.append(line)
+    runs = load_runs(written(tmp_path / "log.jsonl", lines), final=final, trunks="run")
+    assert runs.run_id == tuple(dict.fromkeys(line["run_id"] for line in lines))
+    for run, name in enumerate(runs.run_id):
+        log = sorted((line for line in lines if line["run_id"] == name), key=lambda line: line["step"])
+        losses = [line["eval_loss"] for line in log if "eval_loss" in line]
+        # 58 evaluations, of which 5 % are three.
+        expected = {"last": losses[-1], "minimum": min(losses), "smoothed": sum(losses[-3:]) / 3}[final]
+        assert runs.loss[run] == pytest.approx(expected, rel=1e-14)
+        assert runs["mfu"][run] == [line["mfu"] for line in log if line["mfu"] is not None][-1]
+        assert runs["step"][run] == 399
 
 
 def test_a_log_of_one_run_without_its_name_is_one_if_asked(tmp_path):
