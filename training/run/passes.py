@@ -86,8 +86,11 @@ def compile_blocks(model: PreTrainedModel, fullgraph: bool = True) -> None:
 
     `fullgraph`: a block that breaks into several graphs raises an error.
     """
+    # What routers measure is wanted of the forward pass alone, also of a block that the backward pass recomputes.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for block in causal_model.blocks(model):
-        block.compile(fullgraph=fullgraph, dynamic=False)
+        # Its forward alone: the hooks of FSDP2, which gather the weights, run before the graph and after it.
+        block.forward = torch.compile(block.forward, fullgraph=fullgraph, dynamic=False)
 
 
 def try_blocks(model: PreTrainedModel, run_pass: Pass, inputs: Tensor, targets: Tensor) -> bool:
@@ -104,7 +107,7 @@ def try_blocks(model: PreTrainedModel, run_pass: Pass, inputs: Tensor, targets: 
             _run_two_passes(run_pass, inputs, targets)
     except (TorchDynamoException, FailOnRecompileLimitHit) as error:
         for block in causal_model.blocks(model):
-            block._compiled_call_impl = None
+            del block.forward
         reason = str(error).strip().partition("\n")[0][:200]
         logger.warning("the blocks of %s run without a compiler: %s", type(model).__name__, reason)
         return False

@@ -52,13 +52,24 @@ def sharded(arguments, *flags: str) -> None:
 
 def on_four(arguments, *flags: str, replicas: int = 1) -> None:
     """Sharded over four processes, or over the half of them for each of two replicas (HSDP)."""
-    words, file = ["--num_processes", "4", "--num_machines", "1"], "one_node_fsdp2"
+    environment = environment_of_shards(4, replicas)
+    assert ranks.run_ranks(arguments, *flags, world=4, environment=environment) == [0] * 4
+
+
+def environment_of_shards(world: int, replicas: int = 1) -> dict[str, str]:
+    words, file = ["--num_processes", str(world), "--num_machines", "1"], "one_node_fsdp2"
     if replicas > 1:
-        file, sizes = "multi_node_hsdp", {"dp_replicate": replicas, "dp_shard": 4 // replicas}
+        file, sizes = "multi_node_hsdp", {"dp_replicate": replicas, "dp_shard": world // replicas}
         for name, size in sizes.items():
             words += [f"--parallelism_config_{name}_size", str(size)]
-    environment = guides_environment(file, *words) | {"ACCELERATE_USE_CPU": "true"}
-    assert ranks.run_ranks(arguments, *flags, world=4, environment=environment) == [0] * 4
+    return guides_environment(file, *words) | {"ACCELERATE_USE_CPU": "true"}
+
+
+def on_shards(function, *inputs, replicas: int = 1) -> None:
+    """Call a function in two processes that share a model, for each of the replicas."""
+    world = 2 * replicas
+    environment = environment_of_shards(world, replicas)
+    assert ranks.run_together(function, *inputs, world=world, environment=environment) == [0] * world
 
 
 def divided(arguments, *flags: str, tensor: int = 1) -> None:
