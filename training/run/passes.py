@@ -213,20 +213,24 @@ class PassRunner:
         return torch.compiler.set_stance("force_eager") if self.is_compiled else nullcontext()
 
     @contextmanager
-    def step(self, run_pass: Pass, key: Any) -> Iterator[Pass]:
-        """Yield a function that runs the passes of one step; `key` names everything that `run_pass` holds fixed."""
+    def step(self, run_pass: Pass, key: Any) -> Iterator[Callable[..., Any]]:
+        """Yield a function that runs the passes of one step; `key` names everything that `run_pass` holds fixed.
+
+        Passes that are only tried run outside of the context that it is given.
+        """
         n_passes = 0
 
-        def run(inputs: Tensor, targets: Tensor) -> Any:
+        def run(inputs: Tensor, targets: Tensor, context: AbstractContextManager[object]) -> Any:
             nonlocal n_passes
             n_passes += 1
             if n_passes == 1:
                 self._prepare(run_pass, key, inputs, targets)
                 if self._captured is None:
                     casts.enter_context(cast_once(self.matrices))
-            if self._captured is None:
-                return run_pass(inputs, targets)
-            return self._captured(inputs, targets, is_first=n_passes == 1)
+            with context:
+                if self._captured is None:
+                    return run_pass(inputs, targets)
+                return self._captured(inputs, targets, is_first=n_passes == 1)
 
         with ExitStack() as casts:
             yield run

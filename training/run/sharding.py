@@ -7,8 +7,8 @@ tokens travel to them and back; their weights are sharded further over the proce
 In bf16 the matrices of a block travel as bf16, to which autocast would round them anyway. The rest stays fp32: norms,
 routers, embedding and head, and with them the residual stream and the losses. Every process has the fp32 parameters of
 its blocks whole: all else of a block is gathered before it is called, and a compiler makes one graph of it. Gradients
-are summed in fp32 after every micro-batch, so that whole ones exist for one block at a time, and those of whole
-parameters once a step.
+are summed in fp32 after every micro-batch, so that whole ones exist for one block at a time, or once a step where all
+fit (`training.run.memory`), as those of whole parameters are.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -273,13 +274,17 @@ def _shard(model: PreTrainedModel, mesh: DeviceMesh, layout: Layout, half: bool,
         divided.update(_divide_experts(model, layout, half, reshard))
     if layout.tensor > 1:
         divided.update(_divide_widths(model, mesh, layout, half, reshard))
-    for block in causal_model.blocks(model):
+    blocks = causal_model.blocks(model)
+    for block in blocks:
         precise = _precise_parameters(model, [module for module in block.modules() if module not in divided])
         limit = _MOST_REPLICATED * sum(parameter.numel() for parameter in block.parameters())
         is_half = half and sum(parameter.numel() for parameter in precise) <= limit
         if is_half:
             replicated.update(precise)
         group(block, HALF if is_half else SINGLE, reshard)
+    # Each block is gathered while the one before it computes; in the backward pass FSDP2 does so by itself.
+    for block, following in pairwise(block for block in blocks if isinstance(block, FSDPModule)):
+        block.set_modules_to_forward_prefetch([following])
     embedding = model.get_input_embeddings()
     head = model.get_output_embeddings()
     # Tied weights must lie in one group, the root.

@@ -23,7 +23,7 @@ from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Schedule
 from training.data.tokenizer import vocabulary_size
-from training.run import causal_model, devices, passes, sharding
+from training.run import causal_model, devices, memory, passes, sharding
 from training.run.model import (
     Flops,
     architecture,
@@ -62,6 +62,8 @@ class Session:
     runner: passes.PassRunner
     # Muon's rate in terms of the schedule's.
     muon_share: float = 1.0
+    # See `training.run.memory`.
+    reduces_once: bool = False
 
     @cached_property
     def layout(self) -> sharding.Layout:
@@ -132,6 +134,7 @@ def make_session(a: TrainingArguments, accelerator: Accelerator, tokenizer: Any,
         prepared_optimizers,
         runner,
         muon_share=muon_rate(a.optimizer, peak) / peak,
+        reduces_once=memory.reduces_once(a, accelerator, arch),
     )
 
 
@@ -234,14 +237,13 @@ def add_gradients(session: Session, step: int) -> StepResult:
     run_pass = partial(_forward_and_backward, session, tokens, n_micro)
     with session.runner.step(run_pass, (tokens, n_micro, micro_batch_sequences)) as run:
         for j, (inputs, targets) in zip(micro_batches, batches, strict=True):
-            # DDP reduces gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole
-            # ones. (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of
-            # micro-batches changes along the batch ramp.)
-            reduces = j == micro_batches[-1] or accelerator.is_fsdp2
+            # DDP reduces gradients once a step, with the last micro-batch; FSDP2 with each, unless whole ones fit.
+            # (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of micro-batches
+            # changes along the batch ramp.)
+            reduces = j == micro_batches[-1] or (accelerator.is_fsdp2 and not session.reduces_once)
             _seed_masks(device, session.arguments.run.seed, position + j * micro_batch_sequences)
-            with nullcontext() if reduces else accelerator.no_sync(session.model):
-                out = run(inputs, targets)
-            result.add(out, n_micro)
+            context = nullcontext() if reduces else accelerator.no_sync(session.model)
+            result.add(run(inputs, targets, context), n_micro)
     if accelerator.is_fsdp2:
         sharding.average_gradients(session.model)
     return result

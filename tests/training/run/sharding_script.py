@@ -256,12 +256,14 @@ def measure(
 ) -> None:
     """The most bytes of the tensors of each process, beside the prediction."""
     world, length = dist.get_world_size(), 128
+    reduces_once = os.environ.get("REDUCES_ONCE") == "true"
     SWITCH_EXPERTS["auto"] = SWITCH_EXPERTS["capacity"]  # as on a GPU
 
     def work():
         as_on_gpus()
         how = {"precision": precision, "gradient_checkpointing": checkpointing, "expert_parallel": parallel}
         made = session(model, micro, length, passes * world, **how)
+        made.reduces_once = reduces_once
         for _ in range(2):  # the moments are made in the first
             timed_step(made)
         return made
@@ -273,6 +275,7 @@ def measure(
     dist.all_gather_object(peaks, min(peak_of_tensors(work) for _ in range(tries)))
     batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
     shared = {"sharding": "fsdp2", "devices": world, "ep": parallel, "reshard": reshard}
+    shared["reduces_once"] = reduces_once
     predicted = training_memory(model, micro, length, **batch, **shared)
     report(case=str((model, micro, passes, precision, checkpointing, parallel)), measured=peaks, **predicted.to_dict())
 

@@ -103,13 +103,16 @@ def test_every_type_whose_widths_are_divided_has_the_gradients_of_one_process():
 
 @pytest.mark.slow
 @divides
-@pytest.mark.parametrize(("world", "reshard"), [(2, True), (4, True), (4, False)])
-def test_the_peak_of_a_sharded_step_is_predicted(world, reshard, monkeypatch):
+@pytest.mark.parametrize(
+    ("world", "reshard", "reduces_once"), [(2, True, False), (2, True, True), (4, True, False), (4, False, True)]
+)
+def test_the_peak_of_a_sharded_step_is_predicted(world, reshard, reduces_once, monkeypatch):
     """All processes do the same; what gloo's threads let go of late makes the peak of some higher, never lower.
 
     The prediction is not below all that was measured.
     """
     monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", str(reshard).lower())
+    monkeypatch.setenv("REDUCES_ONCE", str(reduces_once).lower())
     found = cases("memory", world)
     assert len(found) == 9
     for case in found:
