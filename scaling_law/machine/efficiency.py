@@ -34,8 +34,8 @@ MEGATRON: Final = "megatron"
 TERMS = ("flops", "routed_flops", "activations", "routing")
 # Terms of an engine that was timed by itself, besides.
 OWN_TERMS = ("weights", "update", "blocks", "steps")
-# Logarithms of what takes longer under FSDP2: all of a step, and as `train.py` does not compile blocks there, what
-# memory bounds and passes through blocks.
+# Logarithms of what takes longer under FSDP2: all of a step and, for blocks that are not compiled, what memory bounds
+# and passes through blocks. `train.py` compiles them by now: interim rates, until such steps have been timed.
 SHARDED = ("sharded", "eager", "eager_blocks")
 # All but the last two are logarithms. An engine with terms of its own has these and `SHARDED` besides.
 PARAMETERS = (*TERMS, "fp8", "fp4", "balanced", "growth", "overhead")

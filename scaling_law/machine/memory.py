@@ -107,6 +107,7 @@ def training_memory(
     devices: Any = 1,
     on_cpu: bool = False,
     reshard: Any = True,
+    reduces_once: bool = False,
     tp: Any = 1,
     pp: Any = 1,
     ep: Any = 1,
@@ -115,7 +116,8 @@ def training_memory(
     """Compute the memory at the peak of a step of `passes` micro-batches of `micro_batch_sequences` on each device.
 
     `devices` share the state under `sharding="fsdp2"`, moments and master weights under "zero1". Gathered weights stay
-    until their backward pass without `reshard`. `tp`, `pp`, `ep` and `cp` are degrees of parallelism.
+    until their backward pass without `reshard`, and whole gradients until the last of the passes with `reduces_once`.
+    `tp`, `pp`, `ep` and `cp` are degrees of parallelism.
     `capacity_factor` 0 is dropless. Muon keeps a momentum of hidden matrices, and AdamW two moments of the rest: of
     embedding, head and routers. Numbers, or arrays that broadcast with the models. ValueError names what is not
     allowed.
@@ -164,7 +166,7 @@ def training_memory(
     )
     if share.is_gathered:
         head = 1.0 * a.vocab_size * a.d_model
-        moments = _moments_of_shards(backward, share, head, HALF if half else SINGLE, passes, reshard)
+        moments = _moments_of_shards(backward, share, head, HALF if half else SINGLE, passes, reshard, reduces_once)
     else:
         # The gradients of one matrix of all experts, before they are added.
         stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert / (ep * tp)
@@ -303,6 +305,7 @@ def _moments_of_shards(
     compute: float,
     passes: Any,
     reshard: Any,
+    reduces_once: bool,
 ) -> list[Moment]:
     """List the moments of FSDP2, block by block; a weight has `compute` bytes where it is gathered."""
     block_weights = (share.all_inner + share.router) / share.blocks
@@ -314,8 +317,10 @@ def _moments_of_shards(
     # Weights that are gathered ahead, the embedding too.
     ahead = np.where(reshard, 2.0 * block, share.blocks * block + SINGLE * (share.outer - head))
 
+    between_passes = np.where(reduces_once & (passes > 1), share.parameters, share.owned)
+
     def gradients(count: Any) -> Any:
-        return GRADIENT_BYTES * np.where(passes > 1, share.owned, fraction * count)
+        return GRADIENT_BYTES * np.where(passes > 1, between_passes, fraction * count)
 
     earlier = backward.last_activations - backward.block_activations
     at_head = backward.head_workspace + SINGLE * head + np.where(reshard, 0.0, ahead)
@@ -329,7 +334,7 @@ def _moments_of_shards(
         Moment(gradients(head), backward.last_activations, in_block + ahead + block),
         Moment(above, earlier, ahead + block_sum),
         # The embedding.
-        Moment(GRADIENT_BYTES * share.owned, 0.0, 2 * SINGLE * head),
+        Moment(GRADIENT_BYTES * between_passes, 0.0, 2 * SINGLE * head),
         # A block before the last.
         Moment(has_others * above, has_others * earlier, has_others * before_last),
     ]

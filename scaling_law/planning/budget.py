@@ -146,7 +146,7 @@ class Cluster(Layouts):
             return ""
         option = run.options()[int(steps.option)]
         ways = option.ways or "one GPU"
-        # `train.py` compiles no blocks under FSDP2.
+        # The rates of FSDP2 are those of blocks that are not compiled.
         return f"{ways}, compiled" if self.engine == TRAIN_PY and option.sharding != "fsdp2" else ways
 
     def mfu(self, model: Sized, tokens: Any, seconds: Any) -> Any:

@@ -199,7 +199,9 @@ def blocks(model: PreTrainedModel) -> list[nn.Module]:
     inside: set[nn.Module] = set()
     # Modules around others come first.
     for module in model.modules():
-        if module in inside or type(module).__name__ not in whole_names:
+        # FSDP2 makes a class of its own of a block's.
+        name = type(module).__name__.removeprefix("FSDP")
+        if module in inside or name not in whole_names:
             continue
         within = {*module.modules()}
         if model.get_input_embeddings() not in within:
@@ -238,6 +240,14 @@ def routers(model: nn.Module) -> dict[nn.Module, int]:
                 if isinstance(inner, recorder.target_class):
                     indices[inner] = recorder.index
     return indices
+
+
+def router_parameters(model: nn.Module) -> set[torch.Tensor]:
+    """Return the parameters of a model's routers."""
+    parameters: set[torch.Tensor] = set()
+    for router in routers(model):
+        parameters.update(router.parameters())
+    return parameters
 
 
 @torch.no_grad()

@@ -173,7 +173,10 @@ def load(path: Path, session: Session) -> Progress:
         for optimizer in session.optimizers:
             optimizer.state.clear()
     state = _state_of(session, with_optimizer=has_stepped)
+    # Their settings are the configuration's, and which parameters share them the layout's.
+    groups = state["optimizer"].pop("param_groups", None)
     dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    state["optimizer"]["param_groups"] = groups
     optimizers = _optimizers(session) if has_stepped else []
     set_state_dict(session.model, optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return Progress(**json.loads((path / "progress.json").read_text()))

@@ -292,6 +292,13 @@ def peak_flops(device: torch.device) -> float | None:
     return gpu.peak_flops if gpu else None
 
 
+def device_memory(device: torch.device) -> int:
+    """Return the bytes of memory of the GPU, or of this machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total
+
+
 def peak_memory(device: torch.device) -> int:
     """Return the peak bytes of the tensors on this device so far; on CPU, of this process."""
     if device.type == "cuda":

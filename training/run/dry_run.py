@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -19,20 +19,21 @@ from hub.base.disk import measure_free_space
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_flops
 from scaling_law.law.describe import describe_experts, shape_of
-from scaling_law.machine.memory import TrainingMemory, saved_bytes, training_memory
+from scaling_law.machine.memory import TrainingMemory, saved_bytes
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import Model, read_model
 from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments, causal_class
 from training.configuration.schedule import total_tokens
 from training.data.tokenizer import load_tokenizer, vocabulary_size
-from training.run import devices
+from training.run import devices, memory
 from training.run.checkpoint import most_at_a_time
+from training.run.devices import device_memory
 from training.run.inputs import resolve_arguments
 from training.run.model import architecture, flops_per_token, model_config, peak_learning_rate
 from training.run.sharding import Layout, check_layout
 from training.run.step import Session, StepResult, make_session
-from training.run.timing import RandomTokens, device_memory, timed_step
+from training.run.timing import RandomTokens, timed_step
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -148,27 +149,12 @@ def check_memory(a: TrainingArguments, accelerator: Accelerator, arch: Architect
     size = a.run.micro_batch_sequences
     largest_batch = max(stage.sequences for stage in a.schedule.stages())
     layout = Layout.of(accelerator, a.run)
-    sharding: Literal["none", "ddp", "fsdp2"] = "ddp" if accelerator.num_processes > 1 else "none"
-    if accelerator.is_fsdp2:
-        sharding = "fsdp2"
 
-    def with_micro_batch(sequences: int) -> TrainingMemory:
-        return training_memory(
-            arch,
-            sequences,
-            a.data.sequence_length,
-            passes=max(1, largest_batch // (sequences * layout.readers)),
-            precision=a.run.precision,
-            gradient_checkpointing=a.run.gradient_checkpointing,
-            capacity_factor=a.model.capacity_factor,
-            optimizer=a.optimizer.name,
-            sharding=sharding,
-            devices=layout.shards,
-            ep=layout.experts,
-            on_cpu=accelerator.device.type == "cpu",
-        )
+    def with_micro_batch(sequences: int, reduces_once: bool = False) -> TrainingMemory:
+        passes = max(1, largest_batch // (sequences * layout.readers))
+        return memory.predict(a, accelerator, arch, sequences, passes, reduces_once)
 
-    predicted = with_micro_batch(size)
+    predicted = with_micro_batch(size, memory.reduces_once(a, accelerator, arch))
     if predicted.total <= available or isinstance(a.model, ModelClassArguments) or layout.tensor > 1:
         return predicted
     smaller = smaller_micro_batches(a, layout.readers)

@@ -23,7 +23,6 @@ from training.run import devices
 from training.run.step import Session
 from training.run.timing import (
     arguments_of_steps,
-    device_memory,
     peak_bytes,
     release,
     session_on_random_tokens,
@@ -199,7 +198,7 @@ def measure_grid(grid: Grid, repeats: int) -> Throughput | None:
         precision=grid.precision,
         devices=accelerator.num_processes,
         settings=settings,
-        memory_bytes=device_memory(accelerator.device),
+        memory_bytes=devices.device_memory(accelerator.device),
         source=f"least of {repeats} steps of each batch on random tokens, torch {torch.__version__}",
     )
     return throughput if accelerator.is_main_process else None

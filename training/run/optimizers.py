@@ -186,17 +186,17 @@ def build_optimizers(
     """
     matrices, gate_ups = hidden_matrices(model) if arguments.name == "muon" else ([], [])
     by_muon = {*matrices, *gate_ups}
-    decayed: list[Tensor] = []
-    exempt: list[Tensor] = []
-    router_weights = _router_weights(model)
+    # By their decay, and by whether they are sharded: torch's AdamW updates no group of both.
+    groups: dict[tuple[float, bool], list[Tensor]] = defaultdict(list)
+    router_weights = causal_model.router_parameters(model)
     for parameter in model.parameters():
         if parameter in by_muon:
             continue
         is_exempt = not arguments.decay_all and (parameter.ndim < 2 or parameter in router_weights)
-        (exempt if is_exempt else decayed).append(parameter)
-    groups = [(decayed, arguments.weight_decay), (exempt, 0.0)]
+        decay = 0.0 if is_exempt else arguments.weight_decay
+        groups[decay, isinstance(parameter, DTensor)].append(parameter)
     adamw = torch.optim.AdamW(
-        [{"params": parameters, "weight_decay": decay} for parameters, decay in groups if parameters],
+        [{"params": parameters, "weight_decay": decay} for (decay, _), parameters in groups.items()],
         lr=0.0,
         betas=(arguments.beta1, arguments.beta2),
         eps=arguments.epsilon,
@@ -220,7 +220,7 @@ def hidden_matrices(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]
     Not embeddings, the head, routers, gates of one row, norms and biases (those of experts are stacked). Matrices that
     a class fuses otherwise or stores transposed (gate and up of gpt-oss and Llama 4) are taken whole.
     """
-    excluded = _router_weights(model)
+    excluded = causal_model.router_parameters(model)
     excluded.update(model.get_output_embeddings().parameters())
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -252,10 +252,3 @@ def set_rates(optimizers: Iterable[Any], rate: float, muon_share: float) -> None
 def muon_rate(arguments: OptimizerArguments, peak: float) -> float:
     """Return Muon's peak rate: the configured one, or AdamW's `peak`."""
     return arguments.muon_learning_rate or peak
-
-
-def _router_weights(model: nn.Module) -> set[Tensor]:
-    weights: set[Tensor] = set()
-    for router in causal_model.routers(model):
-        weights.update(router.parameters())
-    return weights

@@ -86,8 +86,11 @@ def compile_blocks(model: PreTrainedModel, fullgraph: bool = True) -> None:
 
     `fullgraph`: a block that breaks into several graphs raises an error.
     """
+    # What routers measure is wanted of the forward pass alone, also of a block that the backward pass recomputes.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for block in causal_model.blocks(model):
-        block.compile(fullgraph=fullgraph, dynamic=False)
+        # Its forward alone: the hooks of FSDP2, which gather the weights, run before the graph and after it.
+        block.forward = torch.compile(block.forward, fullgraph=fullgraph, dynamic=False)
 
 
 def try_blocks(model: PreTrainedModel, run_pass: Pass, inputs: Tensor, targets: Tensor) -> bool:
@@ -104,7 +107,7 @@ def try_blocks(model: PreTrainedModel, run_pass: Pass, inputs: Tensor, targets: 
             _run_two_passes(run_pass, inputs, targets)
     except (TorchDynamoException, FailOnRecompileLimitHit) as error:
         for block in causal_model.blocks(model):
-            block._compiled_call_impl = None
+            del block.forward
         reason = str(error).strip().partition("\n")[0][:200]
         logger.warning("the blocks of %s run without a compiler: %s", type(model).__name__, reason)
         return False
@@ -210,20 +213,24 @@ class PassRunner:
         return torch.compiler.set_stance("force_eager") if self.is_compiled else nullcontext()
 
     @contextmanager
-    def step(self, run_pass: Pass, key: Any) -> Iterator[Pass]:
-        """Yield a function that runs the passes of one step; `key` names everything that `run_pass` holds fixed."""
+    def step(self, run_pass: Pass, key: Any) -> Iterator[Callable[..., Any]]:
+        """Yield a function that runs the passes of one step; `key` names everything that `run_pass` holds fixed.
+
+        Passes that are only tried run outside of the context that it is given.
+        """
         n_passes = 0
 
-        def run(inputs: Tensor, targets: Tensor) -> Any:
+        def run(inputs: Tensor, targets: Tensor, context: AbstractContextManager[object]) -> Any:
             nonlocal n_passes
             n_passes += 1
             if n_passes == 1:
                 self._prepare(run_pass, key, inputs, targets)
                 if self._captured is None:
                     casts.enter_context(cast_once(self.matrices))
-            if self._captured is None:
-                return run_pass(inputs, targets)
-            return self._captured(inputs, targets, is_first=n_passes == 1)
+            with context:
+                if self._captured is None:
+                    return run_pass(inputs, targets)
+                return self._captured(inputs, targets, is_first=n_passes == 1)
 
         with ExitStack() as casts:
             yield run

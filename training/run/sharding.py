@@ -5,8 +5,10 @@ tokens travel to them and back; their weights are sharded further over the proce
 `run.tensor_parallel` some neighbours read the same micro-batches, each with its share of the heads and inner widths.
 
 In bf16 the matrices of a block travel as bf16, to which autocast would round them anyway. The rest stays fp32: norms,
-routers, embedding and head, and with them the residual stream and the losses. Gradients are summed in fp32 after every
-micro-batch, so that whole ones exist for one block at a time.
+routers, embedding and head, and with them the residual stream and the losses. Every process has the fp32 parameters of
+its blocks whole: all else of a block is gathered before it is called, and a compiler makes one graph of it. Gradients
+are summed in fp32 after every micro-batch, so that whole ones exist for one block at a time, or once a step where all
+fit (`training.run.memory`), as those of whole parameters are.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +36,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import PreTrainedModel
 
 from modeling_switch_moe import SwitchMoeForCausalLM, expert_parallel
@@ -57,8 +61,8 @@ def _is_not_of_gathers(record: logging.LogRecord) -> bool:
 logging.getLogger("torch.distributed.tensor._redistribute").addFilter(_is_not_of_gathers)
 # Largest share of a parameter over the mean share; above it another dimension is cut.
 _UNEVEN = 1.1
-# Types that call other methods of a module than `forward`, so that no hook gathers its weights.
-_OTHER_METHODS = ("gemma3n_text",)
+# Largest share of a block's weights that every process has whole; of a block with more all are gathered in fp32.
+_MOST_REPLICATED = 0.25
 
 SINGLE = MixedPrecisionPolicy(cast_forward_inputs=False)
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -68,10 +72,12 @@ HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 _DISPATCHED = "ep_dispatch_experts"
 # The oldest versions with which this is tested.
 _OLDEST_VERSIONS = {"transformers": "5.23", "accelerate": "1.15"}
+# Style of norms whose gradients are summed over the heads of all processes, in every micro-batch.
+_OF_SOME_HEADS = "replicated_with_grad_allreduce"
 # Styles by which heads and inner widths are divided here.
 _STYLES = {
     *("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input"),
-    *("replicated_with_grad_allreduce", "mla_kv_a_proj"),
+    *(_OF_SOME_HEADS, "mla_kv_a_proj"),
 }
 # Classes whose plans fail, or give other gradients.
 _WRONG_PLANS = ("apertus", "doge", "dots3_note_text", "gemma3n_text")
@@ -104,6 +110,11 @@ class Layout:
     def readers(self) -> int:
         """Processes, or groups of `tensor` neighbours, that read different micro-batches."""
         return self.replicas * self.shards // self.tensor
+
+    @property
+    def is_divided(self) -> bool:
+        """True if processes hold different experts, or different heads and inner widths."""
+        return max(self.experts, self.tensor) > 1
 
     def mesh(self, dimension: str = "", size: int = 1) -> DeviceMesh:
         """Arrange all processes by replica and share of a weight. Collective.
@@ -243,37 +254,37 @@ def build(
         model = draw()
     weights = model.state_dict() if is_first else {}
     _shard(model, mesh, layout, half, reshard_after_forward)
-    if is_empty:
-        parameter = next(model.parameters())
-        assert isinstance(parameter, DTensor)
-        device = parameter.device_mesh.device_type
-        # Memory for this process's shares.
-        model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    device = layout.device
+    # Memory for this process's shares, and for what it has whole, which FSDP2 leaves where it is.
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     return model
 
 
 def _shard(model: PreTrainedModel, mesh: DeviceMesh, layout: Layout, half: bool, reshard: bool) -> None:
-    """Divide experts and widths, and shard every parameter.
+    """Divide experts and widths, and shard every parameter but the few of a half-precision block that stay fp32.
 
-    Two groups per block and one each for experts and widths that are divided, one for the embedding, one for the head,
+    One group per block and one each for experts and widths that are divided, one for the embedding, one for the head,
     a root for the rest.
     """
-    group = partial(_group, mesh)
+    replicated: set[nn.Parameter] = set()
+    group = partial(_group, mesh, ignored=replicated)
     divided: set[nn.Module] = set()
     if layout.experts > 1:
         divided.update(_divide_experts(model, layout, half, reshard))
     if layout.tensor > 1:
-        divided.update(_divide_widths(model, layout, half, reshard))
-    routers = causal_model.routers(model)
-    for block in causal_model.blocks(model):
-        undivided = [module for module in block.modules() if module not in divided]
-        precise = [module for module in undivided if module in routers or stays_single(module)]
-        # A group besides the block's must be called inside of the block, and by its `forward`.
-        has_two_groups = half and block not in precise and model.config.model_type not in _OTHER_METHODS
-        if has_two_groups and precise:
-            group(precise, SINGLE, reshard)
-        group(block, HALF if has_two_groups else SINGLE, reshard)
+        divided.update(_divide_widths(model, mesh, layout, half, reshard))
+    blocks = causal_model.blocks(model)
+    for block in blocks:
+        precise = _precise_parameters(model, [module for module in block.modules() if module not in divided])
+        limit = _MOST_REPLICATED * sum(parameter.numel() for parameter in block.parameters())
+        is_half = half and sum(parameter.numel() for parameter in precise) <= limit
+        if is_half:
+            replicated.update(precise)
+        group(block, HALF if is_half else SINGLE, reshard)
+    # Each block is gathered while the one before it computes; in the backward pass FSDP2 does so by itself.
+    for block, following in pairwise(block for block in blocks if isinstance(block, FSDPModule)):
+        block.set_modules_to_forward_prefetch([following])
     embedding = model.get_input_embeddings()
     head = model.get_output_embeddings()
     # Tied weights must lie in one group, the root.
@@ -284,10 +295,26 @@ def _shard(model: PreTrainedModel, mesh: DeviceMesh, layout: Layout, half: bool,
     group(model, SINGLE, False)
 
 
+def _precise_parameters(model: PreTrainedModel, modules: list[nn.Module]) -> list[nn.Parameter]:
+    """List the parameters of these very modules that must stay fp32: those of routers, and what autocast leaves."""
+    of_routers = causal_model.router_parameters(model)
+    precise = []
+    for module in modules:
+        rounded = causal_model.rounded_parameters(module)
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter in of_routers or name not in rounded:
+                precise.append(parameter)
+    return precise
+
+
 def _group(
-    mesh: DeviceMesh, modules: nn.Module | list[nn.Module], policy: MixedPrecisionPolicy, reshard: bool
+    mesh: DeviceMesh,
+    modules: nn.Module | list[nn.Module],
+    policy: MixedPrecisionPolicy,
+    reshard: bool,
+    ignored: set[nn.Parameter] | None = None,
 ) -> None:
-    """Shard the parameters of the modules that no other group has, to be gathered together."""
+    """Shard the parameters of the modules that no other group has, to be gathered together; `ignored` stay whole."""
 
     def placement(parameter: nn.Parameter) -> Shard:
         world = mesh["shards"].size()
@@ -299,7 +326,14 @@ def _group(
             return Shard(1)
         return Shard(sharded_dimension(tuple(share.shape), world))
 
-    fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
+    fully_shard(
+        modules,
+        mesh=mesh,
+        mp_policy=policy,
+        reshard_after_forward=reshard,
+        shard_placement_fn=placement,
+        ignored_params=ignored,
+    )
 
 
 def _divide_experts(model: PreTrainedModel, layout: Layout, half: bool, reshard: bool) -> set[nn.Module]:
@@ -334,10 +368,13 @@ def _divide_experts(model: PreTrainedModel, layout: Layout, half: bool, reshard:
     return modules
 
 
-def _divide_widths(model: PreTrainedModel, layout: Layout, half: bool, reshard: bool) -> set[nn.Module]:
+def _divide_widths(
+    model: PreTrainedModel, all_processes: DeviceMesh, layout: Layout, half: bool, reshard: bool
+) -> set[nn.Module]:
     """Leave this process its heads and inner widths of each block, by the plan of its class, and shard those further.
 
-    Returns the modules that are divided; block after block, as `_divide_experts`.
+    Returns the modules that are divided, and norms of single heads, which are sharded over `all_processes`;
+    block after block, as `_divide_experts`.
     """
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
@@ -363,7 +400,10 @@ def _divide_widths(model: PreTrainedModel, layout: Layout, half: bool, reshard: 
                 cut.append(module)
         if cut:
             _group(mesh[layout.fsdp_dimensions], cut, HALF if half else SINGLE, reshard)
-        divided.update(cut)
+        norms = [modules[name] for name in modules if block_plan.get(name) == _OF_SOME_HEADS]
+        if norms:
+            _group(all_processes, norms, SINGLE, reshard)
+        divided.update(cut + norms)
     return divided
 
 
@@ -414,6 +454,19 @@ def _plan_of_widths(model: PreTrainedModel) -> dict[str, str]:
 
 
 @torch.no_grad()
+def average_gradients(model: nn.Module) -> None:
+    """Average the gradients of parameters that every process has whole, after the last micro-batch. Collective.
+
+    FSDP2 averages the others. Processes that read the same micro-batches have equal gradients, and change no mean.
+    """
+    gradients = [p.grad for p in model.parameters() if p.grad is not None and not isinstance(p, DTensor)]
+    if gradients:
+        flat = parameters_to_vector(gradients)
+        dist.all_reduce(flat)
+        vector_to_parameters(flat / dist.get_world_size(), gradients)
+
+
+@torch.no_grad()
 def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
     """Scale the gradients of a sharded model down to a norm of `limit`, and return the norm before. Collective.
 
@@ -424,8 +477,7 @@ def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
     shares_by_copies = defaultdict(list)
     for parameter in model.parameters():
         if parameter.grad is not None:
-            assert isinstance(parameter.grad, DTensor)
-            share = parameter.grad.to_local()
+            share = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
             shares.append(share)
             shares_by_copies[_count_copies(parameter.grad)].append(share)
     # A share that several processes hold counts once among all of them.
@@ -441,8 +493,10 @@ def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
     return norm
 
 
-def _count_copies(gradient: DTensor) -> int:
+def _count_copies(gradient: torch.Tensor) -> int:
     """Count the processes that hold each element: replicas, and all for the bias of a divided row-wise product."""
+    if not isinstance(gradient, DTensor):
+        return dist.get_world_size()
     shards = 1
     for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
         if not placement.is_replicate():

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Schedule
 from training.data.tokenizer import vocabulary_size
-from training.run import causal_model, devices, passes, sharding
+from training.run import causal_model, devices, memory, passes, sharding
 from training.run.model import (
     Flops,
     architecture,
@@ -61,6 +62,8 @@ class Session:
     runner: passes.PassRunner
     # Muon's rate in terms of the schedule's.
     muon_share: float = 1.0
+    # See `training.run.memory`.
+    reduces_once: bool = False
 
     @cached_property
     def layout(self) -> sharding.Layout:
@@ -110,7 +113,7 @@ def make_session(a: TrainingArguments, accelerator: Accelerator, tokenizer: Any,
             group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
     # FSDP2 gathers weights in bf16 by itself.
     is_cast = a.run.precision == "bf16" and not accelerator.is_fsdp2
-    is_single_gpu = accelerator.num_processes == 1 and accelerator.device.type == "cuda"
+    is_single_gpu = accelerator.num_processes == 1 and accelerator.device.type == "cuda" and not accelerator.is_fsdp2
     runner = passes.PassRunner(
         model,
         passes.matrices_in_bf16(model) if is_cast else [],
@@ -131,27 +134,24 @@ def make_session(a: TrainingArguments, accelerator: Accelerator, tokenizer: Any,
         prepared_optimizers,
         runner,
         muon_share=muon_rate(a.optimizer, peak) / peak,
+        reduces_once=memory.reduces_once(a, accelerator, arch),
     )
 
 
 def _make_model(a: TrainingArguments, accelerator: Accelerator, config: Any, is_compiled: bool) -> PreTrainedModel:
     """Build the model, sharded and compiled as this run has it."""
-
-    def draw() -> PreTrainedModel:
-        """Build the model; FSDP2 shards it afterwards, and its hooks then run around compiled blocks."""
-        model = build_model(config, a.run.seed, a.model.capacity_group_tokens)
-        if is_compiled:
-            passes.compile_blocks(model, fullgraph=not accelerator.is_fsdp2)
-        return model
-
+    draw = partial(build_model, config, a.run.seed, a.model.capacity_group_tokens)
+    layout = sharding.Layout.of(accelerator, a.run)
     if accelerator.is_fsdp2:
-        layout = sharding.Layout.of(accelerator, a.run)
         reshard = accelerator.state.fsdp_plugin.reshard_after_forward
         # Inkling's configuration does not have it.
         tied = getattr(config, "tie_word_embeddings", False)
         model = sharding.build(draw, a.run.precision == "bf16", layout, reshard, tied)
     else:
         model = draw()
+    # FSDP2 has changed the blocks' classes, and with them what their `forward` is.
+    if is_compiled:
+        passes.compile_blocks(model, fullgraph=not layout.is_divided)
     if a.run.experts_implementation != "auto":
         model.set_experts_implementation(a.run.experts_implementation)
     if a.run.gradient_checkpointing:
@@ -160,15 +160,19 @@ def _make_model(a: TrainingArguments, accelerator: Accelerator, config: Any, is_
 
 
 def wants_compiled_blocks(a: TrainingArguments, accelerator: Accelerator) -> bool:
-    """Decide `run.compile: auto`: on GPUs, unless a block's hooks would break its graph or hold its activations."""
+    """Decide `run.compile: auto`: on GPUs, unless a block's hooks would break its graph or hold its activations.
+
+    Older versions of transformers recompute blocks from outside of their graphs, with what their hooks do.
+    """
     if a.run.compile != "auto":
         return a.run.compile
     if accelerator.device.type != "cuda":
         return False
-    if accelerator.is_fsdp2:
-        logger.info("blocks are not compiled: under FSDP2 weights are gathered inside of them")
+    if sharding.Layout.of(accelerator, a.run).is_divided:
+        logger.info("blocks are not compiled: divided experts and widths are gathered inside of them")
         return False
-    if a.run.gradient_checkpointing and isinstance(a.model, ModelClassArguments):
+    checkpoints_around_blocks = "__call__" in vars(GradientCheckpointingLayer)
+    if a.run.gradient_checkpointing and checkpoints_around_blocks and isinstance(a.model, ModelClassArguments):
         logger.info("blocks are not compiled: recomputed ones would keep what their routers measure")
         return False
     return True
@@ -233,14 +237,15 @@ def add_gradients(session: Session, step: int) -> StepResult:
     run_pass = partial(_forward_and_backward, session, tokens, n_micro)
     with session.runner.step(run_pass, (tokens, n_micro, micro_batch_sequences)) as run:
         for j, (inputs, targets) in zip(micro_batches, batches, strict=True):
-            # DDP reduces gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole
-            # ones. (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of
-            # micro-batches changes along the batch ramp.)
-            reduces = j == micro_batches[-1] or accelerator.is_fsdp2
+            # DDP reduces gradients once a step, with the last micro-batch; FSDP2 with each, unless whole ones fit.
+            # (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of micro-batches
+            # changes along the batch ramp.)
+            reduces = j == micro_batches[-1] or (accelerator.is_fsdp2 and not session.reduces_once)
             _seed_masks(device, session.arguments.run.seed, position + j * micro_batch_sequences)
-            with nullcontext() if reduces else accelerator.no_sync(session.model):
-                out = run(inputs, targets)
-            result.add(out, n_micro)
+            context = nullcontext() if reduces else accelerator.no_sync(session.model)
+            result.add(run(inputs, targets, context), n_micro)
+    if accelerator.is_fsdp2:
+        sharding.average_gradients(session.model)
     return result
 
 

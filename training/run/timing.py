@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import psutil
 import torch
 
 from hub.base.types import Fields
@@ -115,13 +114,6 @@ def peak_bytes(device: torch.device, work: Callable[[], T]) -> tuple[T, int]:
         result = work()
     changes = (event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
     return result, max(itertools.accumulate(changes), default=0)
-
-
-def device_memory(device: torch.device) -> int:
-    """Return the bytes of memory of the GPU, or of this machine."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return psutil.virtual_memory().total
 
 
 def release(device: torch.device) -> None:

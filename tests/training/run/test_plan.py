@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -13,8 +14,10 @@ from scaling_law.machine import training_memory
 from tests.model_classes import CLASSES
 from tests.training.ranks import save_configuration
 from training import Run
-from training.run import dry_run, timing
+from training.run import dry_run, memory, timing
 from training.run.main import main
+from training.run.model import architecture
+from training.run.timing import arguments_of_steps
 
 
 @pytest.fixture
@@ -77,3 +80,30 @@ def test_what_cannot_fit_is_refused_before_the_model_is_built(tiny, output, monk
     monkeypatch.setattr(dry_run, "device_memory", lambda _: 1000)
     assert main(["--config", str(save_configuration(arguments)), "--dry-run"]) == 3
     assert "and fits: use more devices with FSDP2, or a smaller model" in " ".join(capsys.readouterr().err.split())
+
+
+def test_gradients_are_summed_once_a_step_where_configuration_and_card_say_that_whole_ones_fit(monkeypatch):
+    """Four bytes for each parameter that this GPU shares; whatever batches follow."""
+    plugin = SimpleNamespace(reshard_after_forward=True)
+    fields = {"num_processes": 8, "parallelism_config": None, "device": torch.device("cuda")}
+    shards, replicas = (
+        SimpleNamespace(is_fsdp2=is_fsdp2, state=SimpleNamespace(fsdp_plugin=plugin), **fields)
+        for is_fsdp2 in (True, False)
+    )
+    model = {"d_model": 512, "experts": 8, "n_blocks": 8, "n_heads": 8}
+    a = arguments_of_steps({"micro_batch_sequences": 1}, model, 64)
+    arch = architecture(a.model, 512)
+    after_each, once = (memory.predict(a, shards, arch, 1, 2, reduces_once).total for reduces_once in (False, True))
+    assert once - after_each == pytest.approx(4 * arch.n_total * 7 / 8, rel=0.05)
+    for n_bytes, fits in ((once / 0.8 + 1, True), (once / 0.8 - 1, False)):
+        monkeypatch.setattr(memory, "device_memory", lambda _, n_bytes=n_bytes: n_bytes)
+        assert memory.reduces_once(a, shards, arch) == fits
+        longer = arguments_of_steps({"micro_batch_sequences": 1}, model, 64, passes=512)
+        assert memory.reduces_once(longer, shards, arch) == fits
+    monkeypatch.setattr(memory, "device_memory", lambda _: 1e15)
+    assert not memory.reduces_once(a, replicas, arch)
+    # Of these no prediction was validated.
+    divided = a.replaced(run={"expert_parallel": 2, "tensor_parallel": 2})
+    other = arguments_of_steps({"micro_batch_sequences": 1}, CLASSES["qwen3_moe"], 64)
+    assert not memory.reduces_once(divided, shards, arch)
+    assert not memory.reduces_once(other, shards, architecture(other.model, 512))

@@ -29,6 +29,7 @@ from training.run.step import train_step
 ROOT = Path(__file__).parents[3]
 CANNOT_DIVIDE = sharding.problem_of_libraries()
 divides = pytest.mark.skipif(CANNOT_DIVIDE is not None, reason=f"expert and tensor parallelism: {CANNOT_DIVIDE}")
+HALF = {"run.precision": "bf16", "model.capacity_factor": 2.0}
 PER_STEP = ("loss", "gradient_norm", "balance_loss", "z_loss", "drop_rate")
 
 
@@ -52,13 +53,24 @@ def sharded(arguments, *flags: str) -> None:
 
 def on_four(arguments, *flags: str, replicas: int = 1) -> None:
     """Sharded over four processes, or over the half of them for each of two replicas (HSDP)."""
-    words, file = ["--num_processes", "4", "--num_machines", "1"], "one_node_fsdp2"
+    environment = environment_of_shards(4, replicas)
+    assert ranks.run_ranks(arguments, *flags, world=4, environment=environment) == [0] * 4
+
+
+def environment_of_shards(world: int, replicas: int = 1) -> dict[str, str]:
+    words, file = ["--num_processes", str(world), "--num_machines", "1"], "one_node_fsdp2"
     if replicas > 1:
-        file, sizes = "multi_node_hsdp", {"dp_replicate": replicas, "dp_shard": 4 // replicas}
+        file, sizes = "multi_node_hsdp", {"dp_replicate": replicas, "dp_shard": world // replicas}
         for name, size in sizes.items():
             words += [f"--parallelism_config_{name}_size", str(size)]
-    environment = guides_environment(file, *words) | {"ACCELERATE_USE_CPU": "true"}
-    assert ranks.run_ranks(arguments, *flags, world=4, environment=environment) == [0] * 4
+    return guides_environment(file, *words) | {"ACCELERATE_USE_CPU": "true"}
+
+
+def on_shards(function, *inputs, replicas: int = 1) -> None:
+    """Call a function in two processes that share a model, for each of the replicas."""
+    world = 2 * replicas
+    environment = environment_of_shards(world, replicas)
+    assert ranks.run_together(function, *inputs, world=world, environment=environment) == [0] * world
 
 
 def divided(arguments, *flags: str, tensor: int = 1) -> None:
@@ -210,14 +222,19 @@ def test_a_run_with_divided_experts_is_killed_and_resumes_in_other_layouts(gentl
 @pytest.mark.slow
 @divides
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"optimizer.name": "muon"}, {"run.precision": "bf16", "model.capacity_factor": 2.0}],
-    ids=["adamw", "muon", "bf16"],
+    ("parallel", "changes"),
+    [
+        pytest.param(2, {}, id="adamw"),
+        pytest.param(2, {"optimizer.name": "muon"}, id="muon"),
+        pytest.param(2, HALF, id="bf16"),
+        pytest.param(1, HALF, id="undivided, bf16"),
+        pytest.param(1, {"run.precision": "bf16", "model": TOP_K, "optimizer.decay_all": False}, id="qwen3_moe, bf16"),
+    ],
 )
-def test_divided_experts_killed_and_resumed_in_one_layout_have_the_same_bits(gentle, changes):
+def test_shards_killed_and_resumed_in_one_layout_have_the_same_bits(gentle, parallel, changes):
     common = {"schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"], "run.checkpoint_seconds": 1e-3}
     whole, resumed = gentle("whole", **common, **changes), gentle("resumed", **common, **changes)
-    divided = "--run.expert_parallel", "2"
+    divided = "--run.expert_parallel", str(parallel)
     sharded(whole, *divided)
     environment = guides_environment("one_node_fsdp2", "--num_processes", "2") | {"ACCELERATE_USE_CPU": "true"}
     inputs = (train_and_die, ranks.save_configuration(resumed), divided)

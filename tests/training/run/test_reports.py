@@ -4,7 +4,7 @@ import gzip
 import itertools
 import json
 import re
-from functools import partialmethod
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,7 +71,7 @@ def test_a_trace_of_the_steps_that_were_asked_for(tiny):
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_run_has_the_losses_and_the_names_of_an_eager_one(tiny, tmp_path, monkeypatch, backend):
     """The real back end takes a minute; the steps are captured for the other one in the same way."""
-    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=backend))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     gentle = {"schedule.tokens": [1280], "optimizer.learning_rate": 1e-3, "model.capacity_group_tokens": 32}
     eager = tiny(**gentle, run__output_dir=str(tmp_path / "eager"))
     compiled = tiny(**gentle, run__compile=True)
