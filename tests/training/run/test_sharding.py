@@ -102,6 +102,7 @@ def test_every_type_whose_widths_are_divided_has_the_gradients_of_one_process():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @divides
 @pytest.mark.parametrize(
     ("world", "reshard", "reduces_once"), [(2, True, False), (2, True, True), (4, True, False), (4, False, True)]
