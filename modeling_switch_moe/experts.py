@@ -1,7 +1,8 @@
 """How the experts of a block are computed: one function per situation, all with the same result.
 
 Each takes `(module, hidden_states [T, H], top_k_index [T, 1], top_k_weights [T, 1])` and returns `[T, H]`, zero where
-the weight is. `module` holds `gate_up_proj [E, 2I, H]`, gate rows first, and `down_proj [E, H, I]`.
+the weight is. `module` holds `gate_up_proj [E, 2I, H]`, gate rows first, and `down_proj [E, H, I]`. Those of grouped
+matmuls compute the experts of any class of transformers, k for each token.
 """
 
 from collections.abc import Callable
@@ -11,10 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface, grouped_mm_experts_forward
+from transformers.utils.generic import maybe_autocast
 
 from .precision import cast, compute_dtype
-from .routing import assignment_matrix, most_kept, position_in_expert
+from .routing import Groups, assignment_matrix, group_by_expert, most_kept, position_in_expert
 
 
 class SwitchExpertsInterface(ExpertsInterface):
@@ -70,8 +72,8 @@ class MoveRows(torch.autograd.Function):
     Args:
         rows: `[n, d]`.
         sources: `[m]` int64.
-        destinations: `[n]` int64, where each of `rows` went to; only one place of each has a gradient.
-        is_used: `[n]` bool, false for rows that went nowhere, or to places without a gradient.
+        destinations: `[n]` or `[n, k]` int64, where each of `rows` went to; only these places have a gradient.
+        is_used: bool, false for those of `destinations` that have no gradient; `None` means that all have one.
 
     The backward pass copies, too, where that of `index_select` would fill with zeros and add atomically.
     """
@@ -88,8 +90,39 @@ class MoveRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         destinations, is_used = ctx.saved_tensors
-        gradient = gradient.index_select(0, destinations)
-        return torch.where(is_used.unsqueeze(1), gradient, 0), None, None, None
+        gradient = gradient.index_select(0, destinations.flatten())
+        if is_used is not None:
+            gradient = torch.where(is_used.view(-1, 1), gradient, 0)
+        if destinations.dim() > 1:
+            gradient = gradient.unflatten(0, destinations.shape).sum(1)
+        return gradient, None, None, None
+
+
+class SpreadBiases(torch.autograd.Function):
+    """Copy to each of the rows `[S]` that are ordered by expert the bias of its expert, from `biases [E, d]`.
+
+    The gradient of a bias is one product, where that of an index would add row by row.
+    """
+
+    @staticmethod
+    def forward(biases, expert):
+        return biases.index_select(0, expert.clamp(max=len(biases) - 1).int())
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        biases, expert = inputs
+        ctx.num_experts = len(biases)
+        ctx.save_for_backward(expert)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (expert,) = ctx.saved_tensors
+        assignment = assignment_matrix(expert, ctx.num_experts)
+        # Rows of no expert hold anything, also nan.
+        gradient = torch.where(assignment.any(0).unsqueeze(1), gradient, 0)
+        with maybe_autocast(gradient.device.type, enabled=False):
+            total = assignment.to(gradient.dtype) @ gradient
+        return total, None
 
 
 def capacity_experts_forward(
@@ -162,39 +195,73 @@ def through_buffer(
 
 
 class CastWeights:
-    """A module of experts as transformers' function reads it, with other matrices; torch.compile can trace it."""
+    """A module of experts with its matrices in autocast's precision, for other kernels; torch.compile traces it."""
 
-    def __init__(self, module: nn.Module, matrices: dict[str, torch.Tensor]) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._matrices = matrices
 
     def __getattr__(self, name: str) -> Any:
-        return self._matrices[name] if name in self._matrices else getattr(self._module, name)
+        value = getattr(self._module, name)
+        return cast(value) if getattr(value, "ndim", 0) == 3 else value
 
 
 def autocast_grouped_mm(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Compute experts of any class (`[T, k]`) by transformers' grouped matmul, in autocast's precision.
+    """Compute experts of any class (`[T, k]`) by grouped matmuls, in autocast's precision.
 
-    By itself it multiplies in the precision of the weights, also under autocast. Biases keep theirs: their gradients
-    are sums over tokens. The kernels want rows of a multiple of 16 bytes: an odd inner width is padded with zeros,
-    which change nothing; where the weights are stored otherwise than ours, the class's own loop is run instead.
+    By itself transformers multiplies in the precision of the weights, also under autocast. A kernel that is registered
+    in the place of its own is called; and its own in compiled graphs of fp32, where torch has no grouped matmul.
     """
-    up_name = "gate_up_proj" if module.has_gate else "up_proj"
-    up = cast(getattr(module, up_name))
-    down = cast(module.down_proj)
-    hidden, inner = down.shape[-2:][::-1] if module.is_transposed else down.shape[-2:]
-    multiple = 16 // down.element_size()
-    padding = -inner % multiple
-    is_stored_as_ours = module.has_gate and not module.is_transposed and not module.has_bias
-    if hidden % multiple or (padding and not is_stored_as_ours):
-        return type(module).forward.__wrapped__(module, hidden_states, top_k_index, top_k_weights)
-    if padding:
-        up = F.pad(up.unflatten(1, (2, inner)), (0, 0, 0, padding)).flatten(1, 2)
-        down = F.pad(down, (0, padding))
-    weights = CastWeights(module, {up_name: up, "down_proj": down})
-    return ALL_EXPERTS_FUNCTIONS["grouped_mm"](weights, hidden_states, top_k_index, top_k_weights)
+    kernel = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
+    dtype = compute_dtype(module.down_proj)
+    lacks_product = torch.compiler.is_compiling() and dtype != torch.bfloat16
+    if lacks_product or kernel is not grouped_mm_experts_forward:
+        return kernel(CastWeights(module), hidden_states, top_k_index, top_k_weights)
+    num_experts = len(module.down_proj)
+    is_local = None
+    # Where experts are divided among ranks, those of others have the number E.
+    if getattr(module, "_is_expert_parallel", False):
+        is_local = top_k_index < num_experts
+    groups = group_by_expert(top_k_index, num_experts)
+    token = groups.order // top_k_index.shape[1]
+    rows = MoveRows.apply(hidden_states, token, groups.place, is_local).to(dtype)
+    if module.has_gate:
+        rows = multiply_groups(module, "gate_up_proj", rows, groups)
+        rows = module._apply_gate(rows)
+    else:
+        rows = multiply_groups(module, "up_proj", rows, groups)
+        rows = module.act_fn(rows)
+    rows = multiply_groups(module, "down_proj", rows, groups)
+    if getattr(module, "has_post_expert_norm", False):
+        rows = module.post_expert_norm(rows)
+    outputs = MoveRows.apply(rows, groups.place.flatten(), groups.order, None)
+    # [T, k, H]
+    outputs = outputs.unflatten(0, top_k_index.shape)
+    if is_local is not None:
+        outputs = torch.where(is_local.unsqueeze(2), outputs, 0)
+    total = (outputs * top_k_weights.unsqueeze(2)).sum(1)
+    return total.to(hidden_states.dtype)
+
+
+def multiply_groups(module: nn.Module, name: str, rows: torch.Tensor, groups: Groups) -> torch.Tensor:
+    """Multiply rows `[S, in]` by the matrices `name` of their experts, and add the experts' biases if there are any.
+
+    The kernels want rows of a multiple of 16 bytes: odd widths are padded with zeros, which change nothing.
+    """
+    weights = cast(getattr(module, name))
+    weights = weights if module.is_transposed else weights.mT
+    width = weights.shape[2]
+    multiple = 16 // weights.element_size()
+    padding = [-size % multiple for size in weights.shape[1:]]
+    if any(padding):
+        rows = F.pad(rows, (0, padding[0]))
+        weights = F.pad(weights, (0, padding[1], 0, padding[0]))
+    products = F.grouped_mm(rows, weights, offs=groups.bounds)[:, :width]
+    if not module.has_bias:
+        return products
+    biases = SpreadBiases.apply(getattr(module, f"{name}_bias"), groups.expert)
+    return (products + biases).to(products.dtype)
 
 
 def automatic_experts_forward(

@@ -1,4 +1,4 @@
-"""Top-1 routing as in the Switch Transformer: decision, capacity, auxiliary losses and statistics.
+"""Top-1 routing as in the Switch Transformer: decision, capacity, auxiliary losses and statistics; groups of any k.
 
 Shapes: T tokens (position s of row b is token b * S + s), E experts, n groups of G tokens. Nothing here waits for the
 device (no `.item()`, no data-dependent shapes), so all of it can be compiled.
@@ -37,6 +37,33 @@ def assignment_matrix(expert: torch.Tensor, num_experts: int, routed: torch.Tens
     """Return `[E, T]` bool, true where token t goes to expert e; tokens outside `routed` (`[T]` bool) go nowhere."""
     assignment = expert == torch.arange(num_experts, device=expert.device).unsqueeze(1)
     return assignment if routed is None else assignment & routed
+
+
+class Groups(NamedTuple):
+    """The S = T * k choices of k experts for each token, in the order of their experts.
+
+    Attributes:
+        expert: `[S]` int16, ascending.
+        order: `[S]` int64, the number t * k + j of each choice.
+        place: `[T, k]` int64, where each choice lies in this order.
+        bounds: `[E]` int32, the number of choices up to and with those of an expert.
+    """
+
+    expert: torch.Tensor
+    order: torch.Tensor
+    place: torch.Tensor
+    bounds: torch.Tensor
+
+
+def group_by_expert(index: torch.Tensor, num_experts: int) -> Groups:
+    """Order the choices `index [T, k]` by expert; those of experts from `num_experts` on come last."""
+    # A GPU sorts keys of two bytes in a quarter of the passes.
+    expert, order = index.flatten().to(torch.int16).sort(stable=True)
+    place = torch.empty_like(order)
+    place.scatter_(0, order, torch.arange(len(order), device=index.device))
+    numbers = torch.arange(num_experts, dtype=torch.int16, device=index.device)
+    bounds = torch.searchsorted(expert, numbers, right=True, out_int32=True)
+    return Groups(expert, order, place.view(index.shape), bounds)
 
 
 def split_groups(values: torch.Tensor, size: int, dim: int = -1) -> torch.Tensor:

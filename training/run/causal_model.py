@@ -117,9 +117,9 @@ def round_grouped_products(model: nn.Module) -> None:
 
 def _compute_experts(module: Any, *inputs: torch.Tensor, **named_inputs: torch.Tensor) -> torch.Tensor:
     """Run the forward pass of the class, with grouped matmuls in autocast's precision."""
-    if module.config._experts_implementation == "grouped_mm":
-        return autocast_grouped_mm(module, *inputs, **named_inputs)
-    return type(module).forward(module, *inputs, **named_inputs)
+    is_grouped = module.config._experts_implementation == "grouped_mm"
+    compute = autocast_grouped_mm if is_grouped else type(module).forward
+    return compute(module, *inputs, **named_inputs)
 
 
 def _body(model: nn.Module) -> nn.Module | None:
@@ -319,9 +319,7 @@ class _InTheLoop(_MixinBase):
             losses = F.cross_entropy(logits.float().flatten(0, 1), shift_labels.flatten(), reduction="none")
             total = losses.sum()
         # Take the choices that the routers left, in their order.
-        routed = [router.routed for router in self._routers if getattr(router, "routed", None) is not None]
-        for router in self._routers:
-            router.routed = None
+        routed = [vars(router).pop("routed", None) for router in self._routers]
         out = SwitchMoeCausalLMOutputWithPast(
             logits=logits if output_logits else None,
             lm_loss=total / (num_items_in_batch or losses.numel()),
@@ -329,44 +327,51 @@ class _InTheLoop(_MixinBase):
             balance_loss=losses.new_zeros(()),
             z_loss=losses.new_zeros(()),
         )
-        if self.training and routed:
+        if self.training and any(routed):
+            logits_by_layer, experts = (torch.stack(values) for values in zip(*filter(None, routed), strict=True))
+            router_logits = logits_by_layer.float()
             # transformers writes FloatTensor and LongTensor for tensors of any device and precision.
-            out.balance_loss = self._balance(routed)  # type: ignore[assignment]
-            out.routing = _statistics(routed)
+            out.balance_loss = self._balance(router_logits, experts.shape[-1])  # type: ignore[assignment]
+            out.routing = _statistics(router_logits, experts)
         return out
 
-    def _balance(self, routed: list[Routed]) -> torch.Tensor:
+    def _balance(self, logits: torch.Tensor, n_chosen: int) -> torch.Tensor:
         """Average the class's load-balancing loss, without its coefficient, over groups of consecutive tokens.
 
         It is a product of two means, so it depends on which tokens are counted together, and micro-batches must hold
-        whole groups to be as one batch.
+        whole groups to be as one batch. `logits [L, T, E]` are those of all layers; they chose `n_chosen` experts.
         """
-        first_logits, first_experts = routed[0]
         if self._balance_loss is None:
-            return first_logits.new_zeros((), dtype=torch.float32)
-        size = self._group_tokens or len(first_logits)
-        n_experts = first_logits.shape[-1]
-        n_chosen = first_experts.shape[-1]
-        groups_by_layer = [logits.float().split(size) for logits, _ in routed]
-        losses = [self._balance_loss(group, n_experts, n_chosen) for group in zip(*groups_by_layer, strict=True)]
+            return logits.new_zeros(())
+        _, n_tokens, n_experts = logits.shape
+        groups = logits.split(self._group_tokens or n_tokens, dim=1)
+        bincount = torch.bincount
+        # In transformers 5.17 the loss counts by `bincount`, which waits for the device.
+        torch.bincount = _count  # type: ignore[assignment]
+        try:
+            # It counts all layers together, so they may be one.
+            losses = [self._balance_loss((group.flatten(0, 1),), n_experts, n_chosen) for group in groups]
+        finally:
+            torch.bincount = bincount
         return torch.stack(losses).mean()
 
 
+def _count(values: torch.Tensor, minlength: int) -> torch.Tensor:
+    """Count each of the numbers [n] below `minlength`; there are no others."""
+    return values.new_zeros(minlength).scatter_add_(0, values, torch.ones_like(values))
+
+
 @torch.no_grad()
-def _statistics(routed: list[Routed]) -> RoutingStatistics:
+def _statistics(logits: torch.Tensor, experts: torch.Tensor) -> RoutingStatistics:
     """Count tokens per expert [L, E] and dropped tokens [L], of which there are none, and measure the entropy [L].
 
-    The entropy is that of the softmax of each of the L routers' logits.
+    The entropy is that of the softmax of each of the L routers' `logits [L, T, E]`; `experts [L, T, k]` were chosen.
     """
-    counts = []
-    entropies = []
-    for logits, experts in routed:
-        count = torch.zeros(logits.shape[-1], dtype=torch.int64, device=logits.device)
-        count.scatter_add_(0, experts.flatten(), torch.ones_like(experts.flatten()))
-        counts.append(count)
-        log = logits.float().log_softmax(-1)
-        entropies.append(-(log.exp() * log).sum(-1).mean())
-    entropy = torch.stack(entropies)
+    n_layers, _, n_experts = logits.shape
+    choices = experts.flatten(1)
+    counts = choices.new_zeros(n_layers, n_experts).scatter_add_(1, choices, torch.ones_like(choices))
+    log = logits.log_softmax(-1)
+    entropy = -(log.exp() * log).sum(-1).mean(1)
     dropped = torch.zeros_like(entropy, dtype=torch.int64)
     # Annotated as FloatTensor and LongTensor, as by transformers.
-    return RoutingStatistics(torch.stack(counts), dropped, entropy)  # type: ignore[arg-type]
+    return RoutingStatistics(counts, dropped, entropy)  # type: ignore[arg-type]

@@ -126,8 +126,8 @@ def _run_two_passes(run_pass: Pass, inputs: Tensor, targets: Tensor) -> None:
 
 
 @contextmanager
-def _masks_as_before() -> Iterator[None]:
-    """Have transformers build the attention masks of passes that are not captured.
+def _masks_without_reading() -> Iterator[None]:
+    """Have transformers build the same attention masks in all passes, without a value read by the host.
 
     It looks for several sequences in a row of positions, of which there are none, and to look waits for the device.
     And before 5.20 it takes a capture for the tracing of a graph, and builds masks where it otherwise needs none:
@@ -162,7 +162,7 @@ class CapturedPasses:
         self._graphs = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
         # The threads that read data and write checkpoints may use the device meanwhile.
         mode = "thread_local"
-        with _masks_as_before(), ExitStack() as casts:
+        with ExitStack() as casts:
             with torch.cuda.graph(self._graphs[0], stream=stream, capture_error_mode=mode):
                 casts.enter_context(cast_once(matrices))
                 first = run_pass(*self._batch)
@@ -232,7 +232,7 @@ class PassRunner:
                     return run_pass(inputs, targets)
                 return self._captured(inputs, targets, is_first=n_passes == 1)
 
-        with ExitStack() as casts:
+        with _masks_without_reading(), ExitStack() as casts:
             yield run
 
     def _prepare(self, run_pass: Pass, key: Any, inputs: Tensor, targets: Tensor) -> None:

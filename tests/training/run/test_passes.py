@@ -31,6 +31,7 @@ KINDS = {
     "llama": CLASSES["llama"] | TWELVE,
     "qwen3_moe": CLASSES["qwen3_moe"] | TWELVE,
     "deepseek_v3": CLASSES["deepseek_v3"] | TWELVE,
+    "qwen2_moe": CLASSES["qwen2_moe"] | TWELVE,
     "mixtral": {
         "type": "mixtral",
         "num_local_experts": 4,

@@ -136,19 +136,20 @@ def test_both_operands_of_every_grouped_product_are_bf16(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes", "is_grouped"),
+    ("kind", "sizes", "tolerances"),
     [
-        ("mixtral", {"intermediate_size": 20}, True),
-        ("gpt_oss", {"intermediate_size": 20}, False),
-        ("mixtral", {"hidden_size": 60}, False),
+        ("mixtral", {"intermediate_size": 20}, (1e-6, 1e-6)),
+        ("mixtral", {"hidden_size": 60}, (1e-6, 1e-6)),
+        # Its loop keeps products with a bias in fp32.
+        ("gpt_oss", {"intermediate_size": 20}, (LOSS["bf16"], GRADIENT["bf16"])),
     ],
 )
-def test_widths_that_the_kernels_do_not_take_are_padded_or_looped_over(kind, sizes, is_grouped):
+def test_widths_that_the_kernels_do_not_take_are_padded(kind, sizes, tolerances):
     loss, gradients, found = passed(model_of(kind, **sizes))
     loop, expected, _ = passed(model_of(kind, "eager", **sizes))
-    assert bool(found.precisions) == is_grouped
-    assert loss == pytest.approx(loop, abs=1e-6)
-    torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-6)
+    assert found.precisions
+    assert loss == pytest.approx(loop, rel=tolerances[0])
+    assert (gradients - expected).norm() < tolerances[1] * expected.norm()
 
 
 def test_without_autocast_nothing_is_cast():

@@ -1,7 +1,8 @@
 """A training step waits for the device once, for its loss and the gradient's norm.
 
 On the meta device there is nothing to wait for: whatever reads a value there raises, backward pass, clipping and
-optimizer included. So this holds on a GPU, where tests/gpu measures it too.
+optimizer included. For other classes than ours, whose kernels the meta device lacks, operators that read are counted
+on the CPU. So this holds on a GPU, where tests/gpu measures it too.
 """
 
 from contextlib import nullcontext
@@ -10,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.run.step import Session, make_session, train_step
+from tests.training.run.host_reads import Launches
+from tests.training.run.test_passes import KINDS, session_of
+from training.run.step import Session, add_gradients, make_session, train_step
 from training.run.timing import RandomTokens
 
 META = torch.device("meta")
@@ -66,3 +69,56 @@ def test_a_step_waits_once(tiny, monkeypatch, changes):
     assert {*waits[0].shape} == {2}
     with pytest.raises(RuntimeError):
         waits[0].sum().item()
+
+
+# Kernels of the forward and backward pass of one block without a compiler, by torch 2.13 and transformers 5.23.
+KERNELS = {
+    "ours, E = 1": 107,
+    "ours, E = 8": 196,
+    "ours, E = 32": 196,
+    "qwen3_moe": 210,
+    "mixtral": 171,
+    "olmoe": 210,
+    "gpt_oss": 261,
+    "qwen2_moe": 215,
+    "deepseek_v3": 326,
+}
+
+
+def small(kind, blocks):
+    section = KINDS["ours, E = 8"] | {"experts": 32} if kind == "ours, E = 32" else KINDS[kind]
+    return section | {"num_hidden_layers" if "type" in section else "n_blocks": blocks}
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_a_step_of_any_class_reads_nothing_but_its_loss_and_launches_few_kernels(kind):
+    """None of them adds rows by index, which a GPU sorts first or adds atomically."""
+    kernels = []
+    for blocks in (2, 3):
+        made = session_of(small(kind, blocks), compiled=False, passes_a_step=1)
+        with Launches() as passes:
+            add_gradients(made, 0)
+        kernels.append(passes.kernels)
+    with Launches() as step:
+        assert train_step(made, 0, 1e-3).is_finite
+    assert step.reads == ["tolist"]
+    of_a_block = kernels[1] - kernels[0]
+    assert of_a_block.total() <= KERNELS[kind]
+    assert not of_a_block.keys() & {"index_put", "index_put_", "index_add", "index_add_", "histc"}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda rows: rows[rows > 0],
+        lambda rows: rows.nonzero(),
+        lambda rows: bool((rows > 0).all()),
+        lambda rows: rows.sum().item(),
+        lambda rows: rows.int().abs().bincount(),
+        lambda rows: rows.repeat_interleave(torch.ones(3, dtype=torch.int64)),
+    ],
+)
+def test_reads_are_counted(read):
+    with Launches() as launches:
+        read(torch.tensor([1.0, 0.0, 3.0]))
+    assert launches.reads
