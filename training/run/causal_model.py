@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.output_capturing import OutputRecorder
@@ -345,15 +346,21 @@ class _InTheLoop(_MixinBase):
             return logits.new_zeros(())
         _, n_tokens, n_experts = logits.shape
         groups = logits.split(self._group_tokens or n_tokens, dim=1)
-        bincount = torch.bincount
-        # In transformers 5.17 the loss counts by `bincount`, which waits for the device.
-        torch.bincount = _count  # type: ignore[assignment]
-        try:
+        with _CountsOnDevice():
             # It counts all layers together, so they may be one.
             losses = [self._balance_loss((group.flatten(0, 1),), n_experts, n_chosen) for group in groups]
-        finally:
-            torch.bincount = bincount
         return torch.stack(losses).mean()
+
+
+class _CountsOnDevice(TorchFunctionMode):
+    """Counts numbers below `minlength` without waiting for the device, as `bincount` does.
+
+    The balance loss of transformers 5.17 calls it in every layer.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        function = _count if function is torch.bincount else function
+        return function(*args, **(kwargs or {}))
 
 
 def _count(values: torch.Tensor, minlength: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 
 from tests.training.run.host_reads import Launches
 from tests.training.run.test_passes import KINDS, session_of
+from training.run import causal_model
 from training.run.step import Session, add_gradients, make_session, train_step
 from training.run.timing import RandomTokens
 
@@ -39,6 +40,16 @@ def session(a) -> Session:
         made = make_session(a, accelerator, data, data)
     made.model.train()
     return made
+
+
+def test_a_loss_counts_as_bincount_does_without_reading():
+    """As that of transformers 5.17 does in every layer."""
+    values = torch.tensor([3, 0, 3, 1])
+    launches = Launches()
+    with launches, causal_model._CountsOnDevice():
+        counts = torch.bincount(values, minlength=5)
+    assert launches.reads == []
+    assert counts.tolist() == [1, 1, 0, 2, 0] == torch.bincount(values, minlength=5).tolist()
 
 
 @pytest.mark.parametrize(
