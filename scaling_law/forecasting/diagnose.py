@@ -112,7 +112,7 @@ class Diagnosis(Answer):
 
     def _cells(self) -> list[Fields]:
         names = ("name", "gpu", "gpus", "precision", "weights", "mfu", "relative_speed")
-        return [{name: row[name] for name in names} for row in self.rows]
+        return [row.cells(*names) for row in self.rows]
 
     @property
     def warnings(self) -> Strings:

@@ -168,7 +168,7 @@ def _read_log(
     loss: str | None,
 ) -> TrainingCurve:
     """Make the curve of a run's log. InputError names all that is missing."""
-    series = {column: np.array([number(cell) for cell in cells], float) for column, cells in columns.items()}
+    series = {column: np.array([*map(number, cells)], float) for column, cells in columns.items()}
     nothing = np.full(len(next(iter(series.values()))), np.nan)
     steps = next((series[column] for column in STEPS if column in series), nothing)
     tokens_of_lines = series.get(aliases_of([*series]).get("tokens", "tokens"), steps * (batch or np.nan))
