@@ -81,7 +81,7 @@ BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-kernels test-slow test-light test-clients test-vllm test-transformers test-browser test-slurm lint resolve dist check-all
-.PHONY: models studies anatomy evidence crossing demo_runs granularity hours learning_rates live promote explorer-picture tour reference docs bench clean
+.PHONY: models studies anatomy evidence crossing demo_runs diagnose granularity hours learning_rates live promote explorer-picture tour reference docs bench clean
 .PHONY: gpu gpu-smoke gpu-first gpu-steps gpu-run gpu-suite gpu-heads gpu-data gpu-decoding gpu-checkpoints gpu-registered gpu-sweep
 
 setup: $(VENV)/.ready
@@ -209,9 +209,9 @@ check-all:
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 
-studies: models granularity evidence anatomy crossing hours learning_rates live promote demo_runs
+studies: models granularity evidence anatomy crossing hours diagnose learning_rates live promote demo_runs
 
-models granularity evidence anatomy crossing hours learning_rates live promote demo_runs: setup
+models granularity evidence anatomy crossing hours diagnose learning_rates live promote demo_runs: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m studies $@ $(if $(RUNS)$(DATA),--runs $(RUNS) $(DATA)) $(if $(PREDICT),--predict $(PREDICT))
 
 explorer-picture: setup

@@ -1,7 +1,7 @@
 """Write a page of docs/studies again, from the records of its study.
 
-    python -m studies anatomy | crossing | demo_runs | evidence | granularity | hours | learning_rates | live
-                      | models | promote
+    python -m studies anatomy | crossing | demo_runs | diagnose | evidence | granularity | hours | learning_rates
+                      | live | models | promote
                       [--runs RUNS…] [--predict [d_model:E …]]
 
 --runs takes the records first: of runs (files, or folders of run.json), or for `anatomy`, `evidence`, `hours`,

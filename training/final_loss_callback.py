@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -9,20 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import TrainerCallback
 
 from hub.base import atomic
 from hub.base.errors import InputError
 from hub.base.types import Fields
 from scaling_law import Law, LiveEstimate, LiveForecast, TrainingCurve
-from scaling_law.forecasting.live import FOREIGN
+from scaling_law.forecasting.curves import LAST_SHARE
+from scaling_law.forecasting.live import Watch
 from scaling_law.law.shelf import choose_law
 from scaling_law.size.model_configs import read_model
 
 logger = logging.getLogger(__name__)
-# Without an evaluation at its end, the final loss is the mean training loss over this last share of the tokens.
-LAST = 0.01
 # Steps at which the schedule is read.
 READ_STEPS = 400
 
@@ -32,12 +31,12 @@ class FinalLossCallback(TrainerCallback):
 
     Args:
         curves: a folder of training curves, of runs with the same data and tokenizer and any learning-rate schedule;
-            the forecast learns from them, and a run that ends adds its own.
+            the forecast learns from them, and a run that ends adds its own, one for each output_dir.
         law: a `Law`, or its name as of `scaling-law loss --law`; its losses must be of the same unit.
         tokens_per_step: of all devices together; not needed with `include_num_input_tokens_seen`. Without either, and
             without a law, D is counted in steps.
         decay: the last share of the steps over which the learning rate falls to 0, for schedules that the Trainer does
-            not know beforehand; those of transformers are read.
+            not know beforehand; those of transformers are read. Where it is wrong, intervals do not hold.
 
     Raises InputError for a law without tokens to ask it of, and for curves of another unit than the run's.
     """
@@ -53,11 +52,11 @@ class FinalLossCallback(TrainerCallback):
         self.folder = Path(curves) if curves else None
         self.tokens_per_step = tokens_per_step
         self.decay = decay
-        self.estimate: LiveEstimate | None = None
-        self.live = LiveForecast(law=self.law)
-        self.rates: NDArray[np.float64] | None = None
-        self.off_track = False
-        self.is_law_foreign = False
+
+    @property
+    def estimate(self) -> LiveEstimate | None:
+        """The newest forecast."""
+        return self.watch.estimate
 
     def on_train_begin(
         self,
@@ -69,36 +68,29 @@ class FinalLossCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Read the finished curves, the schedule, and the model as laws see it."""
-        self.rates = _read_rates(lr_scheduler, state.max_steps)
         has_tokens = self.tokens_per_step or args.include_num_input_tokens_seen not in ("no", False)
         if self.law and not has_tokens:
             raise InputError("tokens_per_step must be given with a law, or include_num_input_tokens_seen be set")
         self.unit = "tokens" if has_tokens else "steps"
-        self.name = Path(args.run_name or args.output_dir).name
+        output_dir = Path(args.output_dir).resolve()
+        digest = hashlib.sha256(str(output_dir).encode()).hexdigest()
+        self.name = f"{output_dir.name}-{digest[:8]}"
         try:
-            self.model = read_model(model.config).architecture.variables()
+            variables = read_model(model.config).architecture.variables()
         except (ValueError, AttributeError):
             # Laws do not know this class: its size is all that they are asked by.
-            self.model = {"n_active": float(sum(p.numel() for p in model.parameters()))}
-        self.live = LiveForecast(self._read_curves(), self.law)
+            variables = {"n_active": float(sum(p.numel() for p in model.parameters()))}
+        rates = _read_rates(lr_scheduler, state.max_steps)
+        self.plan: Fields = {"model": variables, "decay": self.decay, "rates": rates, "trunk": self.name}
+        self.watch = Watch(LiveForecast(self._read_curves(), self.law))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add the forecast to a line of the training loss, and warn once if the run is off its track."""
         if not logs or "loss" not in logs:
             return
-        self.estimate = self.live.of(self._curve(state))
-        if self.estimate is None:
-            return
-        low, high = self.estimate.interval()
-        fields = {"forecast_loss": self.estimate.loss, "forecast_low": low, "forecast_high": high}
+        fields = self.watch(self._curve(state), state.global_step)
         for entry in (logs, state.log_history[-1]):
             entry.update(fields)
-        if self.estimate.is_law_foreign() and not self.is_law_foreign:
-            self.is_law_foreign = True
-            logger.warning("step %d: %s", state.global_step, FOREIGN)
-        if self.estimate.off_track() and not self.off_track:
-            self.off_track = True
-            logger.warning("step %d: off the track of runs like it: %s", state.global_step, self.estimate)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the curve of a run that reached its end, unless it diverged."""
@@ -106,44 +98,26 @@ class FinalLossCallback(TrainerCallback):
         has_ended = state.global_step >= state.max_steps and state.is_world_process_zero
         if self.folder is None or not has_ended or not len(curve.tokens):
             return
-        if not _ends_well(state.log_history, state.max_steps):
-            text = "the last losses of %s are not finite and positive: it diverged, and its curve is not added to %s"
-            logger.warning(text, self.name, self.folder)
-            return
-        final = float(np.mean(curve.losses[curve.tokens >= (1 - LAST) * curve.tokens[-1]]))
+        final = float(np.mean(curve.losses[curve.tokens >= (1 - LAST_SHARE) * curve.tokens[-1]]))
         for entry in state.log_history:
             if "eval_loss" in entry and entry["step"] == state.max_steps:
                 final = entry["eval_loss"]
-        fields = {
-            "tokens": curve.tokens.tolist(),
-            "losses": curve.losses.tolist(),
-            "horizon": float(curve.tokens[-1]),
-            "model": self.model,
-            "decay": self.decay,
-            "rates": None if self.rates is None else self.rates.tolist(),
-            "final": final,
-            "trunk": self.name,
-            "unit": self.unit,
-        }
+        if not (0 < final < math.inf and _ends_well(state.log_history, state.max_steps)):
+            text = "the last losses of %s are not finite and positive: it diverged, and its curve is not added to %s"
+            logger.warning(text, args.output_dir, self.folder)
+            return
+        points = {"tokens": curve.tokens.tolist(), "losses": curve.losses.tolist(), "horizon": float(curve.tokens[-1])}
         self.folder.mkdir(parents=True, exist_ok=True)
-        atomic.write_json(self.folder / f"{self.name}.json", fields)
+        path = self.folder / f"{self.name}.json"
+        atomic.write_json(path, {**points, **self.plan, "final": final, "unit": self.unit})
 
     def _curve(self, state: Any) -> TrainingCurve:
         """Read the run so far from the Trainer's own log, which its checkpoints keep."""
         entries = {entry["step"]: entry for entry in state.log_history if 0 < entry.get("loss", 0) < math.inf}
         tokens = np.array([self._tokens(step, entry) for step, entry in entries.items()])
         losses = np.array([entry["loss"] for entry in entries.values()])
-        horizon = float(state.max_steps)
-        if entries:
-            horizon = float(tokens[-1]) / state.global_step * state.max_steps
-        return TrainingCurve(
-            tokens,
-            losses,
-            horizon,
-            self.model,
-            decay=self.decay,
-            rates=self.rates,
-        )
+        tokens_per_step = float(tokens[-1]) / state.global_step if entries else 1.0
+        return TrainingCurve(tokens, losses, tokens_per_step * state.max_steps, **self.plan)
 
     def _tokens(self, step: int, entry: Fields) -> float:
         if self.tokens_per_step:
@@ -155,10 +129,8 @@ class FinalLossCallback(TrainerCallback):
 
         Raises InputError for a file that is not a curve, and for a curve of another unit.
         """
-        if self.folder is None:
-            return []
         curves = []
-        for path in sorted(self.folder.glob("*.json")):
+        for path in sorted(self.folder.glob("*.json")) if self.folder else ():
             fields = json.loads(path.read_text(encoding="utf-8"))
             unit = fields.pop("unit", None)
             if unit != self.unit:
@@ -176,17 +148,14 @@ def _ends_well(history: list[Fields], max_steps: int) -> bool:
     Trainer logs a loss of 0 for NaN, or the mean of the steps before it; the norm of its gradient is then not finite.
     """
     lines = [entry for entry in history if "loss" in entry]
-    last_lines = [entry for entry in lines if entry["step"] >= (1 - LAST) * max_steps] or lines[-1:]
+    last_lines = [entry for entry in lines if entry["step"] >= (1 - LAST_SHARE) * max_steps] or lines[-1:]
     return all(0 < line["loss"] < math.inf and math.isfinite(line.get("grad_norm", 0.0)) for line in last_lines)
 
 
-def _read_rates(scheduler: Any, max_steps: int) -> NDArray[np.float64] | None:
+def _read_rates(scheduler: Any, max_steps: int) -> list[float] | None:
     """Read learning rates at equal steps of a run; None for a schedule that is not a function of the step."""
     functions = getattr(scheduler, "lr_lambdas", None)
     if not functions:
         return None
-    steps = np.linspace(0, max_steps, min(max_steps, READ_STEPS) + 1)
-    rates = np.array([functions[0](step) for step in steps], float)
-    if np.any(rates < 0) or not 0 < rates.max() < math.inf:
-        return None
-    return rates
+    rates = [float(functions[0](step)) for step in np.linspace(0, max_steps, min(max_steps, READ_STEPS) + 1)]
+    return rates if min(rates) >= 0 and 0 < max(rates) < math.inf else None

@@ -14,7 +14,7 @@ _PANELS = {
     "Ask a law": "questions:loss questions:optimal questions:reach questions:speedup questions:compare "
     "questions:describe learning_rate:learning_rate",
     "Plan runs": "plan:plan plan:scale_out plan:next_runs",
-    "Fit runs": "fitting:fit forecast:forecast promote:promote",
+    "Fit runs": "fitting:fit forecast:forecast live:live diagnose:diagnose promote:promote",
     "Publish and look": "release:release explore:explore",
 }
 PLACES = {  # panel → command → module:function

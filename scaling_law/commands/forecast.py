@@ -19,6 +19,7 @@ from scaling_law.law import Law
 from scaling_law.law.modules import SUFFIX, read_kind
 from scaling_law.law_files import FILE_NAME
 from scaling_law.planning.question import ExpertCounts, SeveralSizes, SeveralTokens
+from scaling_law.runs.loading import is_step_log
 
 SAVE = "Write the forecast with its date to a new .json file, to compare with the loss once it is measured."
 KINDS = "Laws that compete: chinchilla,prior, or files of forms of your own: my_law.json. [default: all]"
@@ -68,6 +69,8 @@ def forecast(
 
         scaling-law forecast runs.csv --unique-tokens unique_tokens --n-active 2B --tokens 80B --at-unique-tokens 5B
     """
+    if Path(runs).is_file() and is_step_log(runs):
+        raise InputError(f"{runs} is the log of one run; its final loss: scaling-law live {runs}")
     table = load(runs=runs, **read)
     if at_unique_tokens is not None and unique_tokens is None:
         raise InputError("--at-unique-tokens goes with --unique-tokens, the column of the runs")

@@ -18,6 +18,7 @@ from hub.base.fields import Reader, arguments_of, field, meaning_of
 from hub.base.types import Fields, Strings
 from scaling_law.explorer.question import FITTED, LAW_FILE, PUBLISHED, RELEASED
 from scaling_law.fitting.fitting import fit as fit_runs
+from scaling_law.forecasting.diagnose import diagnose as diagnose_run
 from scaling_law.law import Law
 from scaling_law.law.describe import describe as describe_model
 from scaling_law.planning.question import Count, Experts, LimitFields, Parameters, SeveralSizes, Tokens
@@ -105,6 +106,13 @@ def fit(
     return fit_runs(load_runs(runs, where=where), kind, prior=prior).to_dict()
 
 
+def diagnose(
+    law: Law, model: Annotated[str, field("org/model on the Hub, a folder, or a config.json.")], **question: Any
+) -> Fields:
+    """Say whether a run is as fast as public runs lead to expect: normal, low with usual causes, or cannot say."""
+    return diagnose_run(model, **question).to_dict()
+
+
 class Tool(NamedTuple):
     """A tool: its answer, and the question whose arguments it takes besides, but for those that do not go with it.
 
@@ -131,6 +139,7 @@ TOOLS = (
     Tool(speedup, Law.speedup, _NO_SPEEDUP),
     Tool(describe, describe_model, ("source",), reads_files=True),
     Tool(fit, reads_files=True),
+    Tool(diagnose, diagnose_run, ("law", "peers"), reads_files=True),
 )
 # Arguments of Python and the shell alone.
 _NOT_OFFERED = ("law", "throughput", "force", "learning_rate", "learning_rate_law", "revision")

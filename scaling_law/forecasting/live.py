@@ -17,24 +17,26 @@ weighed by how well it predicts the lines and the finished runs. docs/studies/li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from hub.base.errors import InputError, shorten
+from hub.base.errors import InputError
 from hub.base.fields import reads
 from hub.base.types import Fields
 from scaling_law.forecasting.coefficients import Evidence, Family, Prior, alone, believe, measure, mix, normalize, pool
-from scaling_law.forecasting.schedules import RateSchedule
+from scaling_law.forecasting.curves import LAST_SHARE, TrainingCurve
 from scaling_law.formulas.law import Formula
 from scaling_law.size.arrays import FloatArray, Interval
 
+logger = logging.getLogger(__name__)
 # No forecast is made before this share of the tokens and this many log lines.
 FIRST_SHARE = 0.1
 MIN_LINES = 3
@@ -54,8 +56,7 @@ MISFIT = 0.0004
 MISFIT_OF_SCATTER = 0.2
 MISFIT_SPAN = 0.08
 MISFIT_GROWTH = 2.0
-# The final loss is the mean of this last share of the lines; it scatters by this around a run's curve.
-LAST_SHARE = 0.01
+# The final loss scatters by this around a run's curve.
 END_SCATTER = 0.0004
 END_OF_SCATTER = 0.1
 # The coefficients: level, slope, bend, gap, lag, shift.
@@ -73,6 +74,10 @@ DRIFTS = np.array([0.006, 0.04, 0.01, 0.003])
 NEARNESS = 1.5
 # Degrees of freedom where no run has finished.
 FREEDOM = 8.0
+# Runs are of one size and length whose ln of D, N and E differ by less.
+SAME_RUN = 0.01
+# Smoothed losses are the same within this part of the spread with which they are expected.
+SAME_LOSS = 0.25
 # Without a law: slope of ln L in ln D and ln N.
 NO_LAW = -0.1
 # Without a law, nothing is said beyond this factor times the longest finished run and the range of N and E.
@@ -83,82 +88,20 @@ OTHER_UNIT = 0.35
 LAW_STEP = 1.1
 # A law is said to be of another corpus when that is as probable as this.
 IS_OTHER = 0.9
+# Most finished runs of a sweep to learn from, the nearest in N and D.
+MOST_RUNS = 32
 FOREIGN = "the law is of another corpus, unit or recipe than this run: the forecast follows the run's own curve"
-
-
-@reads
-@dataclass(frozen=True, eq=False)
-class TrainingCurve:
-    """Training losses [k] after `tokens` [k], of a run that ends at `horizon` tokens.
-
-    `model` holds what laws ask, at least n_active; E is 1 where it has no `experts`. `rates` are the learning rates
-    [m], past and planned, at equal steps of tokens from the beginning to the end, warm-up included, in any unit;
-    without them the rate rises over `warmup_tokens`, is constant, and falls linearly to 0 over the last share `decay`
-    of the tokens. `final` is the loss at the end, held out or the mean of the last 1 % of the training losses; None
-    while it trains. Branches of one `trunk` count as one run. InputError for a run without an end, and values that
-    cannot be.
-    """
-
-    tokens: FloatArray
-    losses: FloatArray
-    horizon: float
-    model: Mapping[str, float]
-    decay: float = 0.2
-    final: float | None = None
-    trunk: str = ""
-    warmup_tokens: float = 0.0
-    rates: FloatArray | None = None
-
-    def __post_init__(self) -> None:
-        tokens = np.atleast_1d(np.asarray(self.tokens, float))
-        losses = np.atleast_1d(np.asarray(self.losses, float))
-        if tokens.shape != losses.shape or tokens.ndim != 1:
-            raise InputError(f"losses have shape {losses.shape}; tokens have {tokens.shape}, one loss each is needed")
-        if not np.all(np.diff(tokens, prepend=0) > 0):
-            raise InputError("tokens must be positive and increase: a curve is one run")
-        _check_losses("losses", losses)
-        if self.final is not None:
-            _check_losses("final", np.array([self.final]))
-        if not 0 < (self.horizon or 0) < np.inf:
-            raise InputError(f"horizon={self.horizon} must be the tokens at which the run ends: it has no schedule")
-        if not 0 < self.decay <= 1:
-            raise InputError(f"decay={self.decay} must be a share of the tokens, above 0 and at most 1")
-        if not self.model.get("n_active", 0) > 0:
-            raise InputError(f"model={dict(self.model)} must have a positive n_active")
-        if self.rates is not None:
-            rates = np.atleast_1d(np.asarray(self.rates, float))
-            if rates.ndim != 1 or len(rates) < 2 or not np.all(rates >= 0) or not 0 < rates.max() < np.inf:
-                raise InputError(f"rates={shorten(self.rates)} must be two or more learning rates from 0, not all 0")
-            object.__setattr__(self, "rates", rates)
-        object.__setattr__(self, "tokens", tokens)
-        object.__setattr__(self, "losses", losses)
-
-    @cached_property
-    def schedule(self) -> RateSchedule:
-        """Learning rates from the beginning to the end."""
-        if self.rates is not None:
-            return RateSchedule(self.rates)
-        return RateSchedule.planned(self.decay, self.warmup_tokens / self.horizon)
-
-    @property
-    def share(self) -> float:
-        """Share of its tokens that it has trained."""
-        return float(self.tokens[-1] / self.horizon) if len(self.tokens) else 0.0
-
-    def until(self, share: float) -> TrainingCurve:
-        """Return the run as it stood at a share of its tokens."""
-        is_trained = self.tokens <= share * self.horizon * (1 + 1e-9)
-        return replace(self, tokens=self.tokens[is_trained], losses=self.losses[is_trained], final=None)
 
 
 class LiveEstimate(NamedTuple):
     """Forecast of a run's final loss at a share of its tokens; spreads are standard deviations of ln L.
 
     `law` is the forecast without this run's curve, by the `basis`: "law", which finished runs have corrected, or
-    "finished runs". `ahead` is how far the run's smoothed loss lies above what was expected by now, in ln L. Intervals
-    are those of t distributions with `freedom` degrees of freedom. `other_corpus` is the probability that the law is
-    of another corpus, unit or recipe than the run: its level then tells little, and the curve carries the forecast.
-    `lines` is how many lines of the run it is made from.
+    "finished runs". `ahead` is how far the run's smoothed loss lies above what was expected by now, in ln L, or above
+    that of a finished run of its size and length that departed as much. Intervals are those of t distributions with
+    `freedom` degrees of freedom. `other_corpus` is the probability that the law is of another corpus, unit or recipe
+    than the run: its level then tells little, and the curve carries the forecast. `lines` is how many lines of the run
+    it is made from.
     """
 
     share: float
@@ -183,9 +126,12 @@ class LiveEstimate(NamedTuple):
 
         False where there are fewer than ten lines to tell it from.
         """
-        if self.lines < USUAL_LINES:
-            return False
-        return abs(self.ahead) > self._quantile(level) * self.ahead_spread
+        return self.lines >= USUAL_LINES and abs(self.ahead) > self._quantile(level) * self.ahead_spread
+
+    @property
+    def distance(self) -> str:
+        """Distance of its smoothed loss from what was expected by now: "3.2% above"."""
+        return f"{abs(np.expm1(self.ahead)):.1%} {'above' if self.ahead > 0 else 'below'}"
 
     def is_law_foreign(self, level: float = IS_OTHER) -> bool:
         """Return whether the law is of another corpus, unit or recipe with at least this probability."""
@@ -230,18 +176,24 @@ OTHER_CORPUS = _Corpus(0.13, 0.03, 0.5, 0.06, 0.4)
 NO_LAW_CORPUS = _Corpus(3.0, 0.15, 0.5, 0.06, 1.0)
 
 
-class _Lines(NamedTuple):
-    """Averages of lines of near tokens: `shares` of the run's tokens, `log_losses`, their variances and weights [k].
+class Lines(NamedTuple):
+    """Averages of lines of near tokens [k]: what the coefficients are multiplied by [k, 6], and ln L over the law's.
 
-    `scatter` is the standard deviation of one line around the curve, and `n_lines` how many there are.
+    `weights` are those in the smoothed loss, `scatter` is the standard deviation of one line around the curve, and
+    `lines` how many there are.
     """
 
-    shares: FloatArray
-    log_losses: FloatArray
+    basis: FloatArray
+    excess: FloatArray
     variances: FloatArray
     weights: FloatArray
     scatter: float
-    n_lines: int
+    lines: int
+
+    @property
+    def evidence(self) -> Evidence:
+        """Evidence of the run's coefficients."""
+        return measure(self.basis, self.excess, self.variances)
 
 
 @reads
@@ -271,11 +223,9 @@ class LiveForecast:
         warnings = self.law.warnings(**self._law_inputs(curve, curve.horizon))
         if not self.finished:
             estimate = self.of(curve)
-            if estimate is not None and estimate.is_law_foreign():
-                warnings = [*warnings, FOREIGN]
-            return warnings
-        law_errors = [float(np.log(peer.final or np.nan) - self._law_terms(peer)[0]) for peer in self.finished]
-        typical_error = float(np.median(law_errors))
+            return [*warnings, FOREIGN] if estimate is not None and estimate.is_law_foreign() else warnings
+        errors = [np.log(peer.final or np.nan) - self._law_terms(peer)[0] for peer in self.finished]
+        typical_error = float(np.median(errors))
         if abs(typical_error) < OTHER_UNIT:
             return warnings
         factor = f"losses of finished runs are ×{np.exp(typical_error):.2g} the law's"
@@ -288,48 +238,50 @@ class LiveForecast:
 
         None before its first tenth, and without a law where no run like it has finished.
         """
-        share = curve.share
-        lines = _average(curve, self._scatter)
-        if lines is None or share < FIRST_SHARE:
-            return None
-        if self.law is None and not _is_covered(curve, self.finished):
+        lines = self._lines(curve, self._usual_scatter)
+        if lines is None or curve.share < FIRST_SHARE or (self.law is None and not self._covers(curve)):
             return None
         law_end, law_slope = self._law_terms(curve)
-        basis = _basis(curve, lines.shares)
-        excess = lines.log_losses - law_end - law_slope * basis[:, 1]
-        evidence = measure(basis, excess, lines.variances)
         family = self._pool(curve, law_slope, lines.scatter)
         hypotheses = [*product(self._corpora, self._texts(lines.scatter))]
-        beliefs = []
-        for corpus, text in hypotheses:
-            prior = self._prior(corpus, text, law_slope)
-            beliefs.append(believe(prior, family, evidence))
+        beliefs = [believe(_prior(corpus, text, law_slope), family, lines.evidence) for corpus, text in hypotheses]
         odds = np.array([corpus.probability * text.probability for corpus, text in hypotheses])
         before = normalize(odds, [belief.log_evidence_before for belief in beliefs])
         after = normalize(odds, [belief.log_evidence_after for belief in beliefs])
         coefficients_before = [belief.before for belief in beliefs]
-        coefficients_after = [belief.after for belief in beliefs]
 
         end = _end(curve)
         expected = law_end + law_slope * end[1]
         law_excess, law_spread = mix(before, coefficients_before, end)
-        end_scatter = np.hypot(END_SCATTER, END_OF_SCATTER * lines.scatter) * _misfit_growth(share)
-        end_excess, end_spread = mix(after, coefficients_after, end, float(end_scatter))
-        weights = lines.weights / lines.weights.sum()
-        recent_noise = float(np.sqrt(weights**2 @ lines.variances))
-        recent_excess, recent_spread = mix(before, coefficients_before, weights @ basis, recent_noise)
+        end_scatter = np.hypot(END_SCATTER, END_OF_SCATTER * lines.scatter) * _misfit_growth(curve.share)
+        excess, spread = mix(after, [belief.after for belief in beliefs], end, float(end_scatter))
+
+        def depart(recent: Lines) -> tuple[float, float]:
+            """Return how far a smoothed loss lies above what is expected of it, and the spread of that."""
+            noise = float(np.sqrt(recent.weights**2 @ recent.variances))
+            mean, spread = mix(before, coefficients_before, recent.weights @ recent.basis, noise)
+            return float(recent.weights @ recent.excess) - mean, spread
+
+        ahead, ahead_spread = depart(lines)
+        # A run that is like a finished one of its size and length is on its track, even where the form misses both.
+        twins = [peer for peer in self.finished if np.abs(peer.position - curve.position).max() < SAME_RUN]
+        lines_of_twins = [self._lines(twin.until(curve.share), self._usual_scatter) for twin in twins]
+        differences = [ahead - depart(recent)[0] for recent in lines_of_twins if recent is not None]
+        nearest = min(differences, key=abs, default=ahead)
+        if abs(nearest) < SAME_LOSS * ahead_spread:
+            ahead = nearest
         return LiveEstimate(
-            share=share,
-            loss=float(np.exp(expected + end_excess)),
-            spread=end_spread,
+            share=curve.share,
+            loss=float(np.exp(expected + excess)),
+            spread=spread,
             law=float(np.exp(expected + law_excess)),
             law_spread=law_spread,
-            ahead=float(weights @ excess - recent_excess),
-            ahead_spread=recent_spread,
+            ahead=ahead,
+            ahead_spread=ahead_spread,
             freedom=FREEDOM + family.runs,
             basis="law" if self.law else "finished runs",
             other_corpus=float(after @ [corpus is OTHER_CORPUS for corpus, _ in hypotheses]),
-            lines=lines.n_lines,
+            lines=lines.lines,
         )
 
     @property
@@ -350,67 +302,72 @@ class LiveForecast:
         for peer in self.finished:
             law_end, law_slope = self._law_terms(peer)
             end = _end(peer)
-            final = np.log(peer.final or np.nan)
-            excess = np.array([final - law_end - law_slope * end[1]])
+            excess = np.array([np.log(peer.final or np.nan) - law_end - law_slope * end[1]])
             run_evidence = measure(end[None, :], excess, np.array([END_SCATTER**2]))
-            lines = _average(peer)
-            if lines is not None:
-                basis = _basis(peer, lines.shares)
-                line_excess = lines.log_losses - law_end - law_slope * basis[:, 1]
-                run_evidence = run_evidence.plus(measure(basis, line_excess, lines.variances))
-            evidence.append(run_evidence)
+            lines = self._lines(peer)
+            evidence.append(run_evidence if lines is None else run_evidence.plus(lines.evidence))
         return evidence
 
-    @cached_property
-    def _scatter(self) -> float | None:
-        """Typical scatter of the lines of finished runs; None without any."""
-        averages = [_average(peer) for peer in self.finished]
-        scatters = [lines.scatter for lines in averages if lines is not None]
-        return float(np.median(scatters)) if scatters else None
-
-    def _prior(
-        self,
-        corpus: _Corpus,
-        text: _Text,
-        law_slope: float,
-    ) -> Prior:
-        """Return the prior of the coefficients' means and drifts."""
-        slope = corpus.slope * law_slope
-        spreads = [corpus.level, slope, corpus.bend, GAP_SPREAD, LAG_SPREAD, text.shift]
-        drifts = np.array([corpus.level_drift, *DRIFTS, text.drift])
-        means = np.zeros(4 * len(spreads))
-        means[3] = GAP
-        return Prior(means, np.concatenate([spreads, drifts, drifts, drifts]))
-
-    def _pool(
-        self,
-        curve: TrainingCurve,
-        law_slope: float,
-        scatter: float,
-    ) -> Family:
+    def _pool(self, curve: TrainingCurve, law_slope: float, scatter: float) -> Family:
         """Learn from finished runs the coefficients of runs at this N, D and E."""
         if self.finished:
-            scatter = self._scatter or SEEDS
-        prior = self._prior(self._corpora[-1], HELD_OUT_TEXT, law_slope)
+            scatter = self._usual_scatter or SEEDS
+        prior = _prior(self._corpora[-1], HELD_OUT_TEXT, law_slope)
         between = np.diag(BETWEEN_RUNS**2 * (SEEDS**2 + scatter**2))
         if not self.finished:
             return alone(prior, between)
-        position = _position(curve)
-        asked_at = (*position.tolist(), law_slope)
-        if asked_at in self._families:
-            return self._families[asked_at]
-        positions = np.array([_position(peer) for peer in self.finished]) - position
-        trunks = [peer.trunk or str(i) for i, peer in enumerate(self.finished)]
-        weights = _weigh(positions, trunks)
-        family = pool(self._evidence, positions, weights, prior, between)
-        self._families.clear()
-        self._families[asked_at] = family
-        return family
+        asked_at = (*curve.position.tolist(), law_slope)
+        # All lines of a run ask for the same.
+        if asked_at not in self._families:
+            positions = np.array([peer.position for peer in self.finished]) - curve.position
+            trunks = [peer.trunk or str(i) for i, peer in enumerate(self.finished)]
+            self._families.clear()
+            self._families[asked_at] = pool(self._evidence, positions, _weigh(positions, trunks), prior, between)
+        return self._families[asked_at]
 
     @cached_property
     def _families(self) -> dict[tuple[float, ...], Family]:
-        """The family that was asked for last: all lines of a run ask for the same."""
+        """The family that was asked for last."""
         return {}
+
+    @cached_property
+    def _usual_scatter(self) -> float | None:
+        """Typical scatter of the lines of finished runs; None without any."""
+        scatters = [lines.scatter for lines in map(self._lines, self.finished) if lines is not None]
+        return float(np.median(scatters)) if scatters else None
+
+    def _lines(self, curve: TrainingCurve, usual_scatter: float | None = None) -> Lines | None:
+        """Average the lines of near tokens since the warm-up; None for too few.
+
+        `usual_scatter` is that of lines of runs like it, which a run of few lines hardly shows itself.
+        """
+        now = curve.share
+        shares = curve.tokens / curve.horizon
+        is_recent = (curve.tokens >= WARMUPS * curve.warmup_tokens) & (shares > OLDEST_SHARE * now)
+        if is_recent.sum() < MIN_LINES:
+            return None
+        shares = shares[is_recent]
+        log_losses = np.log(curve.losses[is_recent])
+        scatter = _scatter(log_losses, usual_scatter)
+        steps_ago = np.round(np.log(shares / now) / np.log(STEP))
+        _, groups, counts = np.unique(steps_ago, return_inverse=True, return_counts=True)
+        shares = np.exp(np.bincount(groups, np.log(shares)) / counts)
+        misfit = np.hypot(MISFIT, MISFIT_OF_SCATTER * scatter) * _misfit_growth(shares)
+        law_end, law_slope = self._law_terms(curve)
+        basis = np.column_stack([curve.schedule.basis(shares), np.ones(len(counts))])
+        excess = np.bincount(groups, log_losses) / counts - law_end - law_slope * basis[:, 1]
+        # Neighbours depart together: a misfit counts once in each span.
+        variances = scatter**2 / counts + MISFIT_SPAN / np.log(STEP) * misfit**2
+        weights = counts * (shares / now) ** SHARPNESS
+        return Lines(basis, excess, variances, weights / weights.sum(), scatter, len(log_losses))
+
+    def _covers(self, curve: TrainingCurve) -> bool:
+        """Return whether a run is hardly longer than its longest peer, and its N and E hardly outside of theirs."""
+        if not self.finished:
+            return False
+        distance = np.array([peer.position for peer in self.finished]) - curve.position
+        room = np.log(LONGER)
+        return bool(np.all(distance.max(axis=0) >= -room) and np.all(distance[:, 1:].min(axis=0) <= room))
 
     def _law_terms(self, curve: TrainingCurve) -> Interval:
         """Return ln of the law's loss at the run's end, and by how much it falls there per unit of ln D."""
@@ -423,82 +380,47 @@ class LiveForecast:
 
     def _law_inputs(self, curve: TrainingCurve, tokens: ArrayLike) -> Fields:
         variables = self.law.variables if self.law else ()
-        inputs: Fields = {name: curve.model[name] for name in variables if name in curve.model}
-        inputs["tokens"] = tokens
-        return inputs
+        return {**{name: curve.model[name] for name in variables if name in curve.model}, "tokens": tokens}
 
 
-def curve_of(record: Any, lines: Iterable[Mapping[str, Any]]) -> TrainingCurve:
-    """Make the curve of a `RunRecord` and the lines of its log: trunk up to the branch point, then its branch.
+class Watch:
+    """The forecast of one run, line by line: fields for its log, and one warning of each kind."""
 
-    Lines of spikes and of steps that were skipped do not count. `final` is the held-out loss, else that of training.
-    """
-    model = {name: value for name, value in record.to_dict().items() if isinstance(value, (int, float))}
-    model["experts"] = model.get("experts_equivalent", model["experts"])
-    schedule = record.schedule
-    tokens, losses = points_of(lines)
-    final = None
-    if record.status == "final":
-        final = record.train_loss if record.eval_loss is None else record.eval_loss
-    return TrainingCurve(
-        tokens,
-        losses,
-        schedule.horizon_tokens,
-        model,
-        decay=schedule.decay_tokens / schedule.horizon_tokens,
-        final=final,
-        trunk=record.parent_run_id or record.run_id,
-        warmup_tokens=schedule.warmup_tokens,
-    )
+    def __init__(self, live: LiveForecast, warned: Iterable[str] = (), advice: str = ""):
+        """`warned` are the warnings that an earlier process gave: "off_track", "law_foreign"."""
+        self.live = live
+        self.warned = {*warned}
+        self.advice = advice
+        self.estimate: LiveEstimate | None = None
 
-
-def points_of(lines: Iterable[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray]:
-    """Read the tokens and losses of the lines of a step log, without spikes and skipped steps."""
-    # A skipped step's loss is None in a file, and not a number while its run goes on.
-    losses = {
-        line["tokens"]: line["loss"]
-        for line in lines
-        if np.isfinite(line.get("loss") or np.nan) and not line.get("loss_spike")
-    }
-    return np.array([*losses], float), np.array([*losses.values()], float)
+    def __call__(self, curve: TrainingCurve, step: int, is_spike: bool = False) -> Fields:
+        """Return the forecast after a step, with what is said for the first time; nothing without one."""
+        self.estimate = estimate = self.live.of(curve)
+        if estimate is None:
+            return {}
+        low, high = estimate.interval()
+        reference = "runs like it had" if self.live.finished else "the law says"
+        warnings = {}
+        if estimate.is_law_foreign():
+            warnings["law_foreign"] = FOREIGN
+        if estimate.off_track() and not is_spike:
+            where = f"off the track: its loss lies {estimate.distance} what {reference} here"
+            warnings["off_track"] = where + self.advice
+        new = [name for name in warnings if name not in self.warned]
+        self.warned.update(new)
+        for name in new:
+            logger.warning("step %d: %s", step, warnings[name])
+        fields = {"forecast_loss": estimate.loss, "forecast_low": low, "forecast_high": high, "law_loss": estimate.law}
+        return {**fields, **dict.fromkeys(new, True)}
 
 
-def _check_losses(name: str, values: FloatArray) -> None:
-    """Raise InputError for a loss that is not positive and finite."""
-    wrong = values[~(np.isfinite(values) & (values > 0))]
-    if wrong.size:
-        raise InputError(f"{name}={wrong[0]:g} must be positive and finite")
-
-
-def _average(curve: TrainingCurve, usual_scatter: float | None = None) -> _Lines | None:
-    """Average the lines of near tokens since the warm-up; None for too few.
-
-    `usual_scatter` is that of lines of runs like it, which a run of few lines hardly shows itself.
-    """
-    now = curve.share
-    shares = curve.tokens / curve.horizon
-    is_warm = curve.tokens >= WARMUPS * curve.warmup_tokens
-    is_recent = is_warm & (shares > OLDEST_SHARE * now)
-    if is_recent.sum() < MIN_LINES:
-        return None
-    shares = shares[is_recent]
-    log_losses = np.log(curve.losses[is_recent])
-    scatter = _scatter(log_losses, usual_scatter)
-    steps_ago = np.round(np.log(shares / now) / np.log(STEP))
-    _, groups, counts = np.unique(steps_ago, return_inverse=True, return_counts=True)
-    mean_shares = np.exp(np.bincount(groups, np.log(shares)) / counts)
-    misfit = np.hypot(MISFIT, MISFIT_OF_SCATTER * scatter) * _misfit_growth(mean_shares)
-    # Neighbours depart together: a misfit counts once in each span.
-    steps_of_span = MISFIT_SPAN / np.log(STEP)
-    variances = scatter**2 / counts + steps_of_span * misfit**2
-    return _Lines(
-        shares=mean_shares,
-        log_losses=np.bincount(groups, log_losses) / counts,
-        variances=variances,
-        weights=counts * (mean_shares / now) ** SHARPNESS,
-        scatter=scatter,
-        n_lines=len(log_losses),
-    )
+def _prior(corpus: _Corpus, text: _Text, law_slope: float) -> Prior:
+    """Return the prior of the coefficients' means and drifts."""
+    spreads = [corpus.level, corpus.slope * law_slope, corpus.bend, GAP_SPREAD, LAG_SPREAD, text.shift]
+    drifts = [corpus.level_drift, *DRIFTS, text.drift]
+    means = np.zeros(4 * len(spreads))
+    means[3] = GAP
+    return Prior(means, np.array([*spreads, *drifts, *drifts, *drifts]))
 
 
 def _scatter(log_losses: FloatArray, usual_scatter: float | None) -> float:
@@ -520,31 +442,9 @@ def _misfit_growth(share: ArrayLike) -> FloatArray:
     return np.asarray(1.0 - MISFIT_GROWTH * np.log(share))
 
 
-def _basis(curve: TrainingCurve, shares: FloatArray) -> FloatArray:
-    """Return what the six coefficients are multiplied by in training losses [k, 6]."""
-    return np.column_stack([curve.schedule.basis(shares), np.ones(len(shares))])
-
-
 def _end(curve: TrainingCurve) -> FloatArray:
     """Return what the six coefficients are multiplied by in the final loss [6], which is without the shift."""
-    basis = curve.schedule.basis(1.0 - LAST_SHARE / 2)
-    return np.append(basis[0], 0.0)
-
-
-def _is_covered(curve: TrainingCurve, peers: Sequence[TrainingCurve]) -> bool:
-    """Return whether a run is hardly longer than its longest peer, and its N and E hardly outside of theirs."""
-    if not peers:
-        return False
-    distance = np.array([_position(peer) for peer in peers]) - _position(curve)
-    room = np.log(LONGER)
-    is_short_and_small = np.all(distance.max(axis=0) >= -room)
-    is_large = np.all(distance[:, 1:].min(axis=0) <= room)
-    return bool(is_short_and_small and is_large)
-
-
-def _position(curve: TrainingCurve) -> FloatArray:
-    """Return ln of D, N and E."""
-    return np.log([curve.horizon, curve.model["n_active"], curve.model.get("experts", 1.0)])
+    return np.append(curve.schedule.basis(1.0 - LAST_SHARE / 2)[0], 0.0)
 
 
 def _weigh(distance: ArrayLike, trunks: Sequence[str]) -> FloatArray:

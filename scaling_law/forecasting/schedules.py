@@ -13,6 +13,7 @@ how near it comes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -31,11 +32,51 @@ FALL_POWER = 0.4
 BENDING_POWERS = (0.2, 1.0)
 # The part of the gap that is left at the end of the runs that laws are fitted to.
 USUAL_HEAT = 0.2
-# Steps of a schedule that is planned by its decay alone, and most steps of any.
+# Steps of a schedule that is planned, and most steps of any.
 PLANNED_STEPS = 400
 MOST_STEPS = 1000
 # Least progress at which the loss is said to fall as a power.
 LEAST_PROGRESS = 1e-6
+# Forms of schedules: the rate over its peak after a share of the tokens, and after a share x of those that follow the
+# warm-up; each has a value, by default the second of the pair: the rate at the end, or the last share that decays.
+FORMS: dict[str, tuple[Callable[[FloatArray, FloatArray, float], FloatArray], float]] = {
+    "cosine": (lambda share, x, low: low + (1 - low) * (1 + np.cos(np.pi * x)) / 2, 0.0),
+    "linear": (lambda share, x, low: low + (1 - low) * (1 - x), 0.0),
+    "wsd": (lambda share, x, decay: np.minimum(1.0, (1 - share) / decay), 0.2),
+    "constant": (lambda share, x, _: np.ones_like(share), 0.0),
+}
+# Rates are of a form within this much of the peak, and must have fallen by twice as much to show one.
+SAME_RATE = 0.01
+
+
+def plan_rates(form: str, value: float | None = None, warmup: float = 0.0) -> FloatArray:
+    """Plan rates at equal steps of a run: a linear warm-up over a share of the tokens, then one of `FORMS`."""
+    shares = np.linspace(0.0, 1.0, PLANNED_STEPS + 1)
+    rates = _form(shares, form, value, warmup)
+    return np.minimum(rates, shares / warmup) if warmup > 0 else rates
+
+
+def recognize(shares: FloatArray, rates: FloatArray, warmup: float) -> tuple[str, float] | None:
+    """Find the form and the value of a schedule from the rates so far; None where they do not show it."""
+    is_warm = shares >= warmup
+    levels = rates[is_warm] / rates.max()
+    shares = shares[is_warm]
+    if levels[-1] > 1 - 2 * SAME_RATE:
+        return None
+    values = {}
+    for form in ("cosine", "linear"):
+        at_zero = _form(shares, form, 0.0, warmup)
+        values[form] = (levels[-1] - at_zero[-1]) / (1 - at_zero[-1])
+    values["wsd"] = (1 - shares[-1]) / max(levels[-1], SAME_RATE)
+    for form, value in values.items():
+        if 0 <= value <= 1 and np.abs(_form(shares, form, value, warmup) - levels).max() < SAME_RATE:
+            return form, float(value)
+    return None
+
+
+def _form(shares: FloatArray, form: str, value: float | None, warmup: float) -> FloatArray:
+    rate, usual_value = FORMS[form]
+    return rate(shares, np.maximum(shares - warmup, 0.0) / (1 - warmup), usual_value if value is None else value)
 
 
 class RateSchedule:
@@ -44,15 +85,6 @@ class RateSchedule:
     def __init__(self, rates: FloatArray):
         self.shares = np.linspace(0.0, 1.0, min(len(rates), MOST_STEPS + 1))
         self.rates = np.interp(self.shares, np.linspace(0.0, 1.0, len(rates)), rates / rates.max())
-
-    @classmethod
-    def planned(cls, decay: float, warmup: float = 0.0) -> RateSchedule:
-        """Plan a linear warm-up over a share of the tokens, and a linear decay to 0 over the last share."""
-        shares = np.linspace(0.0, 1.0, PLANNED_STEPS + 1)
-        rates = np.minimum(1.0, (1.0 - shares) / decay)
-        if warmup > 0:
-            rates = np.minimum(rates, shares / warmup)
-        return cls(rates)
 
     def basis(self, shares: ArrayLike) -> FloatArray:
         """Return what ln L is a sum of after `shares` [k] of the tokens, [k, 5].

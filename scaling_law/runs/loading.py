@@ -19,7 +19,7 @@ from hub.base.types import Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import arrays_of, check_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
-from scaling_law.runs.logged import RULES, RUNS, End, Final, chart_rows, collect, lines_by_run, varies
+from scaling_law.runs.logged import RULES, RUNS, STEPS, End, Final, chart_rows, collect, lines_by_run, varies
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.recipes import recipe_of
 from scaling_law.runs.rows import (
@@ -33,7 +33,7 @@ from scaling_law.runs.rows import (
     read_rows,
     row_name,
 )
-from scaling_law.runs.run_logs import log_rows
+from scaling_law.runs.run_logs import is_log, log_rows
 from scaling_law.runs.settings import codes_of
 from scaling_law.runs.statuses import describe_left_out, read_status, status_columns, status_of
 from scaling_law.runs.table import OWN_COLUMNS, Runs
@@ -108,8 +108,8 @@ def load_runs(
     mapping = columns or {}
     problems: list[str] | None = [] if on_invalid == "skip" else None
     public = reader(format) if format else None
-    options = {"revision": revision, "problems": problems, "config": config}
-    table = _read_table(source, mapping, public, final, loss, **options)
+    options: dict[str, Any] = {"revision": revision, "problems": problems, "config": config}
+    table = _read_table(source, mapping, public, final, loss, None, **options)
     loss = loss or ("loss" if "loss" in mapping else None)
     if public and table.rows:
         loss = loss or public.loss
@@ -171,6 +171,31 @@ def read_models(source: Any) -> list[Row]:
         raise RunsError(f"{loaded.name}: no rows")
 
     return _with_our_columns(_Table(loaded.rows, loaded.name), {}).rows
+
+
+def is_step_log(source: Any) -> bool:
+    """Return whether a table is the log of one run: its rows have no name, and are steps of one size."""
+    rows = read_rows(source).rows
+    has_names = not {*RUNS}.isdisjoint(names_of(rows))
+    return not has_names and not {*STEPS}.isdisjoint(names_of(rows)) and len(rows) > 1 and is_log(rows)
+
+
+def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]:
+    """Read the settings of each run of logs, with our columns, and the columns that it logged, a value for each line.
+
+    RunsError for a source that is no log.
+    """
+    histories: list[Mapping[str, Sequence[Any]]] = []
+    table = _read_table(source, {}, None, None, None, histories)
+    if not histories and is_log(table.rows):
+        # The steps of one run that has no name.
+        histories = [collect(table.rows)]
+        table.rows = [{name: column[-1] for name, column in histories[0].items()}]
+
+    if not histories:
+        raise RunsError(f"{table.origin}: no log, whose lines are steps of a run; there are {names_of(table.rows)}")
+
+    return [*zip(table.rows, histories, strict=True)]
 
 
 # ------------------------------------------------------------------ rows with our columns
@@ -245,10 +270,15 @@ def _read_table(
     public: Reader | None,
     final: Final | None,
     loss: str | None,
+    histories: list[Mapping[str, Sequence[Any]]] | None,
     **options: Any,
 ) -> _Table:
-    """Read a source, give its rows our columns, and take one row of each run of a table of steps."""
-    end = End(final or "last", [name for name in (loss, columns.get("loss")) if isinstance(name, str)])
+    """Read a source, give its rows our columns, and take one row of each run of a table of steps.
+
+    `histories` gets all that each run logged.
+    """
+    losses = [name for name in (loss, columns.get("loss")) if isinstance(name, str)]
+    end = End(final or "last", losses, histories)
 
     try:
         table = _read_source(source, end, **options)
@@ -446,7 +476,7 @@ def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[st
     columns = [name for name in present if name not in table.aliases]
     if table.kind != "table":
         values = collect(table.source_rows)
-        columns = [f"{name} ({literal(cells[0])})" for name, cells in values.items()]
+        columns = [f"{name} ({literal(next(filter(None, cells), cells[0]))})" for name, cells in values.items()]
 
     hints: list[str] = []
     if loss in missing:

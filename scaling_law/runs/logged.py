@@ -26,15 +26,14 @@ BOUNDS = ("__MIN", "__MAX")
 
 
 def collect(lines: Iterable[Row]) -> dict[str, list[Any]]:
-    """Collect the values of each column, in the order of the lines."""
-    rows = list(lines)
-    logged: dict[str, list[Any]] = {}
+    """Collect the values of each column, one for each line, None where it has none; a column of none is left out."""
+    all_lines = [*lines]
+    logged = {}
 
-    # By column: a long log has many more values than columns.
-    for name in names_of(rows):
-        cells = [row[name] for row in rows if row.get(name) is not None]
-        if cells:
-            logged[name] = cells
+    for name in names_of(all_lines):
+        values = [line.get(name) for line in all_lines]
+        if values != [None] * len(values):
+            logged[name] = values
 
     return logged
 
@@ -43,11 +42,13 @@ def collect(lines: Iterable[Row]) -> dict[str, list[Any]]:
 class End:
     """The rule by which the final value of a column is found: of losses `final`, else the last that there is.
 
-    Losses are columns whose name ends in "loss", and `losses`. InputError for another rule than there is.
+    Losses are columns whose name ends in "loss", and `losses`. InputError for another rule than there is. A list
+    `histories` gets all that each run logged, in the order of the rows that are made of it.
     """
 
     final: Final
     losses: Collection[str] = ()
+    histories: list[Mapping[str, Sequence[Any]]] | None = None
 
     def __post_init__(self) -> None:
         if self.final not in RULES:
@@ -59,6 +60,9 @@ class End:
 
     def __call__(self, logged: Mapping[str, Sequence[Any]]) -> Fields:
         """Find the final value of each column of a run."""
+        if self.histories is not None:
+            self.histories.append(logged)
+
         row: Fields = {}
 
         for name, cells in logged.items():

@@ -94,14 +94,14 @@ def _read_run_files(root: Path, end: End) -> list[Row]:
 
     for file in files:
         lines = read_rows(root / file).rows
-        if len(lines) > 1 and not _is_log(lines):
+        if len(lines) > 1 and not is_log(lines):
             return []
         rows.append({**end(collect(lines)), "run_id": file.rpartition(".")[0]})
 
     return rows if rows and len(set.intersection(*map(set, rows))) > 1 else []
 
 
-def _is_log(lines: Sequence[Row]) -> bool:
+def is_log(lines: Sequence[Row]) -> bool:
     """Return whether the rows of a file are the steps of one run: a count grows along them, and no size varies."""
     has_progress = False
 
@@ -183,19 +183,25 @@ def _read_tensorboard_runs(root: Path, events: list[Path], end: End) -> Iterator
         runs.setdefault(_run_of(place, root, settings), []).append(place)
 
     for run, places in runs.items():
-        logged: dict[str, list[float]] = {}
+        lines: dict[int, Fields] = {}
+        tags: set[str] = set()
         fields: Fields = {}
         statuses = []
         for place in places:
+            # A metric is that of the highest folder which has it.
             hyperparameters, status = settings[place]
             # add_hparams writes of the run itself, add_scalars and Keras of a part of it.
             prefix = "" if place == run or hyperparameters else f"{place.relative_to(run)}/"
-            for tag, values in _read_events(logs[place]).items():
-                logged.setdefault(tag if tag == "step" else prefix + tag, values)
+            series = {prefix + tag: values for tag, values in _read_events(logs[place]).items()}
+            for tag, values in series.items():
+                for step, value in () if tag in tags else values:
+                    lines.setdefault(step, {"step": float(step)})[tag] = value
+            tags.update(series)
             fields = {**hyperparameters, **fields}
             statuses.append(status)
         name = _name(run if run.is_dir() else run.parent, root)
         status = next((status for status in statuses if status != "final"), "final")
+        logged = collect(lines[step] for step in sorted(lines))
         yield row_of(name, end(logged), fields, status)
 
 
@@ -210,13 +216,12 @@ def _run_of(place: Path, root: Path, settings: Mapping[Path, tuple[Fields, str]]
     return place.parent if is_part else place
 
 
-def _read_events(log: Any) -> dict[str, list[float]]:
-    """Read the numbers of each metric in the order of their steps, and the last step."""
+def _read_events(log: Any) -> dict[str, list[tuple[int, float]]]:
+    """Read the steps and numbers of each metric."""
     from tensorboard.util import tensor_util
 
     read_tensor: Any = tensor_util.make_ndarray
     series: dict[str, list[tuple[int, Any]]] = {}
-    last_step = 0
 
     for tag in log.Tags()["scalars"]:
         series[tag] = [(event.step, event.value) for event in log.Scalars(tag)]
@@ -226,14 +231,7 @@ def _read_events(log: Any) -> dict[str, list[float]]:
         if all(value.size == 1 and value.dtype.kind == "f" for _, value in tensors):
             series[tag] = [(step, value.item()) for step, value in tensors]
 
-    logged = {}
-
-    for tag, values in series.items():
-        values.sort(key=lambda pair: pair[0])
-        logged[tag] = [value for _, value in values]
-        last_step = max(last_step, values[-1][0])
-
-    return {"step": [float(last_step)], **logged}
+    return series
 
 
 def _read_settings(log: Any) -> tuple[Fields, str]:

@@ -108,8 +108,13 @@ def _read_wandb_runs(place: str, end: End) -> list[Row]:
 
 
 def _read_wandb_run(run: Any, end: End) -> Row:
-    """Read the row of a run, with the whole history of losses only where the final value needs it."""
+    """Read the row of a run, with the history of losses, or of all columns, only where the final value needs it."""
     logged: dict[str, list[Any]] = {}
+
+    if end.histories is not None:
+        lines = run.history(samples=run.lastHistoryStep + 1, pandas=False)
+        logged = collect(sorted(lines, key=lambda line: line["_step"]))
+        return row_of(run.name, end(logged), run.config, status_of(run.state), run.id)
 
     for name, value in dict(run.summary).items():
         if not name.startswith("_"):

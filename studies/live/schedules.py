@@ -6,7 +6,7 @@ The curves are those of Luo et al. (2025, arXiv 2503.12811), under the MIT licen
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,6 +131,28 @@ def _judge_at(run: Run, share: float, forecasts: Sequence[tuple[str, LiveForecas
         if estimate:
             error = float(np.log(estimate.loss / final))
             yield Judged(finished, run, share, smoothed_error, error, estimate)
+
+
+def guess_schedule(run: Run, decay: float) -> Run:
+    """Return a run of which only this is taken to be known: a decay to 0 over the last share of the tokens."""
+    warmup_tokens = WARMUP_STEPS * TOKENS_PER_STEP
+    return run._replace(curve=replace(run.curve, rates=None, decay=decay, warmup_tokens=warmup_tokens))
+
+
+def without_rates(runs: Sequence[Run]) -> Iterator[Part]:
+    """List errors and coverage where the schedule is not known and a decay is taken for it."""
+    yield "taken for the schedule", *(f"at {share:.0%}: error, held by 90 %" for share in SHARES)
+    for name, decay in (("the true rates", None), ("a decay over the last fifth", 0.2), ("a decay over all", 1.0)):
+        guesses = runs
+        if decay is not None:
+            guesses = [guess_schedule(run, decay) for run in runs]
+        judged = [*judge(guesses, (ALONE, ONE))]
+        cells = []
+        for share in SHARES:
+            rows = [row for row in judged if row.share == share]
+            error = rms_percent([row.error for row in rows])
+            cells.append(f"{error:.2f}%, {coverage(rows):.0%}")
+        yield name, *cells
 
 
 def rms_percent(errors: Sequence[float]) -> float:

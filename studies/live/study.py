@@ -184,6 +184,11 @@ def schedules(r: Results) -> Iterator[Part]:
     yield from under_schedules.summarize(r.under_schedules)
 
 
+def without_rates(r: Results) -> Iterator[Part]:
+    """List errors and coverage where the schedule is not known."""
+    yield from under_schedules.without_rates(under_schedules.read())
+
+
 def each_schedule(r: Results) -> Iterator[Part]:
     """List errors under each schedule."""
     yield from under_schedules.by_schedule(r.under_schedules)
@@ -388,7 +393,7 @@ CLAIMS = {
 
 PAGE = Page(
     read=lambda: Results(trunks.read()),
-    blocks=(schedules, each_schedule, left_out_models, errors, off_track),
+    blocks=(schedules, each_schedule, without_rates, left_out_models, errors, off_track),
     tables=(live,),
     figures=(live_errors,),
     values=values,

@@ -13,7 +13,7 @@ import hub
 from hub import RunRecord
 from hub.base import atomic
 from scaling_law import Runs, TrainingCurve, load_runs
-from scaling_law.forecasting.live import curve_of
+from scaling_law.forecasting.curves import curve_of
 from studies.common import gather
 from studies.crossing.records import read_sweep
 

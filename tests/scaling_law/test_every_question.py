@@ -149,15 +149,15 @@ NOT_QUESTIONS = {  # why → what
     "is the bare formula, of coefficients that are given": """Formula.evaluate StackLaw.evaluate Formula.effective
         Formula.size_called_for Formula.columns_of_draws Formula.add_extrapolation""",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
-        scale_out""",
-    "reads, shows or fits measured runs": """load_runs fit prior forecast backtest hold_out errors_of
+        scale_out diagnose""",
+    "reads, shows or fits measured runs": """load_runs fit prior forecast live backtest hold_out errors_of
         speedup promote fit_throughput fit_learning_rate published_design""",
     "describes a question": "question_schema",
     "serves; what its page and tools answer is asked below": "explore",
 }
 # Classes that are no laws: what they hold is computed, or measured; the hours of Throughput, by its own warnings.
-NO_LAWS = """Architecture Backtest Budget ComputeOptimum Conditions Description Design ExtrapolationError
-    FitResult Forecast HeldOut LawComparison LearningRateFit Limits LiveEstimate OptimalRow
+NO_LAWS = """Architecture Backtest Budget ComputeOptimum Conditions Description Design Diagnosis ExtrapolationError
+    FitResult Forecast HeldOut LawComparison LearningRateFit Limits LiveEstimate LiveRuns OptimalRow
     OptimalTable Plan Prior Promotion PublishedLaw RangeCheck Reached Runs ScaleOut Speedup
     Throughput TrainingCurve"""
 NOT_ASKED = {*NO_LAWS.split()}
@@ -240,6 +240,8 @@ NOT_IN_THE_SHELL = {
     "scale-out": "counts bytes and seconds; no law of the loss",
     "fit": "fits measured runs",
     "forecast": "asks laws of the runs, far from which it is not trusted: tests/scaling_law/forecasting",
+    "live": "follows the curve of a run: tests/scaling_law/forecasting/test_running.py",
+    "diagnose": "counts seconds; the loss of a law stands beside a measured one",
     "promote": "compares runs, and asks no law: tests/scaling_law/forecasting/test_promote.py",
     "release": "publishes",
     "explore": "serves; what its page and tools answer is asked below",

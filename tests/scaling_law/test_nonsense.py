@@ -25,12 +25,14 @@ from scaling_law import (
     TrainingCurve,
     backtest,
     compare,
+    diagnose,
     errors_of,
     fit,
     fit_learning_rate,
     fit_throughput,
     forecast,
     hold_out,
+    live,
     load_runs,
     prior,
     promote,
@@ -55,6 +57,7 @@ ROWS = [
 FITTED = fit(RUNS, "chinchilla")
 DRAWN = FITTED.bootstrap(3)
 MODEL, MEASURED = Architecture(512, 8), Throughput("a GPU", "bf16", {"flops": 1e-14}, devices=8)
+LOG = [{"step": i, "tokens": 1e6 * i, "loss": 3.0 - 1e-4 * i} for i in range(1, 300)]
 CURVE = {"tokens": [1e8, 2e8, 3e8], "losses": [4.0, 3.5, 3.0], "horizon": 1e9, "model": {"n_active": 1e8}}
 RATES = Runs.from_columns(
     np.repeat([1e8, 2e8, 4e8], 3), 1e9, 1.0, [3.1, 3.0, 3.1] * 3, columns={"learning_rate": [1e-3, 2e-3, 4e-3] * 3}
@@ -96,6 +99,8 @@ CALLS = [
     (Runs.from_columns, {"n_active": N, "tokens": D, "experts": 1.0, "loss": RUNS.loss}),
     (RUNS.column, {"name": "loss"}),
     (speedup, {"runs": RUNS, "baseline": RUNS}),
+    (live, {"source": LOG, "n_active": 1e8, "tokens": 1e9, "schedule": "cosine", "law": DENSE}),
+    (diagnose, {"model": MODEL, "tokens_per_second": 1e5, "gpu": "h100"}),
     (promote, {"baseline": RUNS, "variant": RUNS}),
     (prior, {"name": "public"}),
     (published, {"name": "chinchilla"}),

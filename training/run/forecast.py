@@ -1,14 +1,15 @@
 """The final loss of a run while it trains, from its step log and from runs of its sweep that have finished.
 
-Which runs these are is noted beside the log when the trunk or a branch begins, so that a resumed run says the same.
+Which runs these are is noted beside the log when the trunk or a branch begins, so that a resumed run says the same;
+the note also has the plan by which `scaling-law live` reads the log.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,16 @@ import numpy as np
 from hub import RunRecord
 from hub.base import atomic
 from hub.base.types import Fields
-from scaling_law import Architecture, Law, LiveEstimate, LiveForecast, TrainingCurve
-from scaling_law.forecasting.live import FOREIGN, curve_of, points_of
+from scaling_law import Architecture, Law, LiveForecast, TrainingCurve
+from scaling_law.forecasting.curves import NOTE, points_of, read_finished
+from scaling_law.forecasting.live import MOST_RUNS, Watch
 from scaling_law.law.shelf import choose_law
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch
 from training.data.pins import RunData
 
 logger = logging.getLogger(__name__)
-
-NAME = "forecast.json"
-# Most finished runs to learn from, the nearest in N and D.
-MOST_RUNS = 32
-# Level of the interval outside of which a run is off its track.
-BAND = 0.99
-LOOK_AT = "look at the learning rate, gradient_norm and skipped steps in log.jsonl, and at the text it reads"
+ADVICE = "; look at the learning rate, gradient_norm and skipped steps in log.jsonl, and at the text it reads"
 
 
 class RunForecast:
@@ -51,60 +47,37 @@ class RunForecast:
         lines: Iterable[Mapping[str, Any]],
         law: Law | None = None,
     ):
-        self.arguments = arguments
-        self.branches = branches
         self.lines = [*lines]
-        self.text = ""
-        self.model = architecture.variables()
-        curve = self.curve(branches[-1])
-        self.live = LiveForecast(_record_peers(arguments, curve, folder), law)
-        self._has_warned = any("off_track" in line for line in self.lines)
-        self._is_law_foreign = any("law_foreign" in line for line in self.lines)
-        warnings = self.live.warnings(curve) if folder.name == "trunk" else []
+        self.plan: Fields = {
+            "horizon": float(branches[-1].tokens),
+            "model": architecture.variables(),
+            "decay": arguments.schedule.decay_fraction,
+            "warmup_tokens": float(arguments.schedule.warmup_tokens),
+        }
+        note = folder / NOTE
+        if not note.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic.write_json(note, {"finished": finished_runs(arguments, self.curve()), "plan": self.plan})
+        names = atomic.read_json(note, {}, Fields)["finished"]
+        sweep = Path(arguments.run.output_dir).parent
+        self.live = LiveForecast(read_finished(sweep / name for name in names), law)
+        warned = {*chain.from_iterable(self.lines)}
+        self.watch = Watch(self.live, warned, ADVICE)
+        warnings = self.live.warnings(self.curve()) if folder.name == "trunk" else []
         if warnings:
             logger.warning("forecast of the final loss: %s", "; ".join(warnings))
 
     def __call__(self, line: Mapping[str, Any]) -> Fields:
         self.lines.append({name: line[name] for name in ("tokens", "loss", "loss_spike") if name in line})
-        estimate = self.estimate(self.branches[-1])
-        if estimate is None:
-            return {}
-        self.text = str(estimate)
-        low, high = estimate.interval()
-        fields: Fields = {
-            "forecast_loss": estimate.loss,
-            "forecast_low": low,
-            "forecast_high": high,
-            "law_loss": estimate.law,
-        }
-        if estimate.is_law_foreign() and not self._is_law_foreign:
-            self._is_law_foreign = True
-            fields["law_foreign"] = True
-            logger.warning("step %d: %s", line["step"], FOREIGN)
-        if estimate.off_track(BAND) and not self._has_warned and not line.get("loss_spike"):
-            self._has_warned = True
-            fields["off_track"] = True
-            distance = abs(np.expm1(estimate.ahead))
-            side = "above" if estimate.ahead > 0 else "below"
-            reference = "runs like it had" if self.live.finished else "the law says"
-            position = f"{distance:.1%} {side} what {reference} here"
-            logger.warning("step %d: off the track: its loss lies %s; %s", line["step"], position, LOOK_AT)
-        return fields
+        return self.watch(self.curve(), line["step"], bool(line.get("loss_spike")))
 
-    def estimate(self, branch: Branch) -> LiveEstimate | None:
-        return self.live.of(self.curve(branch))
+    @property
+    def text(self) -> str:
+        return str(self.watch.estimate or "")
 
-    def curve(self, branch: Branch) -> TrainingCurve:
-        """Return the run so far, as one that ends with this branch."""
-        tokens, losses = points_of(self.lines)
-        return TrainingCurve(
-            tokens,
-            losses,
-            branch.tokens,
-            self.model,
-            decay=self.arguments.schedule.decay_fraction,
-            warmup_tokens=self.arguments.schedule.warmup_tokens,
-        )
+    def curve(self) -> TrainingCurve:
+        """Return the run so far."""
+        return TrainingCurve(*points_of(self.lines), **self.plan)
 
 
 def law_of(arguments: TrainingArguments, architecture: Architecture) -> Law | None:
@@ -121,23 +94,6 @@ def law_of(arguments: TrainingArguments, architecture: Architecture) -> Law | No
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"run.law: {error}") from error
     return law
-
-
-def _record_peers(arguments: TrainingArguments, run: TrainingCurve, folder: Path) -> list[TrainingCurve]:
-    """Read the finished runs that count for a part of a run, which notes their folders at its first start."""
-    sweep = Path(arguments.run.output_dir).parent
-    note = folder / NAME
-    if not note.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic.write_json(note, {"finished": finished_runs(arguments, run)})
-    curves = []
-    for name in atomic.read_json(note, {}, dict[str, list[str]]).get("finished", []):
-        # It may have been removed since, or damaged.
-        with suppress(OSError, ValueError):
-            record = RunRecord.load(sweep / name)
-            lines = [line for _, line in read_lines(sweep / name / "log.jsonl")]
-            curves.append(curve_of(record, lines))
-    return [curve for curve in curves if len(curve.tokens)]
 
 
 def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]:
@@ -160,17 +116,3 @@ def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]
                 distances[str(path.relative_to(folder.parent))] = float(np.abs(np.log(ratios)).sum())
     nearest = sorted(distances, key=lambda name: distances[name])[:MOST_RUNS]
     return sorted(nearest)
-
-
-def read_lines(log: Path) -> list[tuple[bytes, Fields]]:
-    """Read text and values of every line of a step log.
-
-    Incomplete ones, as a killed process leaves them, are skipped.
-    """
-    lines = []
-    for text in log.read_bytes().splitlines() if log.exists() else ():
-        with suppress(ValueError, KeyError, TypeError):
-            line = json.loads(text)
-            _ = line["step"], line["tokens"]
-            lines.append((text + b"\n", line))
-    return lines

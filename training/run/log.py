@@ -29,10 +29,11 @@ from hub.base.errors import secret_in
 from hub.base.progress import progress_line
 from hub.base.types import Fields
 from hub.record.run_record import RunRecord
+from scaling_law.forecasting.curves import read_lines
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main, peak_memory
 from training.run.evaluation import HeldOutLoss
-from training.run.forecast import RunForecast, read_lines
+from training.run.forecast import RunForecast
 from training.run.progress import Progress
 from training.run.step import Session, StepResult
 

@@ -22,6 +22,7 @@ from hub.base.output import guard_output, log_to_stderr
 from hub.record.names import final_branch_name
 from hub.record.run_record import RunRecord
 from scaling_law import Law
+from scaling_law.forecasting.curves import read_lines
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.configuration.schedule import Branch
@@ -35,7 +36,7 @@ from training.run.devices import StopSignal, any_process, end_processes, has_pro
 from training.run.dry_run import advice_on_memory, dry_run
 from training.run.environment import describe_environment
 from training.run.evaluation import HeldOutLoss, evaluate
-from training.run.forecast import RunForecast, law_of, read_lines
+from training.run.forecast import RunForecast, law_of
 from training.run.log import StepLog, StepTrace, Trackers, write_log
 from training.run.process import borrow_process
 from training.run.progress import Progress, count

@@ -25,7 +25,7 @@ def client(address):
 
 def test_the_api_has_endpoints_that_answer(client, published):
     offered = client.view_api(return_format="dict")["named_endpoints"]
-    assert sorted(offered) == ["/describe", "/fit", "/loss", "/optimal", "/plan", "/reach", "/speedup"]
+    assert sorted(offered) == ["/describe", "/diagnose", "/fit", "/loss", "/optimal", "/plan", "/reach", "/speedup"]
     found = client.predict(flops="1e22", memory="80GB", kv_tokens="16k", api_name="/optimal")
     table = published.optimal(1e22, memory=80e9, kv_tokens=16_384, integral=True)
     assert found["best"]["loss"] == table.best.loss
@@ -88,7 +88,7 @@ def test_an_assistant_finds_the_tools_and_asks_one(address, published):
             return listed, json.loads(answered.content[0].text)
 
     listed, answered = asyncio.run(ask())
-    names = ["optimal", "plan", "loss", "reach", "speedup", "describe", "fit"]
+    names = ["optimal", "plan", "loss", "reach", "speedup", "describe", "fit", "diagnose"]
     assert [tool.name.rpartition("_")[2] for tool in listed] == names
     for tool in listed:
         assert all(argument["description"] for argument in tool.inputSchema["properties"].values())

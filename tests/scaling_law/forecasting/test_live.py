@@ -8,7 +8,7 @@ import pytest
 
 from scaling_law import ChinchillaLaw, LiveForecast, TrainingCurve
 from scaling_law.forecasting.coefficients import Normal, mix
-from scaling_law.forecasting.live import curve_of
+from scaling_law.forecasting.curves import curve_of
 from tests.hub.samples import make_record
 
 pytestmark = pytest.mark.light

@@ -82,14 +82,16 @@ def compare(case: str, build, half: bool, checkpointing: bool = False, tied: boo
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     rows = ids[2 * rank : 2 * rank + 2]
-    # Summed over processes once, after the last micro-batch, and then after each.
-    model.set_requires_gradient_sync(False)
-    backward(model, rows[:1], ids.numel(), half, readers)
-    model.set_requires_gradient_sync(True)
-    backward(model, rows[1:], ids.numel(), half, readers)
-    sharding.average_gradients(model)
-    once = {name: whole_of(weight.grad) for name, weight in model.named_parameters() if weight.grad is not None}
-    model.zero_grad()
+    once = {}
+    if divided == 1:
+        # Summed over processes once, after the last micro-batch; with widths divided (`memory.reduces_once`) never so.
+        model.set_requires_gradient_sync(False)
+        backward(model, rows[:1], ids.numel(), half, readers)
+        model.set_requires_gradient_sync(True)
+        backward(model, rows[1:], ids.numel(), half, readers)
+        sharding.average_gradients(model)
+        once = {name: whole_of(weight.grad) for name, weight in model.named_parameters() if weight.grad is not None}
+        model.zero_grad()
     backward(model, rows, ids.numel(), half, readers)
     sharding.average_gradients(model)
     off, largest, replicated = 0.0, 0.0, 0
@@ -100,7 +102,7 @@ def compare(case: str, build, half: bool, checkpointing: bool = False, tied: boo
         if expected.grad is None:  # an indexer's
             continue
         assert parameter.grad.dtype == torch.float32
-        for gradient in (whole_of(parameter.grad), once[name]):
+        for gradient in (whole_of(parameter.grad), once.get(name, expected.grad)):
             off = max(off, float((gradient - expected.grad).abs().max() / expected.grad.abs().max()))
         if is_sharded:
             largest = max(largest, parameter.to_local().numel() * world / parameter.numel())

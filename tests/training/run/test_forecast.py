@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hub import RunRecord
+from scaling_law.forecasting.curves import NOTE
 from tests.training.run.test_run import finish, lines_of, stop_run
 from training import ConfigurationError, Run
-from training.run import forecast
 from training.run.forecast import RunForecast
 
 TOKENS = [2560, 5120]
@@ -111,9 +111,9 @@ def test_runs_of_another_schedule_tell_and_those_of_another_text_do_not(forecast
     assert len(forecasts().live.finished) == 6
     data = tmp_path / "seed1" / "data.json"
     identity = json.loads(data.read_text())
-    (tmp_path / "seed3" / "trunk" / forecast.NAME).unlink()
+    (tmp_path / "seed3" / "trunk" / NOTE).unlink()
     assert len(forecasts(schedule__decay_fraction=0.5).live.finished) == 6
-    (tmp_path / "seed3" / "trunk" / forecast.NAME).unlink()
+    (tmp_path / "seed3" / "trunk" / NOTE).unlink()
     identity["dataset"]["fingerprint"] = "sha256:other"
     data.write_text(json.dumps(identity))
     assert not forecasts().live.finished

@@ -1,0 +1,261 @@
+"""`live`: the final losses of runs that train, from any log of theirs and from runs that have finished."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from hub.base import atomic
+from hub.base.errors import InputError, given
+from hub.base.fields import Field, Names, field, reads
+from hub.base.types import Fields
+from hub.base.units import format_count
+from scaling_law.answer.answer import Answer, columns_of
+from scaling_law.forecasting.curves import LAST_SHARE, LOG, NOTE, TrainingCurve, points_of, read_finished, read_lines
+from scaling_law.forecasting.live import FIRST_SHARE, LiveForecast
+from scaling_law.forecasting.schedules import FORMS, PLANNED_STEPS, plan_rates, recognize
+from scaling_law.law.shelf import choose_law
+from scaling_law.planning.question import Count, Parameters, RunTokens, Tokens
+from scaling_law.runs.columns import aliases_of
+from scaling_law.runs.loading import read_histories
+from scaling_law.runs.logged import STEPS
+from scaling_law.runs.rows import Row, RunsError, is_loss, number
+from scaling_law.size.arrays import FloatArray
+
+# Columns of the training loss, of the rate, and settings with the steps at which a run ends, by their last word.
+LOSSES = ("loss", "train_loss", "training_loss", "lm_loss")
+RATES = ("learning_rate", "lr")
+ENDS = ("max_steps", "total_steps", "num_training_steps", "max_iters", "train_iters", "num_iterations")
+SCHEDULE = "Learning rates to come: cosine, cosine:0.1 (falls to a tenth of the peak), linear, wsd:0.2 (to 0 over the "
+SCHEDULE += "last fifth) or constant. [default: as the rates in the log show it]"
+TOO_EARLY = f"no forecast before {FIRST_SHARE:.0%} of the tokens, within twice the warm-up, and without a law or a "
+TOO_EARLY += "finished run of about its size and length"
+
+
+@dataclass(frozen=True, repr=False)
+class LiveRuns(Answer):
+    """The final losses of runs that train.
+
+    `rows` have for each run
+
+        run_id              its name
+        share, tokens       how much of its tokens it has seen, and how many these are at its end
+        last_loss           its last logged loss
+        loss, low, high     the forecast of its final loss, and the interval that holds it with probability `level`
+        law_loss            the forecast without the run's own curve
+        track               "on its", or how far its smoothed loss lies off that: "3.2% above its"
+
+    Without a forecast, `loss` and what follows is None, and `notes` says why.
+    """
+
+    level: float
+
+    @property
+    def best(self) -> Fields:
+        """The run with the lowest forecast, else the first."""
+        return min(self.rows, key=lambda row: row["loss"] or np.inf)
+
+    @property
+    def trusted(self) -> bool:
+        return all(row["loss"] is not None for row in self.rows)
+
+    @property
+    def verdict(self) -> str:
+        texts = []
+        for row in self.rows:
+            text = f"{row['run_id']}: {row['share']:.0%} of {format_count(row['tokens'])} tokens"
+            if row["loss"] is not None:
+                text += f", final loss {row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f}); {row['track']} track"
+            texts.append(text)
+        return "\n".join(texts)
+
+
+@reads
+def live(
+    source: Any,
+    *,
+    n_active: Annotated[Parameters | None, field("Active parameters with embeddings: 1.1B.")] = None,
+    experts: Annotated[Count | None, field("E of the model: 8. [default: that of the log, else 1]")] = None,
+    tokens: Annotated[RunTokens | None, field("Tokens at which it ends: 20B. [default: by its last step]")] = None,
+    batch: Annotated[Tokens | None, field("Tokens of a step, for logs without a column of tokens: 4M.")] = None,
+    schedule: Annotated[str | None, field(SCHEDULE)] = None,
+    peers: Annotated[Names, field("Logs of finished runs with this text, tokenizer and recipe: a.csv,b.csv.")] = (),
+    loss: Annotated[str | None, field("The column of the training loss. [default: the only one]")] = None,
+    law: Annotated[Any, field("A law, which may be of another corpus: its name or folder.")] = "published",
+    level: Annotated[float, Field(gt=0, lt=1), field("Level of the intervals.")] = 0.9,
+) -> LiveRuns:
+    """Forecast the final losses of runs while they train, and say which are off their track.
+
+    Args:
+        source: a log (.csv, .jsonl, …), a folder of `train.py`, trainer_state.json or a folder with it, a folder of
+            TensorBoard, an export of W&B, or a tracker's project as of `load_runs`. Of several runs, those that have
+            ended are peers of the others.
+
+    What is given counts for runs whose log does not say it. InputError where the size, the end or the schedule of a
+    run is neither in its log nor given.
+    """
+    options: Fields = {
+        "n_active": n_active,
+        "experts": experts,
+        "tokens": tokens,
+        "batch": batch,
+        "schedule": schedule,
+        "loss": loss,
+    }
+    curves = read_curves(source, options)
+    finished = [curve for curve in curves if curve.final is not None]
+    for peer in peers:
+        finished += read_curves(peer, options, are_finished=True)
+    forecast = LiveForecast(finished, choose_law(law, flag="law") if isinstance(law, str) else law)
+    rows = []
+    notes: list[str] = []
+    for curve in curves:
+        if curve.final is None:
+            rows.append(_row(curve, forecast, level))
+            notes += forecast.warnings(curve)
+            if rows[-1]["loss"] is None:
+                notes.append(f"{curve.trunk}: {TOO_EARLY}")
+    if not rows:
+        raise RunsError(f"{source}: all of its {len(finished)} runs have ended: name one of them alone")
+    return LiveRuns(level, columns=columns_of(rows), check=None, notes=tuple(dict.fromkeys(notes)))
+
+
+def _row(curve: TrainingCurve, forecast: LiveForecast, level: float) -> Fields:
+    """Return the row of a run."""
+    row: Fields = {"run_id": curve.trunk, "share": curve.share, "tokens": curve.horizon}
+    row["last_loss"] = float(curve.losses[-1])
+    estimate = forecast.of(curve)
+    if estimate is None:
+        return {**row, **dict.fromkeys(("loss", "low", "high", "law_loss", "track"))}
+    low, high = estimate.interval(level)
+    track = f"{estimate.distance} its" if estimate.off_track() else "on its"
+    return {**row, "loss": estimate.loss, "low": low, "high": high, "law_loss": estimate.law, "track": track}
+
+
+# ------------------------------------------------------------------ logs
+
+
+def read_curves(source: Any, options: Fields, are_finished: bool = False) -> list[TrainingCurve]:
+    """Read the curves of runs; those that have ended have a final loss."""
+    path = Path(source if isinstance(source, (str, Path)) else "log")
+    if path.is_dir() and any(path.glob(f"*/{NOTE}")):
+        return _read_train_py(path)
+    logs = read_histories(source)
+    curves = []
+    for settings, columns in logs:
+        has_ended = are_finished or (len(logs) > 1 and settings.get("status", "final") == "final")
+        name = str(settings.get("run_id") or path.stem)
+        curves.append(_read_log(name, settings, columns, has_ended, **options))
+    return curves
+
+
+def _read_log(
+    name: str,
+    settings: Row,
+    columns: Mapping[str, Sequence[Any]],
+    has_ended: bool,
+    *,
+    n_active: float | None,
+    experts: float | None,
+    tokens: float | None,
+    batch: float | None,
+    schedule: str | None,
+    loss: str | None,
+) -> TrainingCurve:
+    """Make the curve of a run's log. InputError names all that is missing."""
+    series = {column: np.array([*map(number, cells)], float) for column, cells in columns.items()}
+    nothing = np.full(len(next(iter(series.values()))), np.nan)
+    steps = next((series[column] for column in STEPS if column in series), nothing)
+    tokens_of_lines = series.get(aliases_of([*series]).get("tokens", "tokens"), steps * (batch or np.nan))
+    rates = next((series[column] for column in series if _last_word(column) in RATES), nothing)
+    losses = series[_loss_column(series, loss, name)]
+    is_line = (losses > 0) & np.isfinite(losses) & (tokens_of_lines > 0)
+    tokens_of_lines, places = np.unique(tokens_of_lines[is_line], return_index=True)
+    losses, rates, steps = (values[is_line][places] for values in (losses, rates, steps))
+    size = number(settings.get("n_active")) or n_active
+    last_step = next((number(settings[column]) for column in settings if _last_word(column) in ENDS), None)
+    horizon = tokens
+    if len(tokens_of_lines) and (has_ended or tokens is None):
+        horizon = tokens_of_lines[-1] if has_ended else tokens_of_lines[-1] / steps[-1] * (last_step or np.nan)
+    missing: dict[str, str] = {}
+    if not len(tokens_of_lines):
+        missing["batch"] = "the tokens of a step"
+    if not size:
+        missing["n_active"] = "its active parameters"
+    if not horizon or not np.isfinite(horizon):
+        missing["tokens"] = "at which it ends"
+    planned = None if "tokens" in missing else _plan_rates(tokens_of_lines / horizon, rates, schedule, has_ended)
+    has_rates = schedule is not None or np.isfinite(rates).any()
+    if planned is None and not ("tokens" in missing and has_rates):
+        missing["schedule"] = f"{', '.join(FORMS)}, or cosine:0.1: its rates so far do not show it"
+    if missing or horizon is None or size is None:
+        pieces: list[str] = []
+        for option, reason in missing.items():
+            pieces += [", " if pieces else " ", given(option), f" ({reason})"]
+        raise RunsError(f"{name}: needed besides its log:", *pieces)
+    model = {column: x for column, x in settings.items() if isinstance(x, float)}
+    model.update(n_active=size, experts=experts or model.get("experts", 1.0))
+    final = float(losses[tokens_of_lines >= (1 - LAST_SHARE) * horizon].mean()) if has_ended else None
+    return TrainingCurve(tokens_of_lines, losses, horizon, model, final=final, trunk=name, rates=planned)
+
+
+def _loss_column(columns: Mapping[str, Any], loss: str | None, name: str) -> str:
+    """Find the column of the training loss. InputError where several may be meant."""
+    losses = [column for column in columns if is_loss(column)]
+    of_training = [column for column in losses if _last_word(column) in LOSSES and not re.search("val|test", column)]
+    candidates = of_training or losses
+    if loss is not None:
+        candidates = [column for column in columns if column == loss]
+    if len(candidates) != 1:
+        raise RunsError(f"{name}: choose the training loss with ", given("loss"), f"; there are {', '.join(columns)}")
+    return candidates[0]
+
+
+def _last_word(column: str) -> str:
+    return re.split(r"[./]", column.lower())[-1]
+
+
+def _plan_rates(shares: FloatArray, rates: FloatArray, schedule: str | None, has_ended: bool) -> FloatArray | None:
+    """Return the rates of a whole run: of its log where it has ended, else as planned; None if unknown.
+
+    InputError for a schedule of none of the forms.
+    """
+    is_known = np.isfinite(rates)
+    shares = shares[is_known]
+    rates = rates[is_known]
+    warmup = float(shares[np.argmax(rates)]) if len(rates) else 0.0
+    if has_ended and len(rates):
+        first = 0.0 if rates[0] < rates.max() else rates[0]
+        return np.interp(np.linspace(0, 1, PLANNED_STEPS + 1), np.append(0.0, shares), np.append(first, rates))
+    if schedule is not None:
+        form, _, text = schedule.partition(":")
+        value = number(text) if text else None
+        if form not in FORMS or bool(text) != (value is not None and 0 <= value <= 1):
+            raise InputError(given("schedule", schedule), f" must be one of {', '.join(FORMS)}, or cosine:0.1")
+        return plan_rates(form, value, warmup)
+    shape = recognize(shares, rates, warmup) if len(rates) else None
+    return plan_rates(*shape, warmup) if shape else None
+
+
+def _read_train_py(run: Path) -> list[TrainingCurve]:
+    """Read the trunk or branch of a run of `train.py` that trains now, and the finished runs that it noted."""
+    notes = {path.parent: atomic.read_json(path, {}, dict[str, Any]) for path in sorted(run.glob(f"*/{NOTE}"))}
+    plans = {folder: note.get("plan") for folder, note in notes.items()}
+    ended_plans = [plan for folder, plan in plans.items() if (folder / "model").exists()]
+    trunk = run / "trunk"
+    branches = [folder for folder in plans if folder != trunk and not (folder / "model").exists()]
+    folder = branches[-1] if branches else trunk
+    if plans.get(folder) is None or plans[folder] in ended_plans:
+        raise RunsError(f"{run}: it has ended, or an earlier version began it: name a {LOG} in it")
+    lines = [line for _, line in read_lines(folder / LOG)]
+    if folder != trunk and lines:
+        trunk_lines = [line for _, line in read_lines(trunk / LOG)]
+        lines = [line for line in trunk_lines if line["tokens"] < lines[0]["tokens"]] + lines
+    tokens, losses = points_of(lines)
+    curve = TrainingCurve(tokens, losses, trunk=f"{run.resolve().name}/{folder.name}", **plans[folder])
+    return [curve, *read_finished(run.parent / name for name in notes[folder]["finished"])]
