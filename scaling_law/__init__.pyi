@@ -15,7 +15,6 @@ from .fitting.prior import prior as prior
 from .fitting.uncertainty import Bootstrap as Bootstrap
 from .forecasting.forecast import Forecast as Forecast
 from .forecasting.forecast import forecast as forecast
-from .forecasting.laws import stack_laws as stack_laws
 from .forecasting.live import LiveEstimate as LiveEstimate
 from .forecasting.live import LiveForecast as LiveForecast
 from .forecasting.live import TrainingCurve as TrainingCurve
