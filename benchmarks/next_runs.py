@@ -30,15 +30,8 @@ from numpy.typing import NDArray
 from benchmarks.report import ROOT, Options, Report, benchmark
 from scaling_law import Law, Runs, load_runs
 from scaling_law.fitting.penalty import values_of
-from scaling_law.fitting.prior import (
-    POPULATION,
-    Modes,
-    Prior,
-    for_kind,
-    law_of,
-    modes,
-    vague,
-)
+from scaling_law.fitting.posterior import DEPENDENCE, posterior
+from scaling_law.fitting.prior import POPULATION, Prior, for_kind, vague
 from scaling_law.fitting.repetition import count_worth
 from scaling_law.forecasting.repetition import fit_worth
 from scaling_law.formulas.repeated import Repetition
@@ -115,8 +108,7 @@ class Pool:
             law = fit_worth(runs, self.population).law
             runs = count_worth(law, runs)
             judged = count_worth(law, judged)
-        mode = modes(runs, [self.prior], weights)
-        return law_of(mode.natural[0], mode.kind), judged
+        return posterior(runs, self.prior, self.prior.kind, weights=weights).law, judged
 
     def every_run(self) -> Runs:
         """Return candidates and judged runs together."""
@@ -165,7 +157,7 @@ def choose_next_runs(pool: Pool, share: float, seed: int) -> Places:
         table["flops"] = cost
         # The noise of small runs is larger, as their weights say, and runs share what the law cannot fit.
         largest = pool.flops[selection or places].max()
-        variance_ratio = pool.prior.dependence * largest / cost
+        variance_ratio = DEPENDENCE * largest / cost
         design = next_runs(
             law,
             ask,
@@ -184,9 +176,9 @@ def choose_next_runs(pool: Pool, share: float, seed: int) -> Places:
         selected_runs = runs.take(np.array(selection))
         selected_cost = pool.flops[selection]
         weights = selected_cost / selected_cost.max()
-        mode = modes(selected_runs, [pool.prior], weights)
-        law = draw_from(mode, seed)
-        noise = float(mode.noise[0])
+        fitted_law = posterior(selected_runs, pool.prior, pool.prior.kind, weights=weights, dependence=DEPENDENCE)
+        law = fitted_law.draw(DRAWS, seed)
+        noise = fitted_law.noise
     return np.array(selection)
 
 
@@ -196,13 +188,6 @@ def draw_from_prior(prior: Prior, seed: int) -> Law:
     points = rng.multivariate_normal(prior.mean, prior.covariance, DRAWS)
     natural = np.array([prior.coordinates.natural(point) for point in points])
     return with_draws(prior.law, natural)
-
-
-def draw_from(mode: Modes, seed: int) -> Law:
-    """Return the law of a posterior mode with draws of its normal approximation."""
-    rng = np.random.default_rng(seed)
-    natural = rng.multivariate_normal(mode.natural[0], mode.covariance[0], DRAWS)
-    return with_draws(law_of(mode.natural[0], mode.kind), natural)
 
 
 def with_draws(law: Law, natural: FloatArray) -> Law:
@@ -229,10 +214,9 @@ def optimal(of_judged: bool) -> DesignOf:
         batch_size = REFIT
         while batch_size == REFIT:
             selected_runs = runs.take(np.array(selection))
-            mode = modes(selected_runs, [prior])
-            law = draw_from(mode, seed)
-            covariance = covariance_of(law, runs, judged)
-            batch = choose_batch(covariance, selection, cost, budget, mode.noise[0], of_judged)
+            fitted_law = posterior(selected_runs, prior, prior.kind)
+            covariance = covariance_of(fitted_law.draw(DRAWS, seed), runs, judged)
+            batch = choose_batch(covariance, selection, cost, budget, fitted_law.noise, of_judged)
             selection += batch
             batch_size = len(batch)
         return np.array(selection)

@@ -18,7 +18,6 @@ from .forecasting.diagnose import Diagnosis as Diagnosis
 from .forecasting.diagnose import diagnose as diagnose
 from .forecasting.forecast import Forecast as Forecast
 from .forecasting.forecast import forecast as forecast
-from .forecasting.laws import stack_laws as stack_laws
 from .forecasting.live import LiveEstimate as LiveEstimate
 from .forecasting.live import LiveForecast as LiveForecast
 from .forecasting.promote import Promotion as Promotion

@@ -73,7 +73,7 @@ def test_the_outputs_shown_are_what_is_printed(followed):
 
 def test_its_commands_and_an_assistant_take_the_file(followed):
     lines = [line for line in command_lines(PAGE) if "my" in line and "explore" not in line]
-    lines += ["scaling-law forecast runs.csv --n-active 4B --tokens 1T --experts 8 --kinds my_law.json,joint"]
+    lines += ["scaling-law forecast runs.csv --n-active 4B --tokens 1T --experts 8 --kind my_law.json"]
     lines += ["scaling-law fit runs.csv --kind my_laws.py", "scaling-law fit runs.csv --prior my-law"]
     for line in lines:
         words = [*line.split()[1:], *(["--overwrite"] if " -o " in line else [])]

@@ -8,26 +8,23 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hub.base.errors import InputError
-from hub.base.fields import Names, field
+from hub.base.fields import field
 from hub.base.tables import print_table, show
 from scaling_law.commands.options import command, exit_untrusted, option
 from scaling_law.commands.run_options import OfRuns, load
 from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
-from scaling_law.forecasting.laws import stack_laws
 from scaling_law.law import Law
-from scaling_law.law.modules import SUFFIX, read_kind
-from scaling_law.law_files import FILE_NAME
+from scaling_law.law.modules import read_kind
 from scaling_law.planning.question import ExpertCounts, SeveralSizes, SeveralTokens
 from scaling_law.runs.loading import is_step_log
 
 SAVE = "Write the forecast with its date to a new .json file, to compare with the loss once it is measured."
-KINDS = "Laws that compete: chinchilla,prior, or files of forms of your own: my_law.json. [default: all]"
-OUTPUT = "Folder for scaling_law.json: the laws that compete as one, which --law of other commands takes."
+KIND = "Form of law: chinchilla, … or your own, my_law.json. [default: interaction; joint for several E]"
 
 
 @command(
-    "runs n_active tokens experts prior kinds level accuracy figure output overwrite save loss where "
+    "runs n_active tokens experts prior kind level accuracy figure save loss where "
     "best_of columns status format final config trunks skip_invalid mix unique_tokens at_unique_tokens",
     OfRuns,
     asks=Law.optimal,
@@ -42,28 +39,24 @@ def forecast(
     n_active: Annotated[SeveralSizes | None, field("Active parameters with embeddings: 2B.")] = None,
     tokens: Annotated[SeveralTokens | None, field("Training tokens: 8T.")] = None,
     experts: Annotated[ExpertCounts | None, field("E of the model: 256. [default: that of the runs]")] = None,
-    prior: Annotated[Literal["public", "none"], option("none: laws of these runs alone.")] = "public",
-    kinds: Annotated[Names | None, field(KINDS)] = None,
+    prior: Annotated[Literal["public", "none"], option("none: these runs alone.")] = "public",
+    kind: Annotated[str | None, option(KIND)] = None,
     at_unique_tokens: Annotated[
         SeveralTokens | None, field("With --unique-tokens: those of the model: 5B. [default: all]", rare=True)
     ] = None,
     level: Annotated[float, option("Level of the intervals.")] = 0.9,
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,
-    output: Annotated[Path | None, option(OUTPUT, "--output", "-o")] = None,
     save: Annotated[Path | None, option(SAVE)] = None,
     **read: Any,
 ) -> None:
-    """Forecast the loss of runs not yet trained: all applicable laws, weighted by held-out forecast error.
+    """Forecast the loss of runs not yet trained, by one law under a prior from other labs.
 
         scaling-law forecast runs.csv --n-active 2B --tokens 8T --experts 256
 
-    Each law is fitted below several cuts of compute within the runs, judged above them, and weighed by that. The exit
-    status is 1 where a model is too far outside the runs for the forecast to be trusted, and where the runs differ in
-    a setting besides N, D and E.
+    The exit status is 1 where a model is too far outside the runs for the forecast to be trusted, and where the runs
+    differ in a setting besides N, D and E. For a law under this prior: scaling-law fit runs.csv --prior public.
 
     More examples:
-
-        scaling-law forecast runs.csv -o our-stack
 
         scaling-law forecast runs.csv --n-active 2B --tokens 8T --save forecasts/2B-8T.json
 
@@ -76,20 +69,16 @@ def forecast(
         raise InputError("--at-unique-tokens goes with --unique-tokens, the column of the runs")
     at = {"n_active": n_active, "tokens": tokens, "experts": experts, "unique_tokens": at_unique_tokens}
     models = {name: values for name, values in at.items() if values is not None}
-    if kinds is not None:
-        kinds = [read_kind(name, "--kinds").name if name.endswith(SUFFIX) else name for name in kinds]
-    competing: dict[str, Any] = {"prior": None if prior == "none" else "public", "kinds": kinds, "mix": mix}
-    competing["unique_tokens"] = unique_tokens
-    if output is not None:
-        if models or accuracy:
-            raise InputError("-o writes a law for any model: leave out --n-active, --tokens, --experts and --accuracy")
-        law = stack_laws(table, **competing)
-        law.save_pretrained(output)
-        show(law.to_dict() if as_json else None, as_json, law)
-        if not as_json:
-            print_table(f"wrote {output / FILE_NAME}")
-        return
-    answer = forecasting.forecast(table, models, level=level, accuracy=accuracy, **competing)
+    answer = forecasting.forecast(
+        table,
+        models,
+        prior=None if prior == "none" else "public",
+        kind=kind and read_kind(kind, "--kind").name,
+        level=level,
+        accuracy=accuracy,
+        mix=mix,
+        unique_tokens=unique_tokens,
+    )
     show(answer.to_dict() if as_json else None, as_json, answer.summary().for_shell(verbose))
     written = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
     written += [f"wrote {answer.save(save)}"] if save else []

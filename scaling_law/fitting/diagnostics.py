@@ -81,9 +81,8 @@ def examine(
     errors = _standard_errors(directions, singular, variance)
     errors_alone = dict(zip(names, errors.tolist(), strict=True))
     if objective.penalty is not None:
-        rows = np.vstack([jacobian * root, objective.prior_rows(theta)])[:, is_open]
-        covariance = to_natural @ np.linalg.inv(rows.T @ rows) @ to_natural.T
-        errors = np.sqrt(np.diag(covariance) * objective.penalty.variance[0])
+        covariance = to_natural @ objective.covariance(theta, is_open) @ to_natural.T
+        errors = np.sqrt(np.diag(covariance))
 
     bound_names = {name for name, is_bound in zip(objective.names, at_bound, strict=True) if is_bound}
     standard_errors = {}

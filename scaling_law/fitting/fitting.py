@@ -31,7 +31,8 @@ from scaling_law.fitting.diagnostics import (
     find_outliers,
     omitted_variables,
 )
-from scaling_law.fitting.prior import Prior, read_prior, under
+from scaling_law.fitting.posterior import under
+from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.problem import Problem, make_problem, start_points, variables_of
 from scaling_law.fitting.repetition import (
     REPEATED,
@@ -489,7 +490,10 @@ def fit(
     variables = problem.objective.form.variables
     check_mix(table.recipe, variables, mix, table.source, (*table.columns, *table.texts))
     warnings = _check_design(table, problem, allow_unidentifiable or prior is not None)
-    law_prior = None if prior is None else read_prior(prior)
+    law_prior = None
+    if prior is not None:
+        law_prior, notes = read_prior(prior, table)
+        warnings.extend(notes)
     minimum = _find_minimum(problem, starts, law_prior, None if unique_tokens is None else table[UNIQUE], progress)
     far_runs = find_outliers(minimum.problem, minimum.solutions.theta[0])
     if far_runs.too_many:

@@ -1,8 +1,7 @@
 """Runs that no fit sees, and the errors of laws on them.
 
 `hold_out` divides runs: the extreme ones, as laws are asked about larger models than the runs have, each run, or each
-model. What laws forecast of held-out runs is a `Backtest`. `forecast` weighs laws by the runs above each of several
-cuts (rolling origin).
+model. What laws forecast of held-out runs is a `Backtest`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from scaling_law.answer.answer import ResultTable
 from scaling_law.fitting.fitting import errors_of, fit, rms
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval
+from scaling_law.size.arrays import FloatArray, Interval
 
 # Predicts the losses of the second table of runs from the first.
 Forecaster = Callable[[Runs, Runs], FloatArray]
@@ -36,18 +35,8 @@ RESAMPLES = 2000
 SEED = 0
 LEVEL = (0.025, 0.975)
 
-# Cuts lie this many times below the largest compute, N or D.
-CUTS_EACH_WAY = (
-    *(("flops", divisor) for divisor in (2.0, 5.0, 12.0, 30.0)),
-    *(("n_active", divisor) for divisor in (2.0, 5.0)),
-    *(("tokens", divisor) for divisor in (2.0, 5.0)),
-)
-# A cut needs this many runs and sizes below it.
-MIN_RUNS = 6
-MIN_SIZES = 3
 # Sizes closer than this in ln N count as one.
 SAME_SIZE = 0.05
-TINY = 1e-9
 
 
 class Split(NamedTuple):
@@ -234,73 +223,9 @@ def backtest_splits(
     return Backtest(runs, runs.take(np.array(rows)), errors, left_out)
 
 
-def backtest_at_cuts(
-    runs: Runs,
-    forecasters: Mapping[str, Forecaster],
-    may_test: Any = True,
-    cuts: Sequence[tuple[str, float]] = CUTS_EACH_WAY,
-) -> tuple[Backtest, ...]:
-    """Fit each law below each cut, and forecast the runs above it of which `may_test` [runs] is true.
-
-    A cut is a quantity of the runs and how many times below its largest value it lies.
-    """
-    pairs = [(runs.subset(is_below), runs.subset(~is_below & may_test)) for is_below in _find_cuts(runs, cuts)]
-    return tuple(backtest(train, test, forecasters) for train, test in pairs if len(test))
-
-
-def _find_cuts(runs: Runs, cuts: Sequence[tuple[str, float]]) -> list[BoolArray]:
-    """Return a mask of the runs below each cut that leaves enough of them."""
-    masks: dict[bytes, BoolArray] = {}
-    for quantity, divisor in cuts:
-        values = getattr(runs, quantity)
-        is_below = values <= values.max() / divisor * (1 + TINY)
-        has_enough = is_below.sum() >= MIN_RUNS and count_sizes(runs.subset(is_below)) >= MIN_SIZES
-        if has_enough:
-            # Two cuts with the same runs below them are one.
-            masks.setdefault(is_below.tobytes(), is_below)
-    return list(masks.values())
-
-
 def count_sizes(runs: Runs) -> int:
     """Count the sizes, those within `SAME_SIZE` of each other once."""
     if not len(runs):
         return 0
     log_sizes = np.sort(np.log(runs.n_active))
     return 1 + int(np.sum(np.diff(log_sizes) > SAME_SIZE))
-
-
-class PooledErrors(NamedTuple):
-    """Errors of laws [J, n] over all cuts; of each held-out run its loss, how far out it lies [3, n] and its cut."""
-
-    errors: FloatArray
-    loss: FloatArray
-    beyond: FloatArray
-    cut: FloatArray
-
-    @property
-    def cuts(self) -> int:
-        """The number of cuts with errors of all laws."""
-        return len(np.unique(self.cut))
-
-
-def pool_errors(backtests: Sequence[Backtest], names: Sequence[str]) -> tuple[IntArray, PooledErrors]:
-    """Join the errors of several cuts on the runs that all of the laws forecast.
-
-    Returns the places in `names` of the laws that at least half of the cuts determine (all laws where no law is), and
-    their errors.
-    """
-    errors = [backtest.errors_of(names) for backtest in backtests]
-    indices = np.arange(len(names))
-    if backtests:
-        share = np.mean([np.isfinite(at_cut).any(axis=1) for at_cut in errors], axis=0)
-        is_frequent = share >= 0.5
-        indices = np.flatnonzero(is_frequent if is_frequent.any() else ~is_frequent)
-
-    columns = [np.zeros((len(indices) + 5, 0))]
-    for i, (at_cut, backtest) in enumerate(zip(errors, backtests, strict=True)):
-        test = backtest.test
-        beyond = distances(backtest.train, test)
-        rows = np.vstack([at_cut[indices], beyond, test.loss, np.full(len(test), float(i))])
-        columns.append(rows[:, np.isfinite(rows).all(axis=0)])
-    pooled = np.hstack(columns)
-    return indices, PooledErrors(pooled[:-5], pooled[-2], pooled[-5:-2], pooled[-1])

@@ -24,7 +24,7 @@ from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, value
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.formulas.terms import Features, Form, derivative, total
 from scaling_law.law import LAWS, Law
-from scaling_law.size.arrays import FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
 
 Limits = Mapping[str, tuple[float, float]]
 # Logarithms of variables [n], and of transforms [S, n].
@@ -39,6 +39,25 @@ class Evaluation(NamedTuple):
     cost: FloatArray
     gradient: FloatArray
     curvature: FloatArray
+
+
+class Misfit(NamedTuple):
+    """Functions of the runs [n] that they share besides a law: residuals r become r − shape (measure r).
+
+    `shape` is [n, k] and `measure` [k, n]; residuals of a law plus normal slopes times functions of the runs are then
+    independent.
+    """
+
+    shape: FloatArray
+    measure: FloatArray
+
+    @classmethod
+    def of(cls, functions: FloatArray, weight: FloatArray) -> Misfit:
+        """Return that of functions [n, k], times the deviation of their slopes over that of a run's ln L."""
+        root = np.sqrt(weight)[:, None]
+        basis, sizes, _ = np.linalg.svd(functions * root, full_matrices=False)
+        shares = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
+        return cls(basis / np.where(root > 0, root, 1.0), (shares * basis * root).T)
 
 
 class Columns(NamedTuple):
@@ -133,6 +152,7 @@ class Objective:
         self.terms, self.to_natural = self._centre_terms(limited)
         self.carry = self._carry_ties()
         self.penalty: Penalty | None = None
+        self.misfit: Misfit | None = None
         self.repetition: Repetition | None = None
         self._last: tuple[bytes, tuple[Logs, Slopes, Designs]] | None = None
 
@@ -152,6 +172,8 @@ class Objective:
         objective.weight = self.weight[rows]
         objective.logs = {name: column[rows] for name, column in self.logs.items()}
         objective._last = None
+        # It is of all runs.
+        objective.misfit = None
         objective.inputs = [tuple(column[rows] for column in columns) for columns in self.inputs]
         return objective
 
@@ -214,14 +236,23 @@ class Objective:
     def residuals(self, theta: FloatArray) -> FloatArray:
         """Compute ln L̂ − ln L, [S, n], for θ [S, p]."""
         logs, _, designs = self._features(theta)
-        return self._predict(theta, logs, designs)[0]
+        return self.absorb(self._predict(theta, logs, designs)[0])
 
     def linearise(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Compute ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
         logs, slopes, designs = self._features(theta)
         residual, shares = self._predict(theta, logs, designs)
         jacobian = self._jacobian(theta, logs, designs, slopes, residual, shares)
-        return residual, jacobian @ self.carry if self.tied else jacobian
+        jacobian = jacobian @ self.carry if self.tied else jacobian
+        return self.absorb(residual), self.absorb(jacobian)
+
+    def absorb(self, values: FloatArray) -> FloatArray:
+        """Take what the misfit explains from values of the runs, [S, n] or [S, n, p]."""
+        if self.misfit is None:
+            return values
+        rows = values[..., None] if values.ndim == 2 else values
+        absorbed = rows - self.misfit.shape @ (self.misfit.measure @ rows)
+        return absorbed.reshape(values.shape)
 
     def linearise_at(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Compute ln L̂ − ln L, [n], and its derivatives ∂ ln L̂ / ∂θ, [n, p], for one θ [p]."""
@@ -232,13 +263,26 @@ class Objective:
         """Return weights of the least squares that stands for the Huber loss at these residuals."""
         return np.asarray(self.weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
 
+    def cost_of_runs(self, theta: FloatArray) -> FloatArray:
+        """Sum the Huber losses of the runs at θ [S, p], without the penalty, [S]."""
+        return self._huber(self.residuals(theta), self.weight)[0]
+
+    def covariance(self, theta: FloatArray, is_open: BoolArray) -> FloatArray:
+        """Return the covariance of the parameters that are open at the posterior mode θ [p] (Laplace)."""
+        # There is a posterior under a penalty alone.
+        assert self.penalty is not None
+        residual, jacobian = self.linearise_at(theta)
+        root = np.sqrt(self.influence(residual) / self.penalty.dependence)
+        rows = np.vstack([jacobian * root[:, None], self.prior_rows(theta)])[:, is_open]
+        return np.asarray(np.linalg.inv(rows.T @ rows) * self.penalty.variance)
+
     def prior_rows(self, theta: FloatArray) -> FloatArray:
         """Return the penalty at θ [p] as rows of a Jacobian of runs of weight 1, [k, p]; none without one."""
         if self.penalty is None:
             return np.zeros((0, self.size))
         natural = self.to_natural @ theta
         slopes = self.penalty.coordinates.jacobian(natural) @ self.to_natural
-        root = np.sqrt(self.penalty.variance[0]) * self.penalty.root(natural).T
+        root = np.sqrt(self.penalty.variance) * self.penalty.root(natural).T
         return np.asarray(root @ slopes @ self.carry)
 
     def evaluate(
@@ -247,32 +291,31 @@ class Objective:
         weight: FloatArray | None = None,
         *,
         hold_transform: bool = False,
-        rows: IntArray | None = None,
     ) -> Evaluation:
         """Compute Q, gradient and Gauss-Newton matrix at θ [S, p].
 
         Args:
             weight: weights [n] or [S, n] of the runs; None for their own.
             hold_transform: fix the transforms' parameters, which all θ share; a few matrix products then serve all.
-            rows: which of the `penalty`'s priors each θ has, [S], where these differ.
         """
         weight = self.weight if weight is None else weight
         theta = theta @ self.carry.T if self.tied else theta
         natural = theta @ self.to_natural.T
         logs, slopes, designs = self._features(theta[:1] if hold_transform else theta)
         residual, shares = self._predict(theta, logs, designs)
-        cost, influence = self._huber(residual, weight)
-        if hold_transform and self.outer is None:
+        if hold_transform and self.outer is None and self.misfit is None:
+            cost, influence = self._huber(residual, weight)
             gradient, curvature = self._moments(designs, residual, shares, influence)
         else:
-            jacobian = self._jacobian(theta, logs, designs, slopes, residual, shares)
+            jacobian = self.absorb(self._jacobian(theta, logs, designs, slopes, residual, shares))
+            residual = self.absorb(residual)
+            cost, influence = self._huber(residual, weight)
             weighted = jacobian * influence[..., None]
             gradient = np.matmul(weighted.swapaxes(1, 2), residual[..., None])[..., 0]
             curvature = np.matmul(jacobian.swapaxes(1, 2), weighted)
 
         if self.penalty is not None:
-            penalty = self.penalty if rows is None else self.penalty.select(rows)
-            prior_cost, prior_gradient, prior_curvature = penalty.evaluate(natural)
+            prior_cost, prior_gradient, prior_curvature = self.penalty.evaluate(natural)
             cost = cost + prior_cost
             gradient = gradient + prior_gradient @ self.to_natural
             curvature = curvature + self.to_natural.T @ prior_curvature @ self.to_natural

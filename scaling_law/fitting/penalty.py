@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -35,7 +35,7 @@ from scaling_law.formulas.terms import (
     total,
 )
 from scaling_law.size.architecture import is_size
-from scaling_law.size.arrays import FloatArray, IntArray
+from scaling_law.size.arrays import FloatArray
 
 # The reference is a model of 1B parameters on 20B tokens.
 LOG_SIZE = float(np.log(1e9))
@@ -196,62 +196,39 @@ def _bases(form: Form, above: Mapping[str, str] | None) -> Mapping[str, str]:
     return {p.name: p.above for p in form.parameters if p.above}
 
 
-# Fields of a penalty that have a row for each prior.
-_ARRAYS = ("mean", "precision", "dof", "variance")
-
-
 @dataclass(frozen=True)
 class Penalty:
-    """Priors [S] of mean [S, k], precision [S, k, k] and degrees of freedom [S]; S = 1 serves every θ.
+    """A prior of mean [k], precision [k, k] and degrees of freedom.
 
-    `variance` [S] is that of ln L of one run, which weighs the prior against the sum of squares over runs.
+    `variance` is that of ln L of one run, which weighs the prior against the sum of squares over runs. In the spread
+    of a posterior, so many runs as `dependence` are worth one.
     """
 
     mean: FloatArray
     precision: FloatArray
-    dof: FloatArray
-    variance: FloatArray
+    dof: float
+    variance: float
+    dependence: float
     coordinates: Coordinates
 
-    def select(self, rows: IntArray | slice) -> Penalty:
-        """Return the priors of these rows of θ."""
-        if len(self.mean) == 1:
-            return self
-        return replace(self, **{name: getattr(self, name)[rows] for name in _ARRAYS})
-
     def root(self, natural: FloatArray) -> FloatArray:
-        """Return L of the precision L Lᵀ by which laws lie about the first mean, [k, k].
+        """Return L of the precision L Lᵀ by which laws lie about the mean, [k, k].
 
         In the middle, Student's t is more peaked than the covariance of what it describes, which counts there; in its
         tails, as at distant natural coordinates [k], it is wider.
         """
-        distance = self.coordinates.of_natural(natural) - self.mean[0]
-        pull = self.pull_of(distance @ self.precision[0] @ distance)[0]
-        return np.asarray(np.linalg.cholesky(self.precision[0] * min(pull, 1.0)))
-
-    def sample(
-        self,
-        natural: FloatArray,
-        count: int,
-        seed: int,
-    ) -> Penalty:
-        """Repeat the one prior at `count` means, which scatter as it does for a law at natural coordinates [k]."""
-        root = np.linalg.inv(self.root(natural))
-        scatter = np.random.default_rng(seed).standard_normal((count, len(natural))) @ root
-        repeated: Fields = {name: np.repeat(getattr(self, name), count, axis=0) for name in _ARRAYS}
-        repeated["mean"] = self.mean + scatter
-        return replace(self, **repeated)
+        distance = self.coordinates.of_natural(natural) - self.mean
+        pull = self.pull_of(distance @ self.precision @ distance)
+        return np.asarray(np.linalg.cholesky(self.precision * np.minimum(pull, 1.0)))
 
     def evaluate(self, natural: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Compute cost [S], gradient [S, k] and Gauss-Newton matrix [S, k, k] at natural coordinates [S, k]."""
         distance = self.coordinates.of_natural(natural) - self.mean
-        pull = np.matmul(self.precision, distance[..., None])[..., 0]
+        pull = distance @ self.precision
         square = np.sum(distance * pull, axis=1)
-
-        is_heavy = np.isfinite(self.dof)
-        dof = np.where(is_heavy, self.dof, 1.0)
-        heavy_cost = (dof + natural.shape[1]) * np.log1p(square / dof)
-        cost = np.where(is_heavy, heavy_cost, square)
+        cost = square
+        if np.isfinite(self.dof):
+            cost = (self.dof + len(self.mean)) * np.log1p(square / self.dof)
 
         jacobian = self.coordinates.jacobian(natural)
         transposed = jacobian.swapaxes(1, 2)
@@ -269,7 +246,6 @@ class Penalty:
 
         It is less than 1 far out, under heavy tails.
         """
-        size = self.mean.shape[1]
-        is_heavy = np.isfinite(self.dof)
-        dof = np.where(is_heavy, self.dof, 1.0)
-        return np.where(is_heavy, (dof + size) / (dof + square), 1.0)
+        if not np.isfinite(self.dof):
+            return np.ones_like(square)
+        return (self.dof + len(self.mean)) / (self.dof + square)

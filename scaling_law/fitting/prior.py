@@ -12,7 +12,6 @@ prior` derives it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,8 +25,7 @@ from hub.base.errors import InputError
 from hub.base.fields import UNREAD, reads
 from hub.base.tables import Summarised, Table
 from hub.base.types import Fields
-from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of, values_of
-from scaling_law.fitting.problem import Problem, make_problem
+from scaling_law.fitting.penalty import Coordinates, natural_of, values_of
 from scaling_law.formulas.conditions import Conditions
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, SIZE, SLOPE
 from scaling_law.law import LAWS, ChinchillaLaw, JointLaw, Law
@@ -46,16 +44,15 @@ VAGUE_SPREAD = (1.0, 1.0, 0.7, 0.7, 0.7)
 # The scale of a term that Chinchilla's law does not have, and the standard deviation of what a design does to it.
 FURTHER_SCALE = 0.4
 FURTHER_EFFECT = 0.5
-# Runs that the population's noise is worth when the noise of a set is estimated.
-NOISE_DOF = 4.0
 # Least spread between labs of an exponent by design, or of an interaction, where the law has none.
 LEAST_EFFECT = 0.003
 # Standard deviation of ln q between labs.
 INTERACTION_SPREAD = 0.5
 # Standard deviations of ln loss and ln D between two corpora and their tokenizers.
 OTHER_CORPUS = (0.1, 0.15)
-# Rounds of estimating the noise and fitting under it.
-ROUNDS = 4
+# Beyond this ln loss from the population's, its unit is freed by this standard deviation.
+OTHER_UNIT = 0.35
+FREE_UNIT = 1.0
 WANTED = "must be 'public', a law that predicts a loss, a Prior or None; laws may be named, as 'published'"
 
 
@@ -64,16 +61,15 @@ class Prior(Summarised):
     """A distribution of the law of a new lab: Student's t of mean [k], covariance [k, k] and `dof` degrees of freedom.
 
     The k `coordinates` are those of `penalty` for laws of this `kind`. `noise` is the usual standard deviation of ln L
-    of one run. `dependence` is how many runs are worth one independent run of a law that is exactly of this form.
-    `sources` are the members' names, or the provenance of the one law; its `conditions` say where it holds. `experts`
-    is a prior of joint laws whose terms of E go with one of Chinchilla laws (None: those of the published law).
+    of one run. `sources` are the members' names, or the provenance of the one law; its `conditions` say where it
+    holds. `experts` is a prior of joint laws whose terms of E go with one of Chinchilla laws (None: those of the
+    published law).
     """
 
     mean: FloatArray
     covariance: FloatArray
     dof: float = np.inf
     noise: float = 0.01
-    dependence: float = 1.0
     sources: tuple[str, ...] = field(default=(), repr=False)
     kind: str = "chinchilla"
     coordinates: Coordinates = field(default=CHINCHILLA, repr=False)
@@ -87,7 +83,7 @@ class Prior(Summarised):
         has_shapes = mean.shape == (size,) and covariance.shape == (size, size)
         if not has_shapes or not np.linalg.eigvalsh(covariance).min() > 0:
             raise InputError(f"prior: mean and covariance must be of {size} coordinates, the covariance positive")
-        for name, value in (("dof", self.dof), ("noise", self.noise), ("dependence", self.dependence)):
+        for name, value in (("dof", self.dof), ("noise", self.noise)):
             if not value > 0:
                 raise InputError(f"prior: {name}={value!r} must be positive")
         for name, values in (("mean", mean), ("covariance", covariance)):
@@ -164,7 +160,6 @@ def prior_of(law: Law, population: Prior) -> Prior:
         covariance=covariance,
         dof=population.dof,
         noise=population.noise,
-        dependence=population.dependence,
         sources=(f"{provenance}, {draws} and the spread between labs",),
         kind=law.name,
         coordinates=coordinates,
@@ -304,130 +299,6 @@ def _with_interaction(prior: Prior) -> Prior:
     return replace(prior, mean=mean, covariance=covariance, kind="interaction", coordinates=coordinates)
 
 
-# ------------------------------------------------------------------ laws under priors
-
-
-@dataclass(frozen=True)
-class Modes:
-    """Laws of greatest posterior density under S priors: natural coordinates [S, k], their covariance, the noise [S].
-
-    The covariance is Laplace's, with the runs' dependence in it.
-    """
-
-    natural: FloatArray
-    covariance: FloatArray
-    noise: FloatArray
-    kind: str = "chinchilla"
-
-    def losses(self, runs: Runs) -> tuple[FloatArray, FloatArray]:
-        """Return ln L of each run under each law, [S, n], and its standard error without a run's noise.
-
-        The losses of the runs are not read.
-        """
-        log_losses, slopes = self._linearise(runs)
-        variance = np.einsum("snp,spq,snq->sn", slopes, self.covariance, slopes)
-        return log_losses, np.sqrt(np.maximum(variance, 0.0))
-
-    def covariance_with(self, coefficient: str, runs: Runs) -> FloatArray:
-        """Return the covariance of ln L of each run with a natural coordinate, [S, n]."""
-        _, slopes = self._linearise(runs)
-        place = LAWS[self.kind].form.coefficients.index(coefficient)
-        return np.asarray(np.einsum("snp,sp->sn", slopes, self.covariance[:, :, place]))
-
-    def _linearise(self, runs: Runs) -> tuple[FloatArray, FloatArray]:
-        """Return ln L of each run [S, n] and its derivatives by natural coordinates [S, n, k]."""
-        objective = make_problem(replace(runs, loss=np.ones(len(runs))), self.kind).objective
-        from_natural = np.linalg.inv(objective.to_natural)
-        log_losses, jacobian = objective.linearise(self.natural @ from_natural.T)
-        return log_losses, jacobian @ from_natural
-
-
-def modes(
-    runs: Runs,
-    priors: Sequence[Prior],
-    weights: Any = None,
-) -> Modes:
-    """Fit a law under each prior, all of one kind; `weights` [n] or [S, n] are inverse variances of ln L, relative."""
-    problem = make_problem(runs, priors[0].kind)
-    run_weights = np.ones(len(runs)) if weights is None else weights
-    weight = np.broadcast_to(run_weights, (len(priors), len(runs)))
-    usual_noise = np.array([prior.noise for prior in priors])
-    theta, noise = _fit_modes(problem, priors, weight, usual_noise)
-    evaluation = problem.objective.evaluate(theta, weight)
-    penalty = problem.objective.penalty
-    # `_fit_modes` has set it.
-    assert penalty is not None
-    to_natural = problem.objective.to_natural
-    curvature = evaluation.curvature + 1e-12 * np.eye(len(to_natural))
-    covariance = np.linalg.inv(curvature) * penalty.variance[:, None, None]
-    return Modes(theta @ to_natural.T, to_natural @ covariance @ to_natural.T, noise, priors[0].kind)
-
-
-def under(
-    prior: Prior,
-    problem: Problem,
-    starts: FloatArray,
-) -> tuple[Problem, FloatArray]:
-    """Return the problem with the prior, weighed by the noise at the mode, and its starts with the mode before them.
-
-    The noise is that of a run of average weight. ValueError for a prior of another kind of law.
-    """
-    prior = for_kind(prior, problem.settings.law)
-    problem = replace(problem, objective=copy.copy(problem.objective))
-    weight = problem.objective.weight
-    usual_noise = np.array([prior.noise * float(np.sqrt(weight[weight > 0].mean()))])
-    theta, _ = _fit_modes(problem, [prior], weight[None], usual_noise)
-    description = " and ".join(prior.sources) or "given"
-    if len(prior.sources) > 2:
-        description = f"{len(prior.sources)} public sets and laws"
-    return replace(problem, settings=replace(problem.settings, prior=description)), np.vstack([theta, starts])
-
-
-def _fit_modes(
-    problem: Problem,
-    priors: Sequence[Prior],
-    weight: FloatArray,
-    usual_noise: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
-    """Fit θ [S, k] from the priors' means, and estimate the noise [S] there; the objective gets the penalty."""
-    natural = np.array([prior.coordinates.natural(prior.mean) for prior in priors])
-    means = np.linalg.solve(problem.objective.to_natural, natural.T).T
-    theta = np.clip(means, problem.lower, problem.upper)
-    noise = usual_noise
-    for _ in range(ROUNDS):
-        problem.objective.penalty = penalty_of(priors, noise)
-        theta = problem.solve(theta, weight, max_iterations=200, tolerance=1e-9).theta
-        noise = estimate_noise(problem, theta, weight, usual_noise)
-    return theta, noise
-
-
-def penalty_of(priors: Sequence[Prior], noise: FloatArray) -> Penalty:
-    """Make the penalty of the priors beside runs of this noise [S]."""
-    means = np.array([prior.mean for prior in priors])
-    precisions = np.linalg.inv(np.array([prior.covariance for prior in priors]))
-    dependence = np.array([prior.dependence for prior in priors])
-    dof = np.array([float(prior.dof) for prior in priors])
-    return Penalty(means, precisions, dof, dependence * noise**2, priors[0].coordinates)
-
-
-def estimate_noise(
-    problem: Problem,
-    theta: FloatArray,
-    weight: FloatArray,
-    usual_noise: FloatArray,
-) -> FloatArray:
-    """Estimate the standard deviation of ln L of one run [S]; the usual noise counts as `NOISE_DOF` runs.
-
-    Residuals are trimmed as the Huber loss does.
-    """
-    residuals = problem.objective.residuals(theta)
-    size = np.abs(residuals)
-    squares = weight * size * np.minimum(size, problem.objective.huber_delta)
-    n_runs = (weight > 0).sum(axis=1)
-    total = NOISE_DOF * usual_noise**2 + squares.sum(axis=1)
-    return np.asarray(np.sqrt(total / (NOISE_DOF + n_runs)))
-
-
 # ------------------------------------------------------------------ the population
 
 
@@ -475,6 +346,21 @@ def _read_estimate(row: Fields, **options: Any) -> Prior:
     return Prior(**{**row, "sources": tuple(row["sources"])}, **options)
 
 
-def read_prior(value: Any) -> Prior:
-    """Read what `fit` takes as a prior; ValueError for anything else."""
-    return value if isinstance(value, Prior) else prior(value)
+def read_prior(value: Any, runs: Runs | None = None) -> tuple[Prior, tuple[str, ...]]:
+    """Read what `fit` takes as a prior, with warnings; ValueError for anything else.
+
+    The public population is of other corpora and tokenizers than the runs. Where their losses cannot be in its unit,
+    its scale is free.
+    """
+    if isinstance(value, Prior):
+        return value, ()
+    law_prior = prior(value)
+    if value != "public" or runs is None:
+        return law_prior, ()
+    usual_loss = law_prior.law.loss(runs.n_active, runs.tokens)
+    log_ratio = float(np.median(np.log(runs.loss / usual_loss)))
+    if abs(log_ratio) < OTHER_UNIT:
+        return law_prior.in_units(*OTHER_CORPUS), ()
+    ratio = f"×{np.exp(log_ratio):.2g} those of other labs' laws at these sizes"
+    note = f"the losses ({runs.loss_name}) are {ratio}: the prior's scale is left free"
+    return law_prior.in_units(FREE_UNIT, OTHER_CORPUS[1]), (note,)

@@ -137,7 +137,7 @@ class Problem:
 
         def evaluate(points: FloatArray, rows: IntArray) -> Evaluation:
             weights = None if weight is None else weight[rows]
-            return self.objective.evaluate(points, weights, hold_transform=hold_transform, rows=rows)
+            return self.objective.evaluate(points, weights, hold_transform=hold_transform)
 
         solutions = minimise(evaluate, theta, lower, upper, floor=self.floor, **options)
         if not self.settings.tied:

@@ -13,7 +13,9 @@ from hub.base.errors import InputError, unknown
 from hub.base.fields import reads
 from hub.base.progress import progress_line
 from scaling_law.answer.answer import ResultTable
+from scaling_law.fitting.posterior import draw_posterior
 from scaling_law.fitting.problem import Problem
+from scaling_law.formulas.conditions import POSTERIOR
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
@@ -109,38 +111,50 @@ def bootstrap(
 ) -> Bootstrap:
     """Resample the trunks of the runs fitted with replacement, and refit from the optimum θ; deterministic for a seed.
 
-    Under a prior, each refit has a mean of its own, drawn from it: what the runs leave open stays as open as it was.
-    ValueError for fewer than two trunks or two resamples.
+    Under a prior, the draws are those of the posterior. ValueError for fewer than two trunks or two resamples.
     """
-    objective = copy.copy(problem.objective)
-    penalty = objective.penalty
-    n_fitted = _count_determined(law, problem, theta)
-    if penalty is not None:
-        penalty = penalty.sample(theta @ objective.to_natural.T, n_resamples, seed)
-    problem = replace(problem, objective=objective)
+    objective = problem.objective
     fitted_runs = runs.subset(problem.used)
+    if objective.penalty is None:
+        thetas, converged = _refit_resamples(problem, theta, fitted_runs, n_resamples, seed, progress)
+    else:
+        thetas = draw_posterior(problem, theta, n_resamples, seed)
+        converged = np.full(n_resamples, True)
+        if law.conditions is not None:
+            law = law.replace(conditions=replace(law.conditions, draws=POSTERIOR))
+    return Bootstrap(
+        law=law.replace(draws=objective.coefficients(thetas)),
+        converged=converged,
+        n_clusters=fitted_runs.n_trunks,
+        log_residuals=objective.residuals(theta[None])[0][problem.used],
+        seed=seed,
+        n_fitted=_count_determined(law, problem, theta),
+        trunk_source=fitted_runs.trunk_source,
+    )
+
+
+def _refit_resamples(
+    problem: Problem,
+    theta: FloatArray,
+    fitted_runs: Runs,
+    n_resamples: int,
+    seed: int,
+    progress: bool,
+) -> tuple[FloatArray, BoolArray]:
+    """Refit to resampled trunks, and return θ [n_resamples, p] with a mark where the refit converged."""
     rng = np.random.default_rng(seed)
     refits = []
     with progress_line("bootstrap", n_resamples, "resamples", progress) as advance:
         for first in range(0, n_resamples, problem.batch):
-            batch = slice(first, min(first + problem.batch, n_resamples))
-            size = batch.stop - first
-            weight = np.zeros((size, len(runs)))
-            weight[:, problem.used] = cluster_counts(fitted_runs, size, rng) * objective.weight[problem.used]
-            objective.penalty = None if penalty is None else penalty.select(batch)
+            size = min(problem.batch, n_resamples - first)
+            weight = np.zeros((size, len(problem.used)))
+            counts = cluster_counts(fitted_runs, size, rng)
+            weight[:, problem.used] = counts * problem.objective.weight[problem.used]
             solutions = problem.solve(np.tile(theta, (size, 1)), weight, max_iterations=200, tolerance=1e-9)
             refits.append(solutions)
             advance(size, f"objective {np.median(solutions.cost):.4g}")
-    draws = objective.coefficients(np.concatenate([solutions.theta for solutions in refits]))
-    return Bootstrap(
-        law=law.replace(draws=draws),
-        converged=np.concatenate([solutions.converged for solutions in refits]),
-        n_clusters=fitted_runs.n_trunks,
-        log_residuals=objective.residuals(theta[None])[0][problem.used],
-        seed=seed,
-        n_fitted=n_fitted,
-        trunk_source=fitted_runs.trunk_source,
-    )
+    thetas = np.concatenate([solutions.theta for solutions in refits])
+    return thetas, np.concatenate([solutions.converged for solutions in refits])
 
 
 def _count_determined(

@@ -13,14 +13,16 @@ from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.fitting import FitResult, fit
 from scaling_law.fitting.prior import Prior
 from scaling_law.fitting.repetition import REPEATED
-from scaling_law.forecasting.forecasters import gain_of_experts
-from scaling_law.law import Law
+from scaling_law.law import JointLaw, Law
 from scaling_law.runs.table import Runs
 
 
 def dense(runs: Runs) -> Runs:
     """Make dense runs of these, of any recipe, by the published gain of experts."""
-    return replace(runs, experts=np.ones(len(runs)), loss=runs.loss / gain_of_experts(runs), recipe={})
+    law = JointLaw.published()
+    loss = law.loss(runs.n_active, runs.tokens, runs.experts)
+    gain = loss / law.loss(runs.n_active, runs.tokens, 1.0)
+    return replace(runs, experts=np.ones(len(runs)), loss=runs.loss / gain, recipe={})
 
 
 def fit_worth(runs: Runs, prior: Prior | None) -> FitResult[Law]:

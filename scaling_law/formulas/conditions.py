@@ -61,6 +61,8 @@ DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 # These are left out of a file where they are empty: older versions read it.
 OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables", "omitted", "doubts", "prior_limits")
+# What `draws` says of a law under a prior: these draws have the error of extrapolation.
+POSTERIOR = "the posterior under the prior, in which several runs count as one"
 # Earlier versions joined the ranges of a prior's runs to those of the fitted runs.
 JOINED = "an earlier version saved this law with the ranges of its runs and of its prior's together: fit it again"
 

@@ -9,7 +9,8 @@ outside, ln L errs by
 over N_act, D, C and D/N, where z and w are standard normal. x_v is the ln of how far v lies outside the range of all
 runs, y_v outside that of the runs of the same E (as `RangeCheck` counts it); both are 0 inside. Models of one answer
 share z and w. So the first term hardly moves a comparison of models that lie equally far out, and the second moves it
-by as many doublings as their E are apart. σ and τ are in `EVIDENCE`.
+by as many doublings as their E are apart. σ and τ are in `EVIDENCE`. Draws of a posterior under a prior have no
+further error: they are as wide as other labs' held-out runs ask for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling_law.formulas.conditions import RangeCheck, evidence
+from scaling_law.formulas.conditions import POSTERIOR, RangeCheck, evidence
 from scaling_law.size.arrays import FloatArray
 
 
@@ -35,10 +36,12 @@ def normal_scores(count: int, rows: int) -> FloatArray:
 
 
 def log_errors(check: RangeCheck, count: int, dimensions: int) -> Any:
-    """Return the errors of ln L in each of `count` draws, [count, ...]; 0.0 if all models lie inside the ranges.
+    """Return the errors of ln L in each of `count` draws, [count, ...]; 0.0 if there are none.
 
     Models have so many `dimensions`; a variable may also differ between draws, along a first axis.
     """
+    if check.conditions is not None and check.conditions.draws == POSTERIOR:
+        return 0.0
     data = evidence()["extrapolation"]
     deviations = data["growth"]
     shared_distances = check.distances(deviations)

@@ -1,8 +1,8 @@
-"""Several laws of the same runs as one law, which answers every question: `stack_laws(runs)` makes it."""
+"""Several laws of the same runs as one law, which answers every question: earlier versions of `forecast` made it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, ClassVar
@@ -97,25 +97,3 @@ class StackLaw(Law):
         names = [f"{weight:.2f} {law.name}" for law, weight in zip(self.laws, self.weights, strict=True)]
         text = f"StackLaw({', '.join(names)})"
         return text if self.draws is None else f"{text}  # {len(self.draws)} draws"
-
-    @classmethod
-    def of(
-        cls,
-        laws: Mapping[str, tuple[Law, float]],
-        n_draws: int,
-        seed: int = 0,
-        **options: Any,
-    ) -> StackLaw:
-        """Stack laws with these weights; the draws are those of the laws, each law with its share of `n_draws`."""
-        members = [(law, weight) for law, weight in laws.values() if weight > 0]
-        stack = cls([law.replace(draws=None) for law, _ in members], [weight for _, weight in members], **options)
-        rng = np.random.default_rng(seed)
-        draws = []
-        for i, (law, weight) in enumerate(members):
-            law_draws = np.atleast_2d(law.columns if law.draws is None else law.draws)
-            n_rows = max(1, round(weight * n_draws))
-            rows = np.tile([*stack.coefficients.values()], (n_rows, 1))
-            rows[:, : len(members)] = np.arange(len(members)) == i
-            rows[:, stack._places[i]] = law_draws[rng.integers(len(law_draws), size=n_rows)]
-            draws.append(rows)
-        return stack.replace(draws=np.concatenate(draws))

@@ -71,8 +71,6 @@ MAIN = 8
 LEAST = 3
 # The D, in bytes, at which losses are forecast.
 FORECAST_AT = (5e5, 1e6, 2e6, 4e6, 8e6)
-# The published law is not among them: its losses have another unit.
-STACKED = ("chinchilla", "prior", "prior by compute", "joint")
 
 
 def published() -> JointLaw:
@@ -322,7 +320,7 @@ def predict(names: Iterable[str]) -> list[Path]:
     label = "-".join(f"{d_model}x{e}" for d_model, e in models)
     written = [write_once(PREDICTIONS / f"{date.today()}-{label}.json", "crossing_prediction", fields)]
     level = LEVEL[1] - LEVEL[0]
-    rows = forecast(results.sweep.runs, _forecast_points(models), kinds=STACKED, level=level).rows
+    rows = forecast(results.sweep.runs, _forecast_points(models), level=level).rows
     for i, row in enumerate(rows):
         record = {**row, "level": level, "registered": f"{date.today()}"}
         written.append(write_once(LEDGER / f"{date.today()}-{label}-{i}.json", "forecast", record))

@@ -18,13 +18,12 @@ from scipy.optimize import minimize
 
 from hub.base import strict_json
 from scaling_law import Runs, fit
-from scaling_law.forecasting.forecasters import CHINCHILLA, forecasters
+from scaling_law.forecasting.forecast import ONE_SIGMA
 from scaling_law.formulas.conditions import EVIDENCE, FORMAT, VERSION, RangeCheck, evidence
 from studies.common import FloatArray, Page, Part, read_csv, rows_of, write_csv
 from studies.evidence.forecasts import as_dense, without_embeddings
 from studies.evidence.points import read_source
-from studies.forecasts.page import CUTS
-from studies.forecasts.splits import splits_of
+from studies.forecasts.splits import CUT_NAMES, splits_of
 
 FOLDER = Path(__file__).parent
 MISSES = FOLDER / "misses.csv"
@@ -34,6 +33,7 @@ ROUTED = "Clark et al., "
 # The largest models of Clark et al. that are held out lie above these parts of the largest.
 DIVISORS = (3, 10)
 DIGITS = 4
+RESAMPLES = 100
 DIRECTIONS = ("N_act", "D", "C", "D/N")
 # Half the widths of 90 and 95 % intervals, in standard deviations.
 NORMAL = (1.6449, 1.96)
@@ -66,14 +66,18 @@ def misses_of(tables: Mapping[str, Runs]) -> Iterator[Miss]:
     for split in splits_of(tables):
         train, held_out = split.divide(tables[split.set])
         dense = as_dense(train)
-        law = forecasters(dense, 1.0, None, [CHINCHILLA])[CHINCHILLA]
         try:
-            prediction = law.predict(dense, held_out, True)
+            result = fit(dense, "chinchilla")
         # Some sets are too few for a law.
         except ValueError:
             continue
-        spread = np.hypot(prediction.error, prediction.noise)
-        errors = np.log(held_out.loss) - prediction.log_loss
+        bare_law = result.bootstrap(RESAMPLES).law.replace(conditions=None)
+        log_draws = np.log(np.maximum(bare_law.loss_draws(held_out.n_active, held_out.tokens), 1e-9))
+        low, high = np.quantile(log_draws, ONE_SIGMA, axis=0)
+        residuals = result.problem.objective.residuals(result.theta[None])[0]
+        noise = np.sqrt((residuals**2).sum() / max(len(dense) - len(result.fitted), 1))
+        spread = np.hypot(0.5 * (high - low), noise)
+        errors = np.log(held_out.loss / result.law.loss(held_out.n_active, held_out.tokens))
         yield from _misses(split.set, split.lab, split.cut, dense, held_out, errors, spread)
     for router, divisor in product(ROUTERS, DIVISORS):
         runs = without_embeddings(read_source(CLARK)[router])
@@ -212,7 +216,7 @@ def extrapolation(misses: Misses) -> Iterator[Part]:
     cuts = np.array([row.cut for row in rows])
     equal = weights_of(rows)
     everything = np.full(len(rows), 1.0 / len(rows))
-    selections = [(cut, np.where(cuts == cut, everything, 0.0)) for cut in CUTS]
+    selections = [(cut, np.where(cuts == cut, everything, 0.0)) for cut in CUT_NAMES]
     for name, weights in (*selections, ("all", everything), ("all, labs equally", equal)):
         weights = weights / weights.sum()
         shares = [weights @ (errors <= width * total) for total in totals for width in NORMAL]

@@ -20,12 +20,12 @@ import numpy as np
 from hub.base import strict_json
 from hub.base.errors import InputError
 from scaling_law import JointLaw, Prior, Runs
+from scaling_law.fitting.posterior import posterior
 from scaling_law.fitting.prior import (
     FORMAT,
     VAGUE_MEAN,
     VAGUE_SPREAD,
     VERSION,
-    modes,
     prior_of,
     spread_between_labs,
     units_covariance,
@@ -39,6 +39,8 @@ PUBLISHER = "ideas"
 VAGUE_EXPERTS = (0.5, 0.5, 0.1, 0.1, 1.5, 3.0)
 # Least standard deviation of a coordinate between labs.
 LEAST_SPREAD = 0.03
+# So many runs that tell terms of E are worth one.
+DEPENDENCE = 4.0
 # Labs that the assumed spread of the terms of E counts as, beside a handful of real ones.
 ASSUMED_LABS = 2.0
 
@@ -85,11 +87,14 @@ def member_of(
     any value that the vague prior allows.
     """
     start = about or vague()
-    mode = modes(runs, [start])
-    x = start.coordinates.of_natural(mode.natural)[0]
-    from_natural = np.linalg.inv(start.coordinates.jacobian(mode.natural)[0])
+    mode = posterior(runs, start, start.kind)
+    objective = mode.problem.objective
+    natural = objective.to_natural @ mode.theta
+    x = start.coordinates.of_natural(natural)
+    slopes = start.coordinates.jacobian(natural) @ objective.to_natural
+    covariance = slopes @ objective.covariance(mode.theta, np.full(len(x), True)) @ slopes.T
     prior_precision = np.asarray(np.linalg.inv(start.covariance), float)
-    precision = from_natural.T @ np.linalg.inv(mode.covariance[0]) @ from_natural - prior_precision
+    precision = np.linalg.inv(covariance) - prior_precision
     precision = _nearest_semidefinite(precision)
     pull = precision @ x + prior_precision @ (x - start.mean)
     if terms:
@@ -99,7 +104,7 @@ def member_of(
         name,
         lab,
         runs=len(runs),
-        noise=float(mode.noise[0]),
+        noise=mode.noise,
         pull=tuple(pull),
         precision=tuple(tuple(row) for row in precision.tolist()),
         terms=terms,
@@ -192,7 +197,7 @@ def estimate(
     if assumed is None:
         # The mean, too, is estimated.
         covariance = covariance * (n_labs / (n_labs - 1.0)) * (1.0 + 1.0 / n_labs)
-        return Prior(mean, covariance, dof, noise, dependence, names)
+        return Prior(mean, covariance, dof, noise, sources=names)
 
     # Members say little of some terms: the mean is as uncertain as they are.
     information = precision @ np.linalg.inv(np.eye(size) + covariance @ precision)
@@ -245,7 +250,7 @@ def terms_of_experts(members: Iterable[Member], population: Prior) -> Prior:
     if not sets:
         return about
     assumed = np.diag(np.diag(spread_between_labs(law, about.coordinates, population.covariance)))
-    return estimate(sets, 1.0, population.dof, population.dependence, about=about, assumed=assumed)
+    return estimate(sets, 1.0, population.dof, DEPENDENCE, about=about, assumed=assumed)
 
 
 def read_population(path: Path) -> tuple[list[Member], dict[str, Any], list[Member], str]:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from scaling_law import published
-from scaling_law.fitting.holdout import pool_errors
-from scaling_law.forecasting.stack import FRESH, NORMAL, Evidence, Stacked
+from scaling_law import Runs, backtest, fit, published
+from scaling_law.fitting.holdout import count_sizes
 from studies.common import FloatArray, rms
-from studies.forecasts.splits import Split
 
 CONSTANT = "one constant"
 # The published joint law moves by its mean error.
 BY_HAND = {CONSTANT: published("ludziejewski")}
+# The forms that are fitted to the runs alone.
+FRESH = ("chinchilla", "interaction")
 # Errors below this, in nats, are counted as this: the runs of no set scatter less about a law.
 SEEDS = 0.003
-# A miss costs so much of its distance in the score of 90 % intervals.
-MISS = 2 / 0.1
+# Half the width of a 90 % interval in standard errors.
+NORMAL = 1.6449
+# A fresh form is chosen by its errors above cuts so many times below the largest compute, N or D.
+CUTS_EACH_WAY = (
+    *(("flops", divisor) for divisor in (2.0, 5.0, 12.0, 30.0)),
+    *(("n_active", divisor) for divisor in (2.0, 5.0)),
+    *(("tokens", divisor) for divisor in (2.0, 5.0)),
+)
+# A cut needs this many runs and sizes below it.
+MIN_RUNS = 6
+MIN_SIZES = 3
 
 
 @dataclass(frozen=True)
@@ -37,68 +47,39 @@ class Forecast:
         """Mark the runs in their 90 % intervals, [n]."""
         return np.asarray(np.abs(np.log(loss) - self.log_loss) <= NORMAL * self.spread)
 
-    def interval_score(self, loss: FloatArray) -> float:
-        """Return the mean width of the 90 % intervals of ln L, with what a miss costs (Gneiting and Raftery 2007)."""
-        half = NORMAL * self.spread
-        beyond = np.maximum(np.abs(np.log(loss) - self.log_loss) - half, 0.0)
-        return float(np.mean(2 * half + MISS * beyond))
+
+def fit_fresh(train: Runs, held_out: Runs) -> tuple[dict[str, float], str]:
+    """Return the RMSE of each fresh form that the runs determine, and the one that is better at cuts within them."""
+    errors = {}
+    for kind in FRESH:
+        try:
+            law = fit(train, kind).law
+        except ValueError:
+            continue
+        errors[kind] = max(rms(law.loss(held_out.n_active, held_out.tokens) - held_out.loss), SEEDS)
+    return errors, choose_fresh(train, errors)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The held-out runs of a split [n], the direction in which each lies furthest out, and their forecasts.
-
-    `fresh` has the fresh fits that the runs determine, `preferred` the one that is better at cuts within them ("" for
-    none).
-    """
-
-    split: Split
-    loss: FloatArray
-    directions: FloatArray
-    stack: Forecast
-    fresh: dict[str, Forecast]
-    preferred: str
-
-    @property
-    def ratio(self) -> float:
-        """The error over that of the fresh form that the rolling origins choose; NaN without one."""
-        return self._over([self.fresh[self.preferred]] if self.preferred else [])
-
-    @property
-    def hindsight(self) -> float:
-        """The error over that of the better fresh form; NaN without one."""
-        return self._over([*self.fresh.values()])
-
-    def _over(self, rivals: Sequence[Forecast]) -> float:
-        least = min((rival.rmse(self.loss) for rival in rivals), default=float("nan"))
-        return self.stack.rmse(self.loss) / least
-
-
-def cell_of(split: Split, loss: FloatArray, evidence: Evidence, stacked: Stacked) -> Cell:
-    """Make the cell of a split."""
-    fresh = {}
-    for name in FRESH:
-        if name in evidence.predictions:
-            prediction = evidence.predictions[name]
-            fresh[name] = Forecast(prediction.log_loss, np.hypot(prediction.error, prediction.noise))
-    return Cell(
-        split,
-        loss,
-        np.argmax(evidence.beyond, axis=0),
-        Forecast(stacked.log_loss, stacked.spread),
-        fresh,
-        choose_fresh(evidence, [*fresh]),
-    )
-
-
-def choose_fresh(evidence: Evidence, names: Sequence[str]) -> str:
-    """Return the fresh form of least error at the cuts within the runs; the first where no cut determines them."""
-    if len(names) < 2:
-        return "".join(names)
-    indices, tests = pool_errors(evidence.backtests, names)
-    if not tests.cuts:
-        return names[0]
-    return names[indices[np.argmin(np.mean(tests.errors**2, axis=1))]]
+def choose_fresh(runs: Runs, forms: Mapping[str, float]) -> str:
+    """Return the form of least error at the cuts within the runs; the first where no cut determines all."""
+    squares: dict[str, list[FloatArray]] = {form: [] for form in forms}
+    masks: dict[bytes, NDArray[np.bool_]] = {}
+    for quantity, divisor in CUTS_EACH_WAY:
+        values = getattr(runs, quantity)
+        is_below = values <= values.max() / divisor * (1 + 1e-9)
+        # Two cuts with the same runs below them are one.
+        masks.setdefault(is_below.tobytes(), is_below)
+    for is_below in masks.values():
+        below = runs.subset(is_below)
+        if is_below.all() or len(below) < MIN_RUNS or count_sizes(below) < MIN_SIZES:
+            continue
+        laws = backtest(below, runs.subset(~is_below), {form: form for form in forms}).laws
+        if len(laws) == len(forms):
+            for form in forms:
+                squares[form].append(laws[form].errors ** 2)
+    if not any(squares.values()):
+        return next(iter(forms), "")
+    return min(forms, key=lambda form: float(np.concatenate(squares[form]).mean()))
 
 
 def by_lab(values: Iterable[tuple[str, float]]) -> float:

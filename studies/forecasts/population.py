@@ -17,7 +17,8 @@ import numpy as np
 
 from hub.base import strict_json
 from scaling_law import JointLaw, Prior, Runs, backtest
-from scaling_law.fitting.prior import CHINCHILLA, FORMAT, POPULATION, VERSION, covariance_of_draws, for_kind, modes
+from scaling_law.fitting.posterior import posterior
+from scaling_law.fitting.prior import CHINCHILLA, FORMAT, POPULATION, VERSION, covariance_of_draws
 from studies.common import FloatArray, Page, Part, rms, round_numbers
 from studies.evidence.forecasts import Question, join_tables, questions
 from studies.evidence.points import Source, read_sources
@@ -79,7 +80,7 @@ def write_experts(members: Sequence[Member], folds: Sequence[Fold], path: Path =
 
 def _numbers_of(prior: Prior) -> dict[str, Any]:
     """Return the numbers of a prior, to more digits than those of its members, and its sources."""
-    fields: dict[str, Any] = {name: getattr(prior, name) for name in ("dof", "noise", "dependence", "sources")}
+    fields: dict[str, Any] = {name: getattr(prior, name) for name in ("dof", "noise", "sources")}
     fields["mean"] = prior.mean.tolist()
     fields["covariance"] = prior.covariance.tolist()
     return round_numbers(fields, ESTIMATED_DIGITS)
@@ -208,8 +209,8 @@ def _fold(members: Sequence[Member], sets: Sequence[Member], settings: Mapping[s
         pooled = terms_of_experts([member for member in members if member.lab not in left_out], base)
         priors += [base, replace(base, experts=pooled)]
     train, test = question.train, question.test
-    solutions = modes(train, [for_kind(prior, "joint") for prior in priors])
-    forecast_errors = np.exp(solutions.losses(test)[0]) - test.loss
+    laws = [posterior(train, prior, "joint").law for prior in priors]
+    forecast_errors = np.array([law.loss(test.n_active, test.tokens, test.experts) - test.loss for law in laws])
     errors = {}
     errors_by_lab = forecast_errors.reshape(len(further_labs), len(USES), len(test))
     for further_lab, errors_of_uses in zip(further_labs, errors_by_lab, strict=True):

@@ -33,6 +33,7 @@ CUTS = (
     ("tokens", 10),
 )
 SYMBOLS = {"flops": "C", "n_active": "N", "tokens": "D"}
+CUT_NAMES = tuple(f"{SYMBOLS[by]}/{divisor}" for by, divisor in CUTS)
 LIST = Path(__file__).with_name("splits.csv")
 
 

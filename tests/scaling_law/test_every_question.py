@@ -145,7 +145,7 @@ NOT_QUESTIONS = {  # why → what
     "makes a law, finds or stores one": """Formula.replace Formula.to_dict StackLaw.to_dict
         Law.save_pretrained Law.push_to_hub Law.from_pretrained
         JointLaw.published LearningRateLaw.published LearningRateLaw.named
-        LearningRateLaw.load LearningRateLaw.save laws published register StackLaw.of stack_laws""",
+        LearningRateLaw.load LearningRateLaw.save laws published register""",
     "is the bare formula, of coefficients that are given": """Formula.evaluate StackLaw.evaluate Formula.effective
         Formula.size_called_for Formula.columns_of_draws Formula.add_extrapolation""",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted

@@ -39,7 +39,6 @@ from scaling_law import (
     published,
     scale_out,
     speedup,
-    stack_laws,
 )
 from scaling_law.planning.question import QuestionFields
 
@@ -71,7 +70,7 @@ def one_row(**fields):
 
 
 def at(**model):
-    return forecast(RUNS, model, kinds=["published"])
+    return forecast(RUNS, model)
 
 
 CALLS = [
@@ -90,9 +89,8 @@ CALLS = [
     (fit, {"runs": RUNS, "kind": "chinchilla", "starts": [FITTED.law]}),
     (fit_learning_rate, {"runs": RATES, "extras": (), "draws": 2}),
     (fit_throughput, {"measurements": [], "device": "x", "precision": "bf16"}),
-    (forecast, {"runs": RUNS, "at": {"n_active": "2B", "tokens": "1T"}, "kinds": ["published"]}),
+    (forecast, {"runs": RUNS, "at": {"n_active": "2B", "tokens": "1T"}, "kind": "chinchilla"}),
     (at, {"n_active": 1e9, "tokens": 1e12, "experts": 1}),
-    (stack_laws, {"runs": RUNS, "kinds": ["chinchilla"]}),
     (load_runs, {"source": ROWS}),
     (one_row, dict.fromkeys(("n_active", "tokens", "experts", "eval_loss", "vocab_size", "d_model", "optimizer"), 3)),
     (one_row, dict.fromkeys(("trunk", "seed", "schedule", "parent_run_id"), 3)),

@@ -9,12 +9,12 @@ import pytest
 from hub.base import strict_json
 from hub.base.markdown import block_of
 from hub.base.tables import markdown_of
-from scaling_law import Backtest, ChinchillaLaw, HeldOut, Runs
+from scaling_law import ChinchillaLaw, Runs, forecast
 from scaling_law.fitting.prior import POPULATION
-from scaling_law.forecasting.stack import read_defaults
 from scaling_law.formulas.conditions import evidence, support_of
 from studies.common import TABLES
-from studies.forecasts import accuracy, counts, extrapolation, methods, page, population, splits, stacking, trust
+from studies.forecasts import accuracy, cells, extrapolation, methods, population, simulated, splits, study, trust
+from studies.forecasts.__main__ import FORECASTS
 from studies.forecasts.members import estimate, read_population
 from studies.forecasts.sets import GADRE_LOSS, NEOX, SETS, read_sets
 from tests.answers import is_same_text
@@ -112,15 +112,6 @@ def tables():
     return made
 
 
-@pytest.fixture(scope="module")
-def cases(tables):
-    """Their cases at C/10, N/3 and D/10."""
-    listed = [split for split in splits.make_splits(tables) if split.cut in ("C/10", "N/3", "D/10")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(splits, "read_list", lambda: listed)
-        return [*stacking.cases_of(tables)]
-
-
 def test_labs_weigh_equally_in_a_mean():
     assert methods.by_lab([("a", 1.0), ("a", 4.0), ("b", 8.0)]) == pytest.approx(4.0)
 
@@ -130,96 +121,87 @@ def test_no_law_of_a_lab_is_behind_its_forecast():
     far = [
         dataclasses.replace(one, pull=tuple(3 * x for x in one.pull)) if one.lab == "meta" else one for one in members
     ]
-    ours, theirs = (stacking.prior_without(each, settings, "meta") for each in (members, far))
-    np.testing.assert_array_equal(ours.mean, theirs.mean)
-    assert (
-        stacking.prior_without(far, settings, "marin").mean != stacking.prior_without(members, settings, "marin").mean
-    ).all()
+    for lab, is_same in (("meta", True), ("marin", False)):
+        ours = cells.prior_without((lab,))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cells, "read_population", lambda path: (far, settings))
+            theirs = cells.prior_without((lab,))
+        assert np.allclose(ours.mean, theirs.mean) == is_same
 
 
-def test_what_the_stack_of_a_lab_is_given_is_learnt_on_other_labs(cases, tmp_path):
-    far = [dataclasses.replace(one, loss=one.loss**1.2) if one.lab == "deepmind" else one for one in cases]
-    one, two = (stacking.learn(each, "deepmind") for each in (cases, far))
-    for name in ("moments", "variances", "widths"):
-        np.testing.assert_allclose(getattr(one, name), getattr(two, name))
-    assert not np.allclose(stacking.learn(cases, "meta").moments, stacking.learn(far, "meta").moments)
-    shipped = read_defaults(stacking.write_defaults(cases, tmp_path / "defaults.json"))
-    learnt = stacking.learn(cases)
-    np.testing.assert_allclose(shipped.moments, learnt.moments, atol=1e-4)
-    np.testing.assert_allclose(shipped.variances, learnt.variances, rtol=1e-3)
+def test_a_cell_is_what_the_library_forecasts_without_the_lab(tables):
+    """Of a lab of no member, the population is the one that ships."""
+    listed = splits.make_splits({"epoch": tables["epoch"]})
+    split = next(dataclasses.replace(split, lab="nobody") for split in listed if split.cut == "C/10")
+    train, held_out = split.divide(tables["epoch"])
+    cell = cells.make_cell(split, train, held_out, 0.5)
+    at = {"n_active": held_out.n_active, "tokens": held_out.tokens}
+    errors = forecast(train, at).columns["loss"] - held_out.loss
+    assert cell.forecast == pytest.approx(max(np.sqrt(np.mean(errors**2)), methods.SEEDS), abs=2e-4)
+    assert cell.runs_c + cell.runs_n + cell.runs_d == len(held_out)
+    assert cell.chosen in cell.fresh
+    assert cell.stack == 0.5
 
 
-def test_the_variance_is_that_of_the_part_that_errors_follow():
-    """Errors that grow with the second part alone."""
-    rng = np.random.default_rng(0)
-    components = np.ones((7, 3000)) * 1e-6
-    components[1] = rng.uniform(1e-4, 1e-2, 3000)
-    squares = 2.0 * components[1] * rng.standard_t(4, 3000) ** 2
-    coefficients = stacking._fit_variances(components, squares, np.full(3000, 1.0))
-    assert coefficients[1] == pytest.approx(2.0, rel=0.1)
-
-
-def test_the_page_has_every_cell_and_goals_that_can_be_missed(cases, tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "CUTS", ("C/10", "N/3", "D/10"))
-    monkeypatch.setattr(page, "MANY", 4)
-    path = tmp_path / "page.md"
-    path.write_text(page.FORECASTS.read_text())
-    text, listed = (written.read_text() for written in page.page(cases).write(path))
-    assert len(listed.splitlines()) == 1 + len(cases)
-    assert "cells of 4 runs above 1.5" in block_of(text, "goals")
-    result = page.Result([*stacking.cells_of(cases)])
-    met = {goal for goal, *_, verdict in page.goals(result) if verdict == "met"}
+def test_goals_can_be_missed():
+    records = study.read()
+    met = {goal for goal, *_, verdict in study.goals(records) if verdict == "met"}
+    assert met
     worse = []
-    for cell in result.cells:
-        worse.append(dataclasses.replace(cell, stack=methods.Forecast(cell.stack.log_loss + 1.0, cell.stack.spread)))
-    turned = {goal: verdict for goal, *_, verdict in page.goals(page.Result(worse))}
-    assert "90 % intervals, runs furthest in C" in {*turned}
+    for cell in records.cells:
+        worse.append(dataclasses.replace(cell, forecast=9.0, inside_c=0, inside_n=0, inside_d=0))
+    turned = {goal: verdict for goal, *_, verdict in study.goals(dataclasses.replace(records, cells=worse))}
     assert {turned[goal] for goal in met} == {"missed"}
+    refuted = study.PAGE.refuted(dataclasses.replace(records, cells=worse))
+    assert "one law with a misfit is within the margin of the stack" in refuted
 
 
-def test_the_fresh_form_is_the_one_that_rolling_origins_prefer(cases):
-    evidence = cases[0].evidence
+def test_the_page_is_of_its_records():
+    """Nothing is fitted: the page follows from cells.csv and simulated.csv."""
+    records = study.read()
+    text = FORECASTS.read_text(encoding="utf-8")
+    for block in study.PAGE.blocks:
+        name = block.__name__.replace("_", "-")
+        assert is_same_text(block_of(text, name), markdown_of(block(records)).strip())
+    assert not study.PAGE.refuted(records)
+
+
+def test_the_fresh_form_is_the_one_that_rolling_origins_prefer():
     runs = isoflop()
-    train, test = runs.subset(runs.flops < 1e20), runs.subset(runs.flops > 1e20)
-    good, bad = HeldOut(np.full(len(test), 0.01)), HeldOut(np.full(len(test), 0.02))
-    for laws, best in (((good, bad), "chinchilla"), ((bad, good), "interaction")):
-        backtest = Backtest(train, test, dict(zip(methods.FRESH, laws, strict=True)), {})
-        asked = dataclasses.replace(evidence, backtests=(backtest,))
-        assert methods.choose_fresh(asked, methods.FRESH) == best
-    assert methods.choose_fresh(dataclasses.replace(evidence, backtests=()), methods.FRESH) == "chinchilla"
-    assert methods.choose_fresh(evidence, ["interaction"]) == "interaction"
-    assert methods.choose_fresh(evidence, []) == ""
+    bent = np.exp(0.4 * np.log(runs.n_active / 1e8) * np.log(runs.tokens / 1e10) / 25)
+    assert methods.choose_fresh(runs, {"chinchilla": 1.0, "interaction": 1.0}) == "chinchilla"
+    other = dataclasses.replace(runs, loss=runs.loss * bent)
+    errors, chosen = methods.fit_fresh(other.subset(other.flops < 5e20), other.subset(other.flops > 5e20))
+    assert chosen in errors
+    assert methods.choose_fresh(runs.subset(runs.flops < 5e18), {"interaction": 1.0}) == "interaction"
+    assert methods.choose_fresh(runs, {}) == ""
 
 
-def test_errors_are_floored_and_misses_cost():
+def test_simulated_labs_have_the_terms_of_a_lab_inside():
+    """What is changed outside leaves the terms at 1B parameters and 20B tokens as they were."""
+    losses = {}
+    for truth in (simulated.INSIDE, "interaction", "exponents"):
+        rng = np.random.default_rng(5)
+        losses[truth] = simulated._draw_loss(truth, rng)
+    assert losses["exponents"](1e9, 2e10) == pytest.approx(losses[simulated.INSIDE](1e9, 2e10))
+    assert losses["exponents"](1e10, 2e11) != pytest.approx(losses[simulated.INSIDE](1e10, 2e11), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_records_of_simulated_labs_are_what_is_forecast():
+    for record in simulated.read()[:3]:
+        again = simulated.simulate(record.truth, record.seed)
+        assert again is not None
+        assert again.error == pytest.approx(record.error, rel=0.05)
+        assert again.better == pytest.approx(record.better, rel=0.05)
+
+
+def test_errors_are_floored():
     loss = np.array([2.0, 3.0])
     exact = methods.Forecast(np.log(loss), np.array([0.01, 0.01]))
     assert exact.rmse(loss) == methods.SEEDS
-    assert exact.interval_score(loss) == pytest.approx(2 * 1.6449 * 0.01)
     off = methods.Forecast(np.log(loss) + 0.1, exact.spread)
-    assert off.interval_score(loss) == pytest.approx(2 * 1.6449 * 0.01 + 20 * (0.1 - 1.6449 * 0.01))
     assert not off.inside(loss).any()
-
-
-def test_counts_are_compared_where_a_set_knows_both(monkeypatch):
-    width = np.repeat([256, 384, 512, 768, 1024, 1280], 3)
-    ratio = np.tile([10.0, 30.0, 100.0], 6)
-    body = 12.0 * width**3 / 64
-    n_active = body + 2 * width * 128_000
-    tokens = ratio * n_active
-    loss = LAW.loss(body, tokens)
-    columns = {"n_active_non_embedding": body}
-    runs = Runs.from_columns(n_active, tokens, 1.0, loss, "run", columns=columns)
-    tables = {"epoch": runs, "llama3": isoflop()}
-    listed = [split for split in splits.make_splits(tables) if split.cut == "C/10"]
-    monkeypatch.setattr(splits, "read_list", lambda: listed)
-    (cell,) = counts.ask(tables)
-    assert cell.split.set == "epoch"
-    assert cell.weight > 0.5
-    assert cell.rmse[counts.BOTH] <= cell.rmse[counts.WITH]
-    _, row, total = counts.counts([cell])
-    assert row[1:] == total[1:]
-    assert row[1] == "1"
 
 
 def test_the_population_is_written_with_its_sources(tables, of_experts, tmp_path, monkeypatch):
@@ -283,15 +265,15 @@ def test_the_terms_of_experts_kept_are_those_of_the_points(of_experts):
     for one, made in zip(kept, of_experts[0], strict=True):
         assert (one.name, one.lab, one.terms, one.source) == (made.name, made.lab, made.terms, made.source)
         np.testing.assert_allclose(one.pull, made.pull, rtol=1e-3, atol=0.05 * np.abs(made.pull).max())
-    rows = block_of(page.FORECASTS.read_text(), "experts-prior").splitlines()
+    rows = block_of(FORECASTS.read_text(), "experts-prior").splitlines()
     published, pooled = (float(cell) for cell in rows[-1].split("|")[5:7])
     assert usual == ("published" if published < pooled else "pooled")
 
 
 def test_the_page_kept_names_all_splits_that_are_not_out():
-    cells = (page.FORECASTS.parent / TABLES / "forecasts.csv").read_text(encoding="utf-8")
+    table = (FORECASTS.parent / TABLES / "forecasts.csv").read_text(encoding="utf-8")
     for split in splits.read_list():
-        assert (f"\n{split.set},{split.lab},{split.cut}," in cells) == (not split.out)
+        assert (f"\n{split.set},{split.lab},{split.cut}," in table) == (not split.out)
 
 
 def test_accuracy_follows_loss_where_it_does(tmp_path, monkeypatch):
@@ -322,7 +304,7 @@ def test_accuracy_follows_loss_where_it_does(tmp_path, monkeypatch):
 
 
 def test_the_guide_names_the_tasks_that_follow_the_loss():
-    guide = " ".join((page.FORECASTS.parents[1] / "answers.md").read_text(encoding="utf-8").split())
+    guide = " ".join((FORECASTS.parents[1] / "answers.md").read_text(encoding="utf-8").split())
     tasks = [name for name, task in accuracy.curves._fits()["tasks"].items() if task.follows]
     assert f"{len(tasks)} of whose 46 tasks follow the loss: {', '.join(tasks[:2])}" in guide
     assert f"{', '.join(sorted(tasks)[2:-1])} and {sorted(tasks)[-1]}." in guide
@@ -339,13 +321,13 @@ def test_what_answers_trust_is_as_far_as_the_cuts_go():
     assert [support_of(name) for name in ("C", "N_act", "D", "n_total", "flops")] == [(1, furthest)] * 5
     assert [support_of(name) for name in ("D/N", "E", "granularity", "density")] == [(ratio, ratio), *[(1, 1)] * 3]
 
-    block = block_of(page.FORECASTS.read_text(encoding="utf-8"), "methods")
+    block = block_of(FORECASTS.read_text(encoding="utf-8"), "methods")
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in block.splitlines()]
     rows = {row[0]: row for row in cells}
     column = rows["method"].index(f"C/{furthest:g}")
     sets, labs = rows["sets (labs)"][column].rstrip(")").split(" (")
     reason = evidence()["trusted"][0]["because"]
-    assert f"to {float(rows['stack'][column]):.3f} nats ({sets} sets of {labs} labs)" in reason
+    assert f"to {float(rows['forecast'][column]):.3f} nats ({sets} sets of {labs} labs)" in reason
 
 
 def test_the_guides_table_of_what_is_trusted_is_that_of_the_data():
@@ -360,7 +342,7 @@ def test_the_rule_of_extrapolation_and_its_section_are_of_the_misses():
     misses = extrapolation.read()
     rule = evidence()["extrapolation"]
     assert extrapolation.rule_of(misses) == {name: rule[name] for name in ("growth", "per_doubling")}
-    text = page.FORECASTS.read_text(encoding="utf-8")
+    text = FORECASTS.read_text(encoding="utf-8")
     for block in extrapolation.PAGE.blocks:
         # A share at the edge of rounding is a percent more or less on another processor.
         assert is_same_text(block_of(text, block.__name__), markdown_of(block(misses)).strip())

@@ -5,7 +5,6 @@ import shlex
 
 import pytest
 
-from scaling_law import stack_laws
 from tests.guides import DOCS, command_lines
 from tests.scaling_law.forecasting.test_forecast import sweep
 
@@ -19,10 +18,10 @@ def runs(tmp_path, monkeypatch):
 
 def test_the_guide_forecasts_and_saves(shell, runs):
     lines = [line for line in command_lines(DOCS / "fitting.md") if line.startswith("scaling-law forecast")]
-    first, second, _ = [shlex.split(line)[1:] for line in lines]
+    first, second = [shlex.split(line)[1:] for line in lines]
     answer = json.loads(shell(*first, "--json").output)
     assert 1.8 < answer["rows"][0]["low"] < answer["rows"][0]["loss"] < answer["rows"][0]["high"] < 2.4
-    assert {law["law"] for law in answer["laws"]} >= {"chinchilla", "prior"}
+    assert answer["kind"] == "interaction"
     result = shell(*second)
     assert result.exit_code == 0, result.output
     assert (runs / "fan.png").exists()
@@ -33,26 +32,24 @@ def test_the_guide_forecasts_and_saves(shell, runs):
     assert "a forecast is not changed" in shell(*second).stderr
 
 
-def test_the_stack_is_a_law_for_other_commands(shell, runs):
-    written = shell("forecast", "runs.csv", "-o", "our-stack").output
-    assert "weight" in written
-    assert "wrote our-stack/scaling_law.json" in written
-    best = json.loads(shell("optimal", "--law", "our-stack", "--flops", "1e21", "--json").output)["rows"][0]
-    law = stack_laws(sweep())
-    assert best["loss"] == pytest.approx(law.optimal("1e21").best.loss)
-    plan = json.loads(shell("plan", "--law", "our-stack", "--flops", "1e21", "--experts", "1", "--json").output)
-    assert plan["loss"] == pytest.approx(best["loss"], abs=0.01)
+def test_a_law_under_the_same_prior_is_one_for_other_commands(shell, runs):
+    fitted = shell("fit", "runs.csv", "--kind", "chinchilla", "--prior", "public", "--bootstrap", "100", "-o", "ours")
+    assert fitted.exit_code == 0, fitted.output
+    model = ("--n-active", "2B", "--tokens", "200B", "--json")
+    row = json.loads(shell("loss", "--law", "ours", *model).output)["rows"][0]
+    answer = json.loads(shell("forecast", "runs.csv", *model).output)["rows"][0]
+    assert answer["low"] < row["loss"] < answer["high"]
 
 
 def test_warnings_are_in_one_line_unless_all_are_wanted(shell, runs):
-    words = ("forecast", "runs.csv", "--n-active", "1e12", "--tokens", "1e14", "--kinds", "prior")
+    words = ("forecast", "runs.csv", "--n-active", "1e12", "--tokens", "1e14")
     assert shell(*words).output.count("⚠") == 1
     assert "--verbose has all" in shell(*words).output
     assert shell(*words, "--verbose").output.count("⚠") > 1
 
 
 def test_far_beyond_the_runs_it_is_not_trusted(shell, runs):
-    far = shell("forecast", "runs.csv", "--n-active", "1e15", "--tokens", "1e18", "--kinds", "prior")
+    far = shell("forecast", "runs.csv", "--n-active", "1e15", "--tokens", "1e18")
     assert far.exit_code == 1
     assert "not trusted" in far.output
     assert "do not act" in far.output
@@ -62,7 +59,7 @@ def test_far_beyond_the_runs_it_is_not_trusted(shell, runs):
     ("words", "message"),
     [
         (("runs.csv", "--n-active", "2B"), "tokens must be given"),
-        (("runs.csv", "--n-active", "2B", "-o", "x"), "-o writes a law for any model"),
+        (("runs.csv", "--n-active", "2B", "--tokens", "1T", "--kind", "chinchila"), "did you mean 'chinchilla'"),
     ],
 )
 def test_what_is_missing_is_said(shell, runs, words, message):

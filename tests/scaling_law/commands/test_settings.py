@@ -29,7 +29,7 @@ def options(output):
 
 
 def test_two_corpora_are_named_and_one_is_chosen(shell):
-    for command in (("fit", "corpora.csv", *FIT), ("forecast", "corpora.csv", *MODEL, "--kinds", "prior")):
+    for command in (("fit", "corpora.csv", *FIT), ("forecast", "corpora.csv", *MODEL)):
         blended = shell(*command)
         assert blended.exit_code == NOT_TRUSTED
         expected = ['--where "corpus = web"', '--where "corpus = code"', "--mix corpus"]
@@ -50,7 +50,7 @@ def test_the_best_rates_are_taken(shell):
     assert tuned["status"]["doubts"] == []
     answer = json.loads(shell("optimal", "--law", "law", "--flops", "1e20", "--experts", "1", "--json").output)
     assert not any("tells them apart" in text for text in answer["warnings"])
-    assert shell("forecast", "rates.csv", *MODEL, "--best-of", "learning_rate", "--kinds", "prior").exit_code == 0
+    assert shell("forecast", "rates.csv", *MODEL, "--best-of", "learning_rate").exit_code == 0
 
 
 def test_both_are_chosen_at_once_and_splits_say_so_too(shell):

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 from yaml import safe_load
 
-from scaling_law import Conditions, Law, stack_laws
+from scaling_law import ChinchillaLaw, Conditions, JointLaw, Law, StackLaw
 from scaling_law.commands.cli import app as shell
 from scaling_law.explorer import answer as answers
 from scaling_law.explorer import app
@@ -215,7 +215,8 @@ def test_a_law_of_ones_own_is_asked_and_saved(published, tmp_path):
 
 
 def test_a_stack_of_laws_is_asked_in_every_view():
-    law = stack_laws(lab_runs(), kinds=["published", "chinchilla"])
+    dense = ChinchillaLaw(m=30.0, mu=-0.18, n=54.0, nu=-0.2, c=1.4)
+    law = StackLaw([JointLaw.published().replace(draws=None), dense], [0.6, 0.4])
     laws = app.offer_laws({"ours": law})
     for view in VIEWS:
         problem, verdict, figure, *_ = app._answer_components(laws, replace(FIRST, law="ours", view=view), False)

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from scaling_law import Backtest, HeldOut, JointLaw, Runs, backtest, fit, hold_out
-from scaling_law.fitting.holdout import backtest_at_cuts, backtest_splits, pool_errors
+from scaling_law import JointLaw, Runs, backtest, fit, hold_out
+from scaling_law.fitting.holdout import backtest_splits
 from tests.scaling_law.synthetic import interaction_law
 
 LAW = JointLaw.published()
@@ -90,36 +90,3 @@ def test_a_law_that_these_runs_cannot_determine_is_left_out():
     assert [*forecasts.laws] == ["law"]
     assert [*forecasts.left_out] == ["fresh"]
     assert "fresh: " in str(forecasts.summary().notes)
-
-
-# -- cuts of compute
-
-
-def sweep(law=DENSE, noise=0.001):
-    n, ratio = (values.ravel() for values in np.meshgrid(np.geomspace(5e7, 8e8, 6), [2, 7, 20, 60, 180]))
-    losses = law.loss(n, ratio * n) * np.exp(noise * np.random.default_rng(0).standard_normal(len(n)))
-    return Runs.from_columns(n, ratio * n, 1.0, losses, "run")
-
-
-def test_each_cut_is_a_fit_to_the_runs_below():
-    runs = sweep()
-    forecast = lambda below, above: above.loss + fit(below, "chinchilla").errors_on(above)  # noqa: E731
-    backtests = backtest_at_cuts(runs, {"chinchilla": forecast}, cuts=[("flops", 2.0), ("flops", 12.0)])
-    assert len(backtests) == 2
-    is_below = runs.flops <= runs.flops.max() / 2
-    expected = fit(runs.subset(is_below), "chinchilla").errors_on(runs.subset(~is_below))
-    np.testing.assert_allclose(backtests[0].laws["chinchilla"].errors, expected, rtol=1e-6)
-
-
-def test_a_law_that_most_cuts_do_not_determine_is_not_pooled():
-    train = Runs.from_columns(1e8, 1e9, 1, 3.0)
-    test = Runs.from_columns([2e8, 3e8], 1e9, 1, 2.0)
-    a, small, large = (HeldOut(np.full(2, error)) for error in (0.1, 0.01, 0.02))
-    backtests = [
-        Backtest(train, test, {"a": a, "b": small}, {"c": "few"}),
-        Backtest(train, test, {"a": a}, {"b": "one size", "c": "few"}),
-        Backtest(train, test, {"a": a, "b": large}, {"c": "few"}),
-    ]
-    places, pooled = pool_errors(backtests, ["a", "b", "c"])
-    assert (places.tolist(), pooled.cuts, len(pooled.loss)) == ([0, 1], 2, 4)
-    np.testing.assert_allclose(pooled.errors, [[0.1] * 4, [0.01, 0.01, 0.02, 0.02]])

@@ -12,7 +12,8 @@ from hub.base.tables import as_text
 from scaling_law import ChinchillaLaw, JointLaw, Prior, Runs, errors_of, fit, prior, published
 from scaling_law.fitting import rms
 from scaling_law.fitting.penalty import Coordinates, Penalty, natural_of
-from scaling_law.fitting.prior import CHINCHILLA, INTERACTION_SPREAD, POPULATION, for_kind, law_of, modes
+from scaling_law.fitting.posterior import posterior
+from scaling_law.fitting.prior import CHINCHILLA, INTERACTION_SPREAD, POPULATION, for_kind, law_of
 from scaling_law.law import LAWS
 from scaling_law.law.base import register_form
 from studies.forecasts.members import (
@@ -40,7 +41,7 @@ def measured(count: int, seed: int = 0, noise: float = 0.01, law: ChinchillaLaw 
 
 @pytest.mark.parametrize("dof", [4.0, np.inf])
 def test_the_gradient_is_that_of_the_cost(dof):
-    penalty = Penalty(MEAN[None], np.linalg.inv(USUAL.covariance)[None], np.array([dof]), np.array([2e-4]), CHINCHILLA)
+    penalty = Penalty(MEAN, np.linalg.inv(USUAL.covariance), dof, 2e-4, 1.0, CHINCHILLA)
     at = CHINCHILLA.natural(MEAN[None] + 0.3)
     _, gradient, curvature = penalty.evaluate(at)
     steps = 1e-6 * np.eye(5)
@@ -53,7 +54,7 @@ def test_the_gradient_is_that_of_the_cost(dof):
 def test_a_prior_with_heavy_tails_is_its_own_covariance_in_the_middle_and_wider_far_out(deviations, pull):
     """Of 4 degrees of freedom and 5 coordinates: (4 + 5) / (4 + 5 · 3²) at three deviations of each, and at most 1."""
     precision = np.linalg.inv(USUAL.covariance)
-    penalty = Penalty(MEAN[None], precision[None], np.array([4.0]), np.array([2e-4]), CHINCHILLA)
+    penalty = Penalty(MEAN, precision, 4.0, 2e-4, 1.0, CHINCHILLA)
     root = penalty.root(CHINCHILLA.natural(MEAN + deviations * np.sqrt(np.diag(USUAL.covariance))))
     np.testing.assert_allclose(root @ root.T, pull * precision, rtol=1e-9, atol=1e-9)
 
@@ -92,17 +93,17 @@ def test_from_the_prior_to_the_fit_as_the_prior_widens():
     runs = measured(12)
     fresh = np.log(fit(runs, "chinchilla").law.loss(**FAR))
     grown = [dataclasses.replace(USUAL, covariance=USUAL.covariance * factor) for factor in 10.0 ** np.arange(-6, 7)]
-    distances = [abs(np.log(law_of(row).loss(**FAR)) - fresh) for row in modes(runs, grown).natural]
+    distances = [abs(np.log(posterior(runs, each, "chinchilla").law.loss(**FAR)) - fresh) for each in grown]
     assert distances[0] == pytest.approx(abs(np.log(USUAL.law.loss(**FAR)) - fresh), rel=0.05)
     assert distances[-1] < 0.002
     assert all(later <= earlier + 1e-4 for earlier, later in pairwise(distances))
 
 
-def test_a_fit_agrees_with_the_batched_modes():
+def test_a_fit_is_the_mode_of_the_posterior():
     runs = measured(12)
     np.testing.assert_allclose(
         list(fit(runs, "chinchilla", prior=USUAL).law.coefficients.values()),
-        list(law_of(modes(runs, [USUAL]).natural[0]).coefficients.values()),
+        list(posterior(runs, USUAL, "chinchilla").law.coefficients.values()),
         rtol=1e-3,
     )
 
@@ -119,18 +120,18 @@ def test_intervals_know_the_prior():
     assert high - low < fresh_high - fresh_low
 
 
-def test_standard_errors_cover_the_truth():
-    errors = []
+def test_draws_of_a_posterior_cover_the_truth():
+    hits = []
     for seed in range(40):
         truth = law_of(
             CHINCHILLA.natural(
                 MEAN + np.linalg.cholesky(USUAL.covariance) @ np.random.default_rng(seed).normal(size=5)
             )
         )
-        found = modes(measured(12, seed, law=truth), [USUAL])
-        log_loss, error = found.losses(Runs.from_columns(7e10, 1e12, 1.0, 2.0))
-        errors.append(float((log_loss - np.log(truth.loss(**FAR))).item() / error.item()))
-    assert 0.75 <= np.mean(np.abs(errors) < 1.645) <= 0.99
+        law = posterior(measured(12, seed, law=truth), USUAL, "chinchilla").draw(200)
+        low, high = np.quantile(law.loss_draws(**FAR), [0.05, 0.95])
+        hits.append(low < truth.loss(**FAR) < high)
+    assert 0.75 <= np.mean(hits) <= 0.99
 
 
 def test_other_units_widen_the_prior_in_their_direction_alone():
@@ -194,7 +195,7 @@ def test_the_population_that_ships_is_estimated_from_its_members():
     for ours, theirs in ((shipped, population), (shipped.experts, experts)):
         np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-9)
         np.testing.assert_allclose(ours.covariance, theirs.covariance, rtol=1e-9, atol=1e-10)
-        assert (ours.dof, ours.dependence, ours.sources) == (theirs.dof, theirs.dependence, theirs.sources)
+        assert (ours.dof, ours.sources) == (theirs.dof, theirs.sources)
         assert ours.noise == pytest.approx(theirs.noise, rel=1e-9)
         assert (ours.kind, ours.coordinates.names) == (theirs.kind, theirs.coordinates.names)
 
@@ -306,8 +307,8 @@ def test_the_first_coordinates_of_a_joint_law_are_those_of_its_dense_models():
     dense = CHINCHILLA.of_natural(natural_of(ChinchillaLaw.form, {"m": m, "mu": mu, "n": n, "nu": nu, "c": JOINT.c}))
     np.testing.assert_allclose(prior(JOINT).mean[:5], dense, rtol=1e-9)
     public, joint = prior(), fit(dense_runs(JOINT), prior="public")
-    assert joint.problem.objective.penalty.mean[0, :5] == pytest.approx(public.mean)
-    assert joint.problem.objective.penalty.mean[0, 5:] == pytest.approx(prior(JOINT).mean[5:])
+    assert joint.problem.objective.penalty.mean[:5] == pytest.approx(public.mean)
+    assert joint.problem.objective.penalty.mean[5:] == pytest.approx(prior(JOINT).mean[5:])
 
 
 def test_coordinates_go_on_smoothly_where_an_exponent_has_no_logarithm():

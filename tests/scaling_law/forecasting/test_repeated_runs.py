@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from scaling_law import StackLaw, forecast, stack_laws
+from scaling_law import forecast
 from scaling_law.commands.cli import app
 from tests.scaling_law.fitting.test_repetition import TRUTH, repeated_runs
 
 AT = {"n_active": 6e9, "tokens": 8e11}
-KINDS = ("chinchilla", "prior")
 
 
 @pytest.fixture(scope="module")
@@ -21,36 +20,23 @@ def runs():
 
 def test_models_are_forecast_on_the_tokens_they_repeat(runs):
     asked = [{**AT, "unique_tokens": "20B"}, {**AT, "unique_tokens": "100B"}, AT]
-    answer = forecast(runs, asked, kinds=KINDS, unique_tokens="unique_tokens")
+    answer = forecast(runs, asked, unique_tokens="unique_tokens")
     assert [row["unique_tokens"] for row in answer.rows] == [2e10, 1e11, 8e11]
     truth = TRUTH.loss(AT["n_active"], AT["tokens"], unique_tokens=[2e10, 1e11, 8e11])
     for row, loss in zip(answer.rows, truth, strict=True):
         assert row["loss"] == pytest.approx(loss, abs=0.03)
         assert row["low"] < loss < row["high"]
         assert (row["n_active"], row["tokens"]) == (6e9, 8e11)
-    assert any(warning.startswith("the laws count repeated data with R*_D = ") for warning in answer.warnings)
+    assert any(warning.startswith("the law counts repeated data with R*_D = ") for warning in answer.warnings)
     assert np.isfinite(np.array(answer.fans)).all()
 
 
 def test_runs_that_repeat_are_told_so(runs):
-    answer = forecast(runs, AT, kinds=KINDS)
+    answer = forecast(runs, AT)
     assert any(
         "epochs varies in the runs but not in this law" in warning and "--unique-tokens" in warning
         for warning in answer.warnings
     )
-
-
-def test_a_stack_keeps_what_repeated_tokens_are_worth(runs, tmp_path):
-    law = stack_laws(runs, kinds=KINDS, unique_tokens="unique_tokens")
-    law.save_pretrained(tmp_path)
-    loaded = StackLaw.from_pretrained(tmp_path)
-    assert loaded.repetition == law.repetition
-    assert law.repetition.tokens == pytest.approx(8.0, rel=0.1)
-    assert law.conditions.rmse < 0.02
-    truth = TRUTH.loss(2e9, 8e10, unique_tokens=5e9)
-    assert loaded.loss(2e9, 8e10, unique_tokens=5e9) == pytest.approx(truth, abs=0.03)
-    row = loaded.optimal(1e21, [1], unique_tokens="5B", force=True).best
-    assert row.loss == pytest.approx(TRUTH.optimal(1e21, [1], unique_tokens="5B", force=True).best.loss, abs=0.03)
 
 
 def test_in_the_shell(runs, tmp_path):
@@ -65,7 +51,7 @@ def test_in_the_shell(runs, tmp_path):
         "6B",
         "--tokens",
         "800B",
-        "--kinds",
+        "--kind",
         "chinchilla",
     ]
     repeats = ["--unique-tokens", "unique_tokens", "--at-unique-tokens", "20B"]

@@ -31,7 +31,7 @@ def test_a_loss_with_two_digits_swapped_is_named(run, loss, pair):
     topic = f"run {longer} lies above {shorter}, a shorter run of its model"
     (warning,) = said(runs.warnings, topic)
     assert warning.topic == topic
-    for warnings in (fit(runs, "chinchilla").warnings, forecast(runs, FAR, kinds="chinchilla").warnings):
+    for warnings in (fit(runs, "chinchilla").warnings, forecast(runs, FAR, kind="chinchilla").warnings):
         assert said(warnings, topic[1:])
         assert said(warnings, f"{run} lies far from the law of the others") or said(warnings, f"{run} (")
 
@@ -39,7 +39,7 @@ def test_a_loss_with_two_digits_swapped_is_named(run, loss, pair):
 def test_a_loss_that_no_shorter_run_contradicts_is_far_from_the_others():
     runs = table(r13=2.7836)
     assert not runs.warnings
-    (text,) = said(forecast(runs, FAR, kinds="chinchilla").warnings, "far from the law of the others")
+    (text,) = said(forecast(runs, FAR, kind="chinchilla").warnings, "far from the law of the others")
     assert text.startswith("run r13 lies far")
     (text,) = said(fit(runs, "chinchilla").warnings, "far from the law of the others")
     assert text.topic == "run r13 lies far from the law of the others"
@@ -47,6 +47,6 @@ def test_a_loss_that_no_shorter_run_contradicts_is_far_from_the_others():
 
 def test_sound_runs_and_runs_of_many_recipes_are_not_named():
     assert not table().warnings
-    assert not said(forecast(table(), FAR, kinds="chinchilla").warnings, "others")
+    assert not said(forecast(table(), FAR, kind="chinchilla").warnings, "others")
     mixed = Runs.from_columns(N, D, 1.0, LOSS * np.tile([1.0, 1.2], 7))
     assert not said(mixed.warnings, "of its model")

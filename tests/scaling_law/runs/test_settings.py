@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scaling_law import JointLaw, Law, fit, forecast, load_runs, stack_laws
+from scaling_law import JointLaw, Law, fit, forecast, load_runs
 from scaling_law.runs import best_of
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.settings import find_blend, places
@@ -130,7 +130,7 @@ def test_a_filter_keeps_runs_without_a_counterpart_and_quotes_names_and_values()
     assert chosen.blend() is None
 
 
-def test_fits_forecasts_stacks_and_saved_laws_say_so_and_are_not_trusted(tmp_path):
+def test_fits_forecasts_and_saved_laws_say_so_and_are_not_trusted(tmp_path):
     runs = load_runs(table(CORPORA))
     result = fit(runs, "chinchilla")
     assert "corpus (web, code) tells them apart" in " ".join(result.warnings)
@@ -138,16 +138,15 @@ def test_fits_forecasts_stacks_and_saved_laws_say_so_and_are_not_trusted(tmp_pat
     result.law.save_pretrained(tmp_path)
     saved = Law.from_pretrained(tmp_path)
     assert "corpus" in saved.optimal(1e20, experts=[1]).warnings[0]
-    answer = forecast(runs, FAR, kinds=("prior",))
+    answer = forecast(runs, FAR)
     assert "corpus" in answer.warnings[0]
     assert not answer.trusted
-    assert "corpus" in stack_laws(runs, kinds=("prior",)).conditions.doubts[0]
     agreed = fit(runs, "chinchilla", mix="corpus")
     assert agreed.status.doubts == ()
-    assert forecast(runs, FAR, mix=("corpus",), kinds=("prior",)).trusted
+    assert forecast(runs, FAR, mix=("corpus",)).trusted
     with pytest.raises(ValueError, match=r"mix='copus' is unknown.*corpus"):
         fit(runs, "chinchilla", mix="copus")
-    web = forecast(load_runs(table(CORPORA), where="corpus = web"), FAR, kinds=("chinchilla",))
+    web = forecast(load_runs(table(CORPORA), where="corpus = web"), FAR, kind="chinchilla")
     assert web.trusted
     assert web.rows[0]["loss"] == pytest.approx(float(LAW.loss(2e9, 4e10, 1)), rel=0.02)
 
@@ -155,7 +154,7 @@ def test_fits_forecasts_stacks_and_saved_laws_say_so_and_are_not_trusted(tmp_pat
 def test_a_law_of_tuned_runs_is_that_of_the_best_rates():
     grid = load_runs(table(lambda n: bowl(n, moves=0.3), noise=0.001))
     blended, tuned = (
-        forecast(runs, FAR, kinds=("chinchilla",)).rows[0]["loss"] for runs in (grid, best_of(grid, "learning_rate"))
+        float(fit(runs, "chinchilla").law.loss(2e9, 4e10)) for runs in (grid, best_of(grid, "learning_rate"))
     )
     truth = float(LAW.loss(2e9, 4e10, 1))
     assert tuned == pytest.approx(truth, rel=0.012)

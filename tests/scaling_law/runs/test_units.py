@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from scaling_law import JointLaw, Law, Runs, fit, forecast, load_runs, stack_laws
+from scaling_law import JointLaw, Law, Runs, fit, forecast, load_runs
 from scaling_law.formulas.files import published_loss
 from scaling_law.runs.rows import RunsError
 from tests.hub.samples import make_record
@@ -129,8 +129,7 @@ def test_what_is_odd_is_a_warning_that_fits_forecasts_and_saved_laws_carry(table
     saved = Law.from_pretrained(tmp_path)
     assert saved.conditions.doubts == runs.warnings
     assert said in saved.optimal(1e21, experts=[1], force=True).warnings[0]
-    assert any(said in text for text in forecast(runs, FAR, kinds=("prior",)).warnings)
-    assert stack_laws(runs, kinds=("prior",)).conditions.doubts == runs.warnings
+    assert any(said in text for text in forecast(runs, FAR).warnings)
 
 
 def test_ordinary_runs_and_tiny_ones_of_bytes_are_not_odd():

@@ -1,0 +1,145 @@
+"""What the library forecasts on the list of splits, and two designs beside it, as numbers: cells.csv.
+
+A lab left out is not in the population of laws behind its own forecasts, nor in what says how wide these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from scaling_law import Prior, Runs
+from scaling_law.fitting.holdout import distances
+from scaling_law.fitting.posterior import DEPENDENCE, DEPENDENCE_WITH_MISFIT, MISFIT, posterior
+from scaling_law.fitting.prior import OTHER_CORPUS, POPULATION
+from scaling_law.forecasting.forecast import DRAWS, ONE_SIGMA
+from studies.common import read_csv, rows_of, write_csv
+from studies.forecasts.members import estimate, read_population
+from studies.forecasts.methods import Forecast, fit_fresh
+from studies.forecasts.splits import Split, splits_of
+
+RECORDS = Path(__file__).with_name("cells.csv")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A split: RMSE in nats of the fresh forms (0 where not determined) and of three designs, and what intervals hold.
+
+    `chosen` is the fresh form that rolling origins choose, `stack` the error of `forecast` before 29 November, `plain`
+    that of one law without misfit. `inside_*` of the `runs_*` furthest out in C, N or D lie in their 90 % intervals.
+    `inside_plain` of all lie in those of the law without misfit.
+    """
+
+    set: str
+    lab: str
+    cut: str
+    fitted: int
+    held_out: int
+    chinchilla: float
+    interaction: float
+    chosen: str
+    stack: float
+    plain: float
+    forecast: float
+    runs_c: int
+    inside_c: int
+    runs_n: int
+    inside_n: int
+    runs_d: int
+    inside_d: int
+    inside_plain: int
+
+    @property
+    def fresh(self) -> dict[str, float]:
+        """The errors of the fresh forms that the runs determine."""
+        errors = {"chinchilla": self.chinchilla, "interaction": self.interaction}
+        return {form: error for form, error in errors.items() if error}
+
+    def over_chosen(self, error: float) -> float:
+        """Return an error over that of the form chosen."""
+        return error / self.fresh[self.chosen]
+
+    def over_better(self, error: float) -> float:
+        """Return an error over that of the better form in hindsight."""
+        return error / min(self.fresh.values())
+
+    @property
+    def inside(self) -> int:
+        """The runs that lie in their 90 % intervals."""
+        return self.inside_c + self.inside_n + self.inside_d
+
+    @property
+    def held(self) -> dict[str, tuple[int, int]]:
+        """The runs furthest out in each direction, and those of them in their intervals."""
+        return {
+            "C": (self.runs_c, self.inside_c),
+            "N": (self.runs_n, self.inside_n),
+            "D": (self.runs_d, self.inside_d),
+        }
+
+
+def take(tables: Mapping[str, Runs]) -> Path:
+    """Forecast every split again; the errors of the stack stay what they were."""
+    before = {(cell.set, cell.cut): cell for cell in read()}
+    cells = []
+    for split in splits_of(tables):
+        train, held_out = split.divide(tables[split.set])
+        train = replace(train, experts=np.ones(len(train)))
+        cells.append(make_cell(split, train, held_out, before[split.set, split.cut].stack))
+    return write_csv(RECORDS, rows_of(cells, Cell))
+
+
+def make_cell(split: Split, train: Runs, held_out: Runs, stack: float) -> Cell:
+    """Forecast the held-out runs of a split."""
+    fresh, chosen = fit_fresh(train, held_out)
+    prior = prior_without((split.lab,))
+    plain = forecast_runs(train, held_out, prior, 0.0, DEPENDENCE)
+    forecast = forecast_runs(train, held_out, prior, MISFIT, DEPENDENCE_WITH_MISFIT)
+    inside = forecast.inside(held_out.loss)
+    direction = np.argmax(distances(train, held_out), axis=0)
+    counts = []
+    for place in range(3):
+        is_furthest = direction == place
+        counts += [int(is_furthest.sum()), int(inside[is_furthest].sum())]
+    return Cell(
+        split.set,
+        split.lab,
+        split.cut,
+        len(train),
+        len(held_out),
+        round(fresh.get("chinchilla", 0.0), 4),
+        round(fresh.get("interaction", 0.0), 4),
+        chosen,
+        stack,
+        round(plain.rmse(held_out.loss), 4),
+        round(forecast.rmse(held_out.loss), 4),
+        counts[0],
+        counts[1],
+        counts[2],
+        counts[3],
+        counts[4],
+        counts[5],
+        int(plain.inside(held_out.loss).sum()),
+    )
+
+
+def forecast_runs(train: Runs, held_out: Runs, prior: Prior, misfit: float, dependence: float) -> Forecast:
+    """Forecast as the library does, with slopes of a misfit of this scale and so many runs worth one."""
+    law = posterior(train, prior, "interaction", misfit=misfit, dependence=dependence)
+    draws, _ = law.forecast(held_out, DRAWS)
+    low, log_loss, high = np.quantile(draws, (ONE_SIGMA[0], 0.5, ONE_SIGMA[1]), axis=0)
+    return Forecast(log_loss, np.hypot(0.5 * (high - low), law.noise))
+
+
+def prior_without(labs: Collection[str]) -> Prior:
+    """Estimate the population of the other labs, in other units, as `forecast` takes it."""
+    members, settings, *_ = read_population(POPULATION)
+    return estimate([member for member in members if member.lab not in labs], **settings).in_units(*OTHER_CORPUS)
+
+
+def read(path: Path = RECORDS) -> list[Cell]:
+    """Read the records."""
+    return read_csv(path, Cell)

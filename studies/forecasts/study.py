@@ -1,0 +1,215 @@
+"""The page on forecasts, from the records: of cells (cells.csv) and of simulated laboratories (simulated.csv).
+
+`designs` says how the model behind `forecast` was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from hub.base.errors import InputError
+from studies.common import Page, Part
+from studies.forecasts import cells, simulated
+from studies.forecasts.cells import Cell
+from studies.forecasts.methods import FRESH, by_lab
+from studies.forecasts.sets import read_sets
+from studies.forecasts.splits import CUT_NAMES
+
+# What is asked: of the error over that of the fresh form chosen, and over the better in hindsight.
+RATIO = 0.80
+HINDSIGHT = 1.10
+# No cell of so many held-out runs should be worse than this over the form chosen.
+MANY = 10
+WORST = 2.0
+COVERAGE = (0.85, 0.95)
+# Of two designs the simpler is taken if it is within this of the other.
+MARGIN = 0.03
+DESIGNS = {"one law": "plain", "one law with a misfit": "forecast", "the stack": "stack"}
+
+
+@dataclass(frozen=True)
+class Records:
+    """The cells of all splits, and the simulated laboratories."""
+
+    cells: Sequence[Cell]
+    simulated: list[simulated.Simulated]
+
+    @cached_property
+    def compared(self) -> list[Cell]:
+        """The cells whose runs determine a fresh fit."""
+        return [cell for cell in self.cells if cell.chosen]
+
+    def at(self, cut: str) -> list[Cell]:
+        """Return the cells of a cut that are compared."""
+        return [cell for cell in self.compared if cell.cut == cut]
+
+    def over_chosen(self, design: str) -> float:
+        """Return the error of a design over that of the form chosen, the geometric mean over cells."""
+        return geometric_mean([cell.over_chosen(getattr(cell, design)) for cell in self.compared])
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean."""
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def read() -> Records:
+    """Read the records."""
+    return Records(cells.read(), simulated.read())
+
+
+def take(sources: Sequence[Path]) -> list[Path]:
+    """Forecast the splits again, from a folder that holds all public tables under their own names."""
+    (folder,) = sources
+    tables, missing = read_sets(folder)
+    if missing:
+        raise InputError("; ".join(missing))
+    return [cells.take(tables)]
+
+
+def methods(records: Records) -> Iterator[Part]:
+    """List the error of every method at every cut, and the forecast's over the fresh form's."""
+    yield "method", *CUT_NAMES
+    cells_at = {cut: records.at(cut) for cut in CUT_NAMES}
+    for method in (*FRESH, "chosen fresh", "forecast"):
+        row = []
+        for group in cells_at.values():
+            row.append(f"{by_lab((cell.lab, error_of(cell, method)) for cell in group):.4f}")
+        yield method, *row
+    over_chosen = []
+    over_better = []
+    counts = []
+    for group in cells_at.values():
+        over_chosen.append(f"{geometric_mean([cell.over_chosen(cell.forecast) for cell in group]):.2f}")
+        over_better.append(f"{geometric_mean([cell.over_better(cell.forecast) for cell in group]):.2f}")
+        counts.append(f"{len(group)} ({len({cell.lab for cell in group})})")
+    yield "forecast over chosen", *over_chosen
+    yield "forecast over the better", *over_better
+    yield "sets (labs)", *counts
+
+
+def error_of(cell: Cell, method: str) -> float:
+    """Return the RMSE of a method; of a fresh form that the runs do not determine, that of the other."""
+    if method == "forecast":
+        return cell.forecast
+    return cell.fresh.get(method, cell.fresh[cell.chosen])
+
+
+def goals(records: Records) -> Iterator[Part]:
+    """Compare the forecast that the library makes with its goals."""
+    yield "goal", "asked", "measured", ""
+    compared = records.compared
+    ratio = records.over_chosen("forecast")
+    yield "error over the chosen fresh form's", f"{RATIO:.2f}", f"{ratio:.2f}", _verdict(ratio <= RATIO)
+    ratio = by_lab((cell.lab, cell.over_chosen(cell.forecast)) for cell in compared)
+    yield "the same, labs equally", "–", f"{ratio:.2f}", ""
+    ratio = geometric_mean([cell.over_better(cell.forecast) for cell in compared])
+    yield "error over the better form's", f"{HINDSIGHT:.2f}", f"{ratio:.2f}", _verdict(ratio <= HINDSIGHT)
+    ratios = np.array([cell.over_chosen(cell.forecast) for cell in compared if cell.held_out >= MANY])
+    n_worse = int(np.sum(ratios > WORST))
+    value = f"{n_worse} of {len(ratios)}, the largest {ratios.max():.2f}"
+    yield f"cells of {MANY} runs above {WORST:g}", "0", value, _verdict(n_worse == 0)
+    low, high = COVERAGE
+    for direction in ("C", "N", "D"):
+        total, inside = np.sum([cell.held[direction] for cell in records.cells], axis=0)
+        share = inside / total
+        asked = f"{low:.0%} to {high:.0%}"
+        yield f"90 % intervals, runs furthest in {direction}", asked, f"{share:.1%}", _verdict(low <= share <= high)
+        share = _share_of_labs(records.cells, direction)
+        yield "the same, labs equally", asked, f"{share:.1%}", _verdict(low <= share <= high)
+
+
+def _share_of_labs(group: Sequence[Cell], direction: str) -> float:
+    """Return the share of runs furthest in a direction that lie in their intervals, the mean over labs."""
+    shares = []
+    for lab in {cell.lab for cell in group}:
+        total, inside = np.sum([cell.held[direction] for cell in group if cell.lab == lab], axis=0)
+        if total:
+            shares.append(inside / total)
+    return float(np.mean(shares))
+
+
+def _verdict(is_met: bool) -> str:
+    return "met" if is_met else "missed"
+
+
+def designs(records: Records) -> Iterator[Part]:
+    """Compare the three designs on all cells."""
+    many = [cell for cell in records.compared if cell.held_out >= MANY]
+    yield (
+        "design",
+        "over the chosen fresh form's",
+        "labs equally",
+        "over the better's",
+        f"cells above {WORST:g}",
+        "largest",
+    )
+    for name, design in DESIGNS.items():
+        ratios = np.array([cell.over_chosen(getattr(cell, design)) for cell in many])
+        yield (
+            name,
+            f"{records.over_chosen(design):.3f}",
+            f"{by_lab((cell.lab, cell.over_chosen(getattr(cell, design))) for cell in records.compared):.3f}",
+            f"{geometric_mean([cell.over_better(getattr(cell, design)) for cell in records.compared]):.3f}",
+            f"{int(np.sum(ratios > WORST))} of {len(ratios)}",
+            f"{ratios.max():.2f}",
+        )
+
+
+def labs(records: Records) -> Iterator[Part]:
+    """List what the forecast does for each lab, of which nothing was used."""
+    yield "lab", "cells", "error over the chosen fresh form's", "over the better's", "in 90 %"
+    for lab in sorted({cell.lab for cell in records.cells}):
+        group = [cell for cell in records.compared if cell.lab == lab]
+        counts = np.sum([(cell.held_out, cell.inside) for cell in records.cells if cell.lab == lab], axis=0)
+        yield (
+            lab,
+            len(group),
+            f"{geometric_mean([cell.over_chosen(cell.forecast) for cell in group]):.2f}",
+            f"{geometric_mean([cell.over_better(cell.forecast) for cell in group]):.2f}",
+            f"{counts[1] / counts[0]:.0%}",
+        )
+
+
+def simulated_labs(records: Records) -> Iterator[Part]:
+    """List what forecasts do for simulated laboratories."""
+    yield from simulated.simulated(records.simulated)
+
+
+def forecasts(records: Records) -> Iterator[Part]:
+    """List every split with the RMSE of every method."""
+    designs_of_cells = ("forecast", "plain", "stack")
+    header = ("set", "lab", "cut", "fitted", "held out", *FRESH, "chosen", "forecast", "one law", "stack")
+    yield *header, "over chosen", "over the better", "in 90 %"
+    for cell in sorted(records.cells, key=lambda cell: (cell.set, CUT_NAMES.index(cell.cut))):
+        errors = [f"{cell.fresh[form]:.4f}" if form in cell.fresh else "" for form in FRESH]
+        ratios = ["", ""]
+        if cell.chosen:
+            ratios = [f"{ratio(cell.forecast):.2f}" for ratio in (cell.over_chosen, cell.over_better)]
+        yield (
+            cell.set,
+            cell.lab,
+            cell.cut,
+            cell.fitted,
+            cell.held_out,
+            *errors,
+            cell.chosen,
+            *(f"{getattr(cell, design):.4f}" for design in designs_of_cells),
+            *ratios,
+            f"{cell.inside / cell.held_out:.0%}",
+        )
+
+
+CLAIMS = {
+    "one law with a misfit is within the margin of the stack": lambda r: (
+        r.over_chosen("forecast") <= (1 + MARGIN) * r.over_chosen("stack")
+    ),
+    "one law without a misfit is not": lambda r: r.over_chosen("plain") > (1 + MARGIN) * r.over_chosen("stack"),
+}
+BLOCKS = (methods, goals, labs, designs, simulated_labs)
+PAGE = Page(read, blocks=BLOCKS, tables=(forecasts,), claims=CLAIMS)
