@@ -10,7 +10,7 @@ over N_act, D, C and D/N, where z and w are standard normal. x_v is the ln of ho
 runs, y_v outside that of the runs of the same E (as `RangeCheck` counts it); both are 0 inside. Models of one answer
 share z and w. So the first term hardly moves a comparison of models that lie equally far out, and the second moves it
 by as many doublings as their E are apart. σ and τ are in `EVIDENCE`. Draws of a posterior under a prior have no
-further error: they are as wide as other labs' held-out runs ask for.
+further error: their width was set by other labs' held-out runs.
 """
 
 from __future__ import annotations
