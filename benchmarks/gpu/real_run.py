@@ -20,8 +20,8 @@ from benchmarks.gpu.kit import Keep
 from benchmarks.gpu.measure import WARM_UP, StepClock, arguments_of, text, train_py, use_backend
 from benchmarks.model_speed import DEVICE
 from hub import RunRecord
+from scaling_law.forecasting.curves import read_lines
 from training.configuration.arguments import TrainingArguments
-from training.run.forecast import read_lines
 from training.run.step import Session, StepResult
 from training.run.timing import finish, release
 

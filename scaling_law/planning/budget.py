@@ -385,7 +385,7 @@ class Budget:
         assert self.cluster is not None
         seconds = self.seconds - self.serving_seconds(d_model, experts, limits)
         models = limits.widths(d_model, experts)
-        tokens = self.cluster.tokens(models, np.maximum(seconds, 1.0), with_draws)
+        tokens = self.cluster.tokens(models, np.where(seconds > 0, seconds, 1.0), with_draws)
         return np.where(seconds > 0, tokens, 0.0)
 
     def serving_seconds(self, d_model: Any, experts: Any, limits: Limits) -> FloatArray:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -200,7 +200,7 @@ def counted(monkeypatch):
 def runner_step(runner: passes.PassRunner, model: Model, step_batches, key) -> None:
     with runner.step(model.run_pass, key) as run:
         for batch in step_batches:
-            run(*batch)
+            run(*batch, nullcontext())
 
 
 def test_passes_are_captured_once_for_a_key_and_again_for_another(monkeypatch):

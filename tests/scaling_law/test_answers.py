@@ -14,9 +14,11 @@ from scaling_law import (
     JointLaw,
     compare,
     describe,
+    diagnose,
     fit,
     forecast,
     laws,
+    live,
     promote,
     scale_out,
     speedup,
@@ -30,6 +32,7 @@ from tests.scaling_law.synthetic import tiny_runs
 
 LAW = JointLaw.published()
 LAW = LAW.replace(draws=LAW.draws[:60])
+LOG = [{"step": step, "tokens": 1e8 * step, "loss": 2.5 + 3 * step**-0.5} for step in range(1, 61)]
 ANSWERS = {
     "optimal": lambda: LAW.optimal(1e22, memory="80GB", kv_tokens="16k"),
     "optimal in hours": lambda: LAW.optimal(hours=72, gpus=8, gpu="h100", experts=[1, 8]),
@@ -48,7 +51,9 @@ ANSWERS = {
     "speedup of runs": lambda: speedup(tiny_runs(), tiny_runs()),
     "describe": lambda: describe(SWITCH, law=LAW),
     "describe with tokens": lambda: describe(SWITCH, 1e10, law=LAW),
-    "forecast": lambda: forecast(tiny_runs(), {"n_active": "10M", "tokens": "50M", "experts": 8}, kinds=("prior",)),
+    "forecast": lambda: forecast(tiny_runs(), {"n_active": "10M", "tokens": "50M", "experts": 8}),
+    "live": lambda: live(LOG, n_active="400M", tokens="12B", schedule="wsd:0.2"),
+    "diagnose": lambda: diagnose("qwen3-30b-a3b", gpu="h100", gpus=64, tokens_per_second="600K"),
     "promote": lambda: promote(tiny_runs(), tiny_runs()),
     "fit": lambda: fit(tiny_runs(), "chinchilla"),
     "compare": lambda: compare(1e21, laws=["chinchilla", "besiroglu"]),

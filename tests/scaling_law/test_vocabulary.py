@@ -92,7 +92,7 @@ def test_nothing_has_a_second_name(surface):
 
 @pytest.mark.parametrize("question", ["optimal", "plan", "reach"])
 def test_what_a_command_takes_python_takes_under_the_same_name(question):
-    of_the_shell = {"law", "as_json", "verbose", "sweep", "output", "overwrite"}
+    of_the_shell = {"law", "as_json", "verbose", "sweep", "output", "overwrite", "why"}
     words = {param.name for param in COMMANDS[question].params} - of_the_shell
     assert words - parameters(getattr(Law, question)) == set()
 

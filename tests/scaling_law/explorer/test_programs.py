@@ -98,7 +98,7 @@ def test_an_assistant_finds_the_tools_and_asks_one(address, published):
 
 
 @pytest.mark.usefixtures("folder")
-def test_an_assistant_asks_the_ten_questions_by_the_schema(address, published):
+def test_an_assistant_asks_the_questions_by_the_schema(address, published):
     jsonschema = pytest.importorskip("jsonschema")
     from mcp import ClientSession
     from mcp.client.streamable_http import streamable_http_client
@@ -113,7 +113,7 @@ def test_an_assistant_asks_the_ten_questions_by_the_schema(address, published):
             await session.initialize()
             listed = {tool.name.rpartition("_")[2]: tool for tool in (await session.list_tools()).tools}
             answers = []
-            for question in questions():
+            for question in filter(lambda question: question.tool, questions()):
                 name, _, text = question.tool.partition(" ")
                 arguments = json.loads(text)
                 jsonschema.validate(arguments, {**listed[name].inputSchema, "additionalProperties": False})

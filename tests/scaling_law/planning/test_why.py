@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from hub.base.tables import as_text
 from scaling_law import ChinchillaLaw, JointLaw
 from scaling_law.commands.cli import app
+from scaling_law.formulas.conditions import evidence
 from scaling_law.planning.design import predicted_loss
 
 
@@ -26,7 +27,7 @@ def test_an_answer_far_outside_says_what_backtests_missed_there(law):
     assert "0.0062 nats" in why.fit
     assert why.outside == best.warnings
     assert [line.partition(":")[0] for line in why.backtests] == ["C = 6·N·D", "N_act, D", "D/N"]
-    assert "0.037 nats" in why.backtests[0]
+    assert evidence()["trusted"][0]["because"] in why.backtests[0]
     assert why.nearest == f"18 runs with E = {best.experts}: 78.7M…321M active on 500M…16B tokens"
     assert why.trusted
     losses = law.replace(conditions=None).loss_draws(best.n_active, best.tokens, best.experts)
