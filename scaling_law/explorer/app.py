@@ -54,8 +54,8 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 TITLE = "Joint MoE scaling laws"
 INTRODUCTION = """# How many experts, how big, how many tokens?
 
-A scaling law picks them for a training budget and a memory limit: by default the joint law of dense and
-Mixture-of-Experts models of [Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)."""
+A scaling law picks them for a budget and a memory limit: by default the joint law of
+[Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)."""
 # What an empty field means.
 EMPTY = {
     "memory": "no limit",
@@ -299,7 +299,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
     text("batch", "Batch size", "such as 4M tokens, or a ramp of sequences: 0:128,0.5B:256")
     by_name = f"{PUBLISHED}: Ludziejewski et al. 2025; others as in scaling-law compare"
     inputs["law"] = gr.Dropdown([*laws], label="Law", info=by_name, value=first.law, elem_id="law")
-    text("accuracy", "Downstream accuracy", "such as arc_easy, hellaswag; expected at this loss")
+    text("accuracy", "Downstream accuracy", "such as arc_easy, hellaswag; expected at this loss", elem_classes="broad")
     return preset, inputs, sliders
 
 
