@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -117,8 +118,8 @@ def _refuse_constant(token: str) -> NoReturn:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> Fields:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise InputError(f"the field {max(names, key=names.count)[:80]!r} occurs twice")
+        repeated_name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise InputError(f"the field {repeated_name[:80]!r} occurs twice")
     return fields
 
 
