@@ -36,14 +36,11 @@ _NUMBER = re.compile(r"nan|[-+]?(inf|[\d.]+(e[-+]?\d+)?)")
 FORMER_FIELDS = {("run", "stop_hopeless"): False}
 
 
-def parse_command_line(argv: list[str] | TrainingArguments, output_dir: str = "") -> TrainingArguments:
+def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArguments:
     """Read `--preset NAME …`, `--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
 
-    `--preset` takes the place of the file's presets; `output_dir` and errors are those of `from_dict`. Arguments that
-    are already parsed are returned.
+    `--preset` takes the place of the file's presets; `output_dir` and errors are those of `from_dict`.
     """
-    if isinstance(argv, TrainingArguments):
-        return argv
     answer_help(argv)
     parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config")

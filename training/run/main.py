@@ -58,7 +58,8 @@ def main(argv: list[str] | TrainingArguments | None = None) -> int:
     """
     with guard_output("stderr"), log_to_stderr("training"):
         try:
-            arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
+            words = sys.argv[1:] if argv is None else argv
+            arguments = words if isinstance(words, TrainingArguments) else parse_command_line(words)
             # Whoever has started the group of the processes needs no variables for it.
             if not has_process_group():
                 check_variables()
