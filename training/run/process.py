@@ -47,6 +47,8 @@ def borrow_process() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        # Compiled blocks set it.
+        stack.enter_context(torch._dynamo.config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=False))
         for value, set_value in _settings():
             stack.callback(set_value, value)
         stack.enter_context(_own_accelerate_state())

@@ -20,10 +20,11 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors.torch import load_file
 
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from tests.conftest import free_port
 from tests.training import ranks
 from tests.training.ranks import save_configuration
-from training.run import devices, process
+from training.run import devices, passes, process
 from training.run import main as main_module
 from training.run.main import main
 
@@ -110,6 +111,16 @@ def test_two_at_once_are_refused(train, monkeypatch, capsys):
     assert statuses == [0]
     assert "error: train.py: another thread of this process is training; wait" in capsys.readouterr().err
     assert train("second") == 0
+
+
+def test_the_compiler_is_given_back_as_it_was():
+    config = SwitchMoeConfig(vocab_size=32, d_model=16, n_heads=2, n_blocks=1)
+    dynamo = torch._dynamo.config
+    with dynamo.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=False):
+        with process.borrow_process():
+            passes.compile_blocks(SwitchMoeForCausalLM(config))
+            assert dynamo.skip_fwd_side_effects_in_bwd_under_checkpoint
+        assert not dynamo.skip_fwd_side_effects_in_bwd_under_checkpoint
 
 
 def settings() -> dict:
