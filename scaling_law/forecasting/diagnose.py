@@ -152,9 +152,7 @@ def diagnose(
     if mfu > PEAKS[precision]:
         beyond = f" is {mfu:.1f} times the peak of {gpus} × {device.name} in bf16"
         raise InputError(given("tokens_per_second", tokens_per_second), beyond)
-    seconds = published_runs().seconds(device, precision)
-    least = sum(rate * float(per_token[term]) for term, rate in seconds.items())
-    expected_speed = gpus / (least * max(gpus / device.node, 1.0) ** published_runs().growth)
+    expected_speed = gpus / published_runs().step_seconds(per_token, device, gpus, precision)
     relative_speed = speed / expected_speed
     facts: Fields = {
         "mfu": mfu,

@@ -123,6 +123,11 @@ class Efficiency:
         seconds = self._rates(self.parameters, gpu, precision)
         return dict(zip(self.terms, map(float, seconds), strict=True))
 
+    def step_seconds(self, work: Mapping[str, Any], gpu: Gpu, gpus: int, precision: str = "bf16") -> float:
+        """Compute the seconds of a step in which each of `gpus` GPUs does this `work`, by terms."""
+        on_one_node = sum(rate * float(work[term]) for term, rate in self.seconds(gpu, precision).items())
+        return on_one_node * max(gpus / gpu.node, 1.0) ** self.growth
+
     def draws(self, gpu: Gpu, precision: str = "bf16") -> FloatArray:
         """Draw `seconds`, [DRAWS, terms]: of the parameters, and of a whole run of a lab that is not among these."""
         parameters, (lab, activations, routed, _) = self._sample

@@ -68,18 +68,16 @@ class Results:
 def _judge(row: Timed, rates: Efficiency) -> PublicRun:
     """Return a row with its MFU, and its speed over that by these rates, as `diagnose` computes both."""
     gpu = GPUS[row.gpu]
-    seconds = rates.seconds(gpu, row.precision)
-    expected = sum(rate * float(row.work[term]) for term, rate in seconds.items())
-    expected *= max(row.gpus / gpu.node, 1.0) ** rates.growth
+    expected_seconds = rates.step_seconds(row.work, gpu, row.gpus, row.precision)
     return PublicRun(
         name=row.name,
         gpu=gpu.name,
         gpus=row.gpus,
         precision=row.precision,
         has_experts=row.routed_blocks > 0,
-        weights=row.n_multiplied,
+        weights=float(round(row.n_multiplied)),
         mfu=round(float(row.work["flops"]) * row.tokens_per_second / gpu.peak_flops, 4),
-        relative_speed=round(expected * row.tokens_per_second, 4),
+        relative_speed=round(expected_seconds * row.tokens_per_second, 4),
         source=row.source,
     )
 
