@@ -21,7 +21,7 @@ from hub.base.tables import Table
 from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.answer.answer import Answer, columns_of, span
-from scaling_law.answer.columns import tabulate
+from scaling_law.answer.columns import COLUMNS, tabulate
 from scaling_law.figures import drawing
 from scaling_law.fitting.diagnostics import UNIQUE, find_outliers
 from scaling_law.fitting.fitting import say_far_away
@@ -112,9 +112,8 @@ class Forecast(Answer):
             rows.append(cells)
         notes = [f"intervals of {self.level:.0%}; × largest run: how far a model lies beyond the runs"]
         notes.append(f"{self.kind} law of {len(self.runs)} runs with a misfit, under a prior")
-        notes.append(
-            "share of c: how far the quartiles of c move the forecast, over the distance of its own quartiles"
-        )
+        share = COLUMNS["share_of_constant"]
+        notes.append(f"{share.label}: {share.meaning}")
         return replace(
             tabulate(rows, title=self.verdict, keys=("N_act", "tokens", "E"), notes=notes), warnings=self.warnings
         )
