@@ -12,6 +12,7 @@ from scaling_law import JointLaw, fit, load_runs
 from studies.demo_runs import study
 from studies.demo_runs.crossings import Gaps, format_interval
 from tests.guides import DOCS, text_of
+from training.demo.loop import PAGES
 
 PAGE_AS_WRITTEN = text_of(DOCS / "studies" / "demo_runs.md")
 PAGE = " ".join(re.sub(r"<!-- =\S* -->|<!-- = -->", "", PAGE_AS_WRITTEN).split())
@@ -60,12 +61,14 @@ def test_the_run_that_the_demo_leaves_out(losses, seed):
     runs = [record for record in RECORDS if record["seed"] == seed and record["tokens"] >= 990_000]
     runs.sort(key=lambda record: (record["experts"], record["d_model"], record["tokens"]))
     longest = runs.pop()
-    published = JointLaw.published().coefficients
-    fixed = {name: published[name] for name in ("gamma", "zeta", "e_start", "e_max")}
-    law = fit(load_runs(runs), fixed=fixed).law
+    law = fit(load_runs(runs), prior="public").law
     predicted = float(law.loss(longest["n_active"], longest["tokens"], longest["experts"]))
     measured = f"{longest['eval_loss']:.3f}"
     assert re.search(rf"\| {seed} \| [\d.]+ \| [\d.]+ \| {measured} \| {predicted:.3f} \(", PAGE)
+
+
+def test_the_demo_ends_with_the_coverage_of_this_page():
+    assert f"with a whole model left out its intervals held {number('model-held')} losses" in PAGES
 
 
 def number(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scaling_law import FitResult, JointLaw, Law, Runs, fit
+from scaling_law import FitResult, Law, Runs, fit
 
 
 @dataclass(frozen=True)
@@ -13,15 +13,13 @@ class Scale:
     """Size of a demo: its sweep file, the bytes of text it takes, draws of the law, and the budget it asks for.
 
     Runs count for the law from `fitted_from` tokens on: before, a model knows little more than pairs of letters, and
-    its loss follows no power law. The coefficients `as_published` are fixed, since the runs cannot identify them; a
-    sweep too small to identify any has the published law as a prior instead. The best model for `flops` lies
-    inside the sizes and tokens of the sweep. `seconds` is the time of each step on two idle cores.
+    its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the sweep. `seconds`
+    is the time of each step on two idle cores.
     """
 
     sweep: str
     corpus_bytes: int
     fitted_from: str
-    as_published: tuple[str, ...]
     draws: int
     flops: float
     seconds: Mapping[str, float]
@@ -31,27 +29,16 @@ class Scale:
         """The filter that keeps the runs that count."""
         return f"D >= {self.fitted_from}"
 
-    @property
-    def fixed(self) -> dict[str, float]:
-        """The coefficients that the fit fixes, as published."""
-        coefficients = JointLaw.published().coefficients
-        return {name: coefficients[name] for name in self.as_published}
 
-    def fit_law(self, runs: Runs) -> FitResult[Law]:
-        """Fit the joint law with some coefficients fixed, or with the published law as a prior.
-
-        Of a sweep without some of its models, whatever its design can tell.
-        """
-        if self.as_published:
-            return fit(runs, fixed=self.fixed, allow_unidentifiable=True)
-        return fit(runs, prior=JointLaw.published())
+def fit_law(runs: Runs) -> FitResult[Law]:
+    """Fit the joint law under the public prior: so few runs do not identify all of its coefficients."""
+    return fit(runs, kind="joint", prior="public")
 
 
 FULL = Scale(
     "demo.yaml",
     12_000_000,
     "990K",
-    ("gamma", "zeta", "e_start", "e_max"),
     500,
     1e12,
     {"Corpus": 63, "Tokenizer": 2, "Sweep": 315, "Release": 2, "Fit": 12, "Ask": 2, "Use": 2},
@@ -60,7 +47,6 @@ FAST = Scale(
     "demo-fast.yaml",
     2_000_000,
     "74K",
-    (),
     100,
     7e10,
     {"Corpus": 15, "Tokenizer": 1, "Sweep": 77, "Release": 1, "Fit": 11, "Ask": 1, "Use": 4},
