@@ -171,9 +171,10 @@ def next_runs(
         scaling-law next-runs --law my-law --flops 1e20 --ask optimum:1e22,8 --max-runs 6
 
     The law needs draws: fit it with --bootstrap. No run is shorter than its warm-up, which the records of the fitted
-    runs tell, or --warmup. --memory, --max-parameters and --kv-tokens are limits of `advantage`. --experts, --widths,
-    --tokens-per-parameter and --max-run-flops describe the grid that is used without --candidates. With --like, grid
-    and `advantage` have models of a family and numbers of its routed experts; E of `optimum` and `loss` is a law's.
+    runs tell, or --warmup, and none has less than a third of the least N or D/N of the fitted runs. --memory,
+    --max-parameters and --kv-tokens are limits of `advantage`. --experts, --widths, --tokens-per-parameter and
+    --max-run-flops describe the grid that is used without --candidates. With --like, grid and `advantage` have models
+    of a family and numbers of its routed experts; E of `optimum` and `loss` is a law's.
 
     More examples:
 

@@ -6,7 +6,8 @@ Bayesian linear design: the answer ψ and the ln L of candidate runs have a cova
 
 Of an answer of several numbers, such as the losses of several models, the sum of their variances counts
 (V-optimality). Runs are chosen greedily by reduction per FLOP, then by reduction alone, and exchanged where that
-helps.
+helps. Under a prior the draws are those of the posterior, so this is the predictive variance at the target; as several
+runs count as one in that posterior, so do new runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_flops
 from scaling_law.answer.answer import Answer, columns_of
 from scaling_law.formulas import Formula
-from scaling_law.formulas.conditions import Conditions, ExtrapolationError
+from scaling_law.formulas.conditions import DEPENDENCE, POSTERIOR, Conditions, ExtrapolationError
 from scaling_law.formulas.law import Values, check_shapes, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
@@ -51,6 +52,9 @@ LEAST_DRAWS = 30
 LEAST_ANSWERS = 20
 # Deviations from the median beyond which an answer is an outlier.
 OUTLIER = 5
+# Factor by which N_act and D/N of a proposed run may lie below the least of the fitted runs: that up to which answers
+# are trusted at other D/N (`evidence`).
+SMALLER = 3.0
 # Share of the variance below which a further run is not worth training.
 LEAST_GAIN = 1e-3
 MODEL = ("n_active", "tokens", "experts")
@@ -214,6 +218,24 @@ class Candidates:
             raise InputError(f"{warmup}: no candidate run has the {tokens} tokens that warm-up and decay take")
         return places
 
+    def near(self, conditions: Conditions | None) -> BoolArray:
+        """Mark the runs whose N_act and D/N are at least a third of the least of the fitted runs, if known.
+
+        ValueError if there are none.
+        """
+        limits = conditions.fitted_limits() if conditions else {}
+        is_near = np.full(len(self.tokens), True)
+        bounds = []
+        for name, values in (("N_act", self.n_active), ("D/N", self.tokens / self.n_active)):
+            if name in limits:
+                least = limits[name][0] / SMALLER
+                is_near &= values >= least * (1 - 1e-9)
+                bounds.append(f"{name} ≥ {format_count(least)}")
+        if not is_near.any():
+            few = f"none that is long enough has {' and '.join(bounds)}, a third of the least of the fitted runs"
+            raise InputError(f"candidates: {few}")
+        return is_near
+
 
 class Unaffordable(InputError):
     """No candidate run is as cheap as asked for; `none` says so without the name of the limit."""
@@ -351,16 +373,19 @@ def next_runs(
     """Choose the runs to train with a budget of `flops` so that `answer` becomes most certain.
 
     Args:
-        law: a fitted law with at least 30 draws (`result.bootstrap(...).law`).
+        law: a fitted law with at least 30 draws (`result.bootstrap(...).law`): resamples, or under a prior those of
+            the posterior.
         answer: any function of a law, such as `log_optimal_parameters(1e22)`, or one that returns several numbers,
             such as `predicted_loss` of several models: the sum of their variances is reduced.
         candidates: what may be trained: a table (a DataFrame, rows, columns by name, or Runs) of N_act, D, E, the
             law's other variables and, where it is not 6·N·D, `flops`; or Candidates. Default `budget_grid(flops)` with
             the law's vocabulary.
         noise: standard deviation of ln L of one run, or of each candidate [n]; default the law's RMSE over the mean
-            predicted loss.
+            predicted loss, under a prior times √8, since 8 runs count as one in the posterior.
         warmup_tokens: default that of the fitted runs, where their records say it. No run is proposed whose decay
             (its last fifth) would begin before the warm-up ends; 0 allows all.
+
+    Nor is a run proposed with less than a third of the least N_act or D/N of the fitted runs, where the law knows it.
 
     ValueError for a budget that affords no candidate, too few draws, and an answer that most draws do not have;
     ExtrapolationError for one of this module's answers that lies beyond the law's range guard, unless `force`.
@@ -375,6 +400,7 @@ def next_runs(
         candidates = budget_grid(budget, vocab_size=law.vocab_size)
     every_candidate = Candidates.of(candidates)
     places = every_candidate.past_warmup(warmup_tokens or 0.0, is_given)
+    places = places[every_candidate.take(places).near(law.conditions)]
     candidates = every_candidate.take(places)
     columns = candidates.variables(law)
     noises = _noise_of(law, columns) if noise is None else _read_noise(noise, len(every_candidate.tokens))[places]
@@ -402,12 +428,17 @@ def next_runs(
 
 
 def _noise_of(law: Formula, columns: Columns) -> FloatArray:
-    """Return the law's RMSE over the mean predicted loss: the standard deviation of ln L of each run [n]."""
+    """Return the law's RMSE over the mean predicted loss: the standard deviation of ln L of each run [n].
+
+    Runs of a posterior share what the law misses, so a new run tells less than its own noise lets expect.
+    """
     if law.conditions is None or not law.conditions.rmse:
         reason = " must be given, the standard deviation of ln L: this law has no recorded RMSE"
         raise InputError(given("noise", None), reason)
-    mean_loss = float(np.mean(law.loss(**columns)))
-    return _read_noise(law.conditions.rmse / mean_loss, len(columns["tokens"]))
+    noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
+    if law.conditions.draws == POSTERIOR:
+        noise *= np.sqrt(DEPENDENCE)
+    return _read_noise(noise, len(columns["tokens"]))
 
 
 def _read_noise(noise: ArrayLike, count: int) -> FloatArray:

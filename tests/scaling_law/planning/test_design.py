@@ -5,17 +5,24 @@ from dataclasses import replace
 import numpy as np
 import pandas
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hub.base.errors import InputError
-from scaling_law import ExtrapolationError, JointLaw, Runs, fit
+from scaling_law import ExtrapolationError, JointLaw, Runs, fit, load_runs
+from scaling_law.fitting import posterior
+from scaling_law.formulas.conditions import DEPENDENCE
+from scaling_law.law.shelf import choose_law
 from scaling_law.planning import advantage, candidate_grid, log_optimal_parameters, predicted_loss
-from scaling_law.planning.design import Candidates, next_runs
+from scaling_law.planning.design import Candidates, budget_grid, next_runs
 from scaling_law.size.family import Family
+from tests.conftest import examples
 
 NOISE = 0.002
 HELD = {"e_start": 2.083, "e_max": 290.45}
 BUDGET = 2e20
 LOSS = predicted_loss(1e9, 2e10, 8)
+DENSE = choose_law("besiroglu")
 
 
 def measured(candidates, chosen, seed):
@@ -50,7 +57,9 @@ def found_deviation(answer, sweep, candidates, chosen, seeds=6):
 
 def test_design_beats_grids_of_several_times_its_cost(law, sweep):
     answer = log_optimal_parameters(1e21, 4)
-    design = law.next_runs(answer, BUDGET, candidate_grid(BUDGET / 3, experts=(1, 2, 4, 8)), noise=NOISE)
+    # Without ranges no candidate is left out: this is about the choice alone.
+    unbounded = law.replace(conditions=None)
+    design = unbounded.next_runs(answer, BUDGET, candidate_grid(BUDGET / 3, experts=(1, 2, 4, 8)), noise=NOISE)
     assert design.flops <= BUDGET
     assert design.deviation_after < 0.3 * design.deviation_before
     ours = found_deviation(answer, sweep, design.candidates, design.chosen)
@@ -126,6 +135,109 @@ def test_no_run_is_shorter_than_its_warmup(law):
     known = law.replace(conditions=replace(law.conditions, warmup_tokens=130e6))
     assert next_runs(known, LOSS, 1e19, noise=NOISE).to_dict() == given.to_dict()
     assert next_runs(known, LOSS, 1e19, noise=NOISE, warmup_tokens=0).chosen == short.chosen
+
+
+GRID = candidate_grid(1e20 / 4, experts=(1, 8, 32))
+
+
+@given(
+    least_n=st.floats(1e7, 3e9),
+    least_ratio=st.floats(0.1, 200.0),
+    warmup=st.none() | st.floats(0.0, 5e9),
+)
+@examples(25, 250)
+def test_no_run_is_far_below_the_fitted_ones(law, least_n, least_ratio, warmup):
+    """Whatever the runs were, each proposed run outlasts their warm-up and has a third of their N and D/N."""
+    ranges = {
+        "N_act": (least_n, 1e10),
+        "D/N": (least_ratio, 1e3),
+    }
+    conditions = replace(law.conditions, ranges=(), variables=ranges, warmup_tokens=warmup)
+    few = law.replace(draws=law.draws[:40], conditions=conditions)
+
+    def is_allowed(n_active, tokens):
+        is_past = 0.8 * tokens >= (warmup or 0.0)
+        is_large = n_active >= least_n / 3 * (1 - 1e-9)
+        is_long = tokens / n_active >= least_ratio / 3 * (1 - 1e-9)
+        return is_past & is_large & is_long
+
+    if is_allowed(GRID.n_active, GRID.tokens).any():
+        design = few.next_runs(LOSS, 1e20, GRID, noise=NOISE, max_runs=4, force=True)
+        assert design.rows
+        assert is_allowed(design.n_active, design.tokens).all()
+    else:
+        message = "a third of the least of the fitted runs|the fitted runs warm up over"
+        with pytest.raises(InputError, match=message):
+            few.next_runs(LOSS, 1e20, GRID, noise=NOISE, force=True)
+
+
+# N and D of dense runs, the smallest N and D/N first.
+DENSE_RUNS = (
+    (3e8, 6e9),
+    (3e8, 1.2e10),
+    (3e8, 2.4e10),
+    (6e8, 1.2e10),
+    (6e8, 2.4e10),
+    (1.2e9, 2.4e10),
+)
+
+
+@pytest.mark.parametrize("count", [1, len(DENSE_RUNS)])
+@pytest.mark.parametrize("warmup", [None, 2e9])
+def test_a_table_of_dense_runs(count, warmup):
+    """One run or several, with a column of warm-up or without: nothing much smaller than them is proposed."""
+    table = []
+    for n_active, tokens in DENSE_RUNS[:count]:
+        loss = DENSE.loss(n_active, tokens)
+        row = {"n_active": n_active, "tokens": tokens, "experts": 1, "loss": loss}
+        if warmup is not None:
+            row["warmup_tokens"] = warmup
+        table.append(row)
+    result = fit(load_runs(table, loss="loss"), "chinchilla", prior="public")
+    grid = budget_grid(1e21, experts=[1])
+    design = result.bootstrap(100).law.next_runs(predicted_loss(7e9, 1.4e11), 1e21, grid, max_runs=6)
+    assert design.warmup_tokens == warmup
+    assert min(design.n_active) >= 1e8
+    assert min(design.tokens / design.n_active) >= 20 / 3
+    assert min(design.tokens) >= (warmup or 0.0) / 0.8
+    assert ("warm-up unknown" in str(design)) == (warmup is None)
+
+
+def test_no_candidate_is_near_the_fitted_runs(law):
+    """A run that is too small and one that is too short; of a larger one and the short one, the larger is proposed."""
+    too_small = {"n_active": [9e6, 3e7], "tokens": [1e9, 1e7]}
+    message = r"candidates: none .* N_act ≥ 9.71M and D/N ≥ 0.761, a third of the least"
+    with pytest.raises(InputError, match=message):
+        law.next_runs(LOSS, 1e20, too_small, noise=NOISE)
+    large_enough = {"n_active": [1e7, 3e7], "tokens": [1e9, 1e7]}
+    design = law.next_runs(LOSS, 1e20, large_enough, noise=NOISE)
+    assert design.columns["row"].tolist() == [0]
+
+
+def test_under_a_prior_the_promise_is_what_the_posterior_says():
+    """The deviation before is that of the posterior's draws, and the one after that of the next posterior."""
+
+    def posterior_of(n_active, tokens):
+        noise = np.random.default_rng(1).normal(0, 0.004, len(n_active))
+        losses = DENSE.loss(n_active, tokens) * np.exp(noise)
+        runs = Runs.from_columns(n_active, tokens, np.ones(len(noise)), losses, trunk="run")
+        return fit(runs, "chinchilla", prior="public").bootstrap(1000).law
+
+    def deviation_of(law):
+        return law.replace(conditions=None).loss_draws(7e9, 1.4e11).std()
+
+    n_active = np.repeat([1e8, 2e8, 4e8], 3)
+    tokens = n_active * np.tile([5, 20, 60], 3)
+    law = posterior_of(n_active, tokens)
+    sizes = np.repeat([2e8, 4e8, 8e8, 1.6e9], 3)
+    candidates = {"n_active": sizes, "tokens": sizes * np.tile([5, 20, 60], 4)}
+    design = law.next_runs(predicted_loss(7e9, 1.4e11), 5e20, candidates)
+    assert design.deviation_before == pytest.approx(deviation_of(law), rel=0.05)
+    assert design.deviation_after < 0.7 * design.deviation_before
+    chosen = design.candidates.take(design.chosen)
+    refit = posterior_of(np.append(n_active, chosen.n_active), np.append(tokens, chosen.tokens))
+    assert design.deviation_after == pytest.approx(deviation_of(refit), rel=0.3)
+    assert DEPENDENCE == posterior.DEPENDENCE
 
 
 def test_each_answer_beyond_the_guard_is_refused(law):
