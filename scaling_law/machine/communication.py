@@ -116,8 +116,7 @@ def _batch_traffic(
         return {}
     tp = degrees.tp
     ep = np.asarray(degrees.ep)
-    _, outer, inner = stage_of(model, tp, degrees.pp, ep)
-    _, _, all_inner = stage_of(model, tp, degrees.pp, 1)
+    _, outer, inner, all_inner = stage_of(model, tp, degrees.pp, ep)
     # Parameters of the experts on one GPU, if they are divided.
     experts = np.where(ep > 1, (all_inner - inner) / np.maximum(ep - 1, 1), 0.0)
     shards = degrees.fsdp * degrees.cp

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +68,7 @@ _CARDS = re.compile(r"(?:(\d+)\s*[x×]\s*)?(.*[a-zA-Z].*)")
 LEAST_PEAK = 1e11
 
 
+@lru_cache(maxsize=64)
 def find_gpu(device: str) -> Gpu | None:
     """Find the GPU that a driver's name contains ("NVIDIA H100 80GB HBM3") or that a user calls "h100"; else None.
 

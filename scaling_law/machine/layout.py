@@ -26,7 +26,14 @@ from hub.base.units import format_bytes, format_count
 from scaling_law.machine.communication import DEGREES, Degrees, bubble, communication
 from scaling_law.machine.efficiency import MEGATRON, TRAIN_PY
 from scaling_law.machine.gpus import find_gpu
-from scaling_law.machine.memory import SHARDINGS, Sharding, TrainingMemory, training_memory
+from scaling_law.machine.memory import (
+    MOMENT_BYTES,
+    SHARDINGS,
+    WEIGHT_BYTES,
+    Sharding,
+    TrainingMemory,
+    training_memory,
+)
 from scaling_law.machine.throughput import Model, Throughput
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.arrays import FloatArray, IntArray, first_smallest
@@ -37,6 +44,8 @@ from scaling_law.size.widths import Sized
 PAPER_BATCH = BatchRamp.constant(PAPER.batch_ramp[-1].sequences, PAPER.sequence_length)
 # Bytes of a GPU for CUDA's context, NCCL and fragmentation.
 RESERVED = 2e9
+# Share of the least state by which rounding may lower it.
+ROUNDED = 1 - 1e-9
 # A step that computes the forward pass twice takes this many times its FLOPs.
 RECOMPUTED = 4 / 3
 # Features of each engine, of `Option.uses`; "megatron" stands for engines with all of them.
@@ -352,6 +361,11 @@ class Layouts:
                 values[group.rows] = values_of_group
         return costs
 
+    def may_fit(self, model: Sized) -> Any:
+        """Find the models whose weights and moments alone fit, shared by all GPUs; no layout trains the others."""
+        least_state = (WEIGHT_BYTES + MOMENT_BYTES) * model.n_total / self.gpus
+        return least_state * ROUNDED <= self.available
+
     def fits(self, model: Sized) -> Any:
         """Find which models can be trained, as far as memory is known. ValueError for batches that are not shared."""
         if self.throughput.memory_bytes is None:
@@ -409,7 +423,10 @@ class _Costs(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """All options of one sharding, as one whose fields are arrays; `rows` are their places among all options."""
+    """All options of one sharding, as one whose fields are arrays; `rows` are their places among all options.
+
+    Each row has the same degrees and micro-batches in the same order, of which most costs are computed once.
+    """
 
     option: Option
     rows: IntArray
@@ -501,18 +518,28 @@ def _candidate_layouts(engine: str, gpus: int, shared: int, largest: int, node: 
 
 
 def _group_options(options: list[Option]) -> _Candidates:
-    """Group options by their sharding."""
+    """Group options by their sharding, in a row for each way to keep activations and weights."""
     groups = []
     for sharding in SHARDINGS:
-        rows = [row for row, option in enumerate(options) if option.sharding == sharding]
+        rows: dict[Any, list[int]] = {}
+        for row, option in enumerate(options):
+            if option.sharding == sharding:
+                rows.setdefault((option.gradient_checkpointing, option.reshard), []).append(row)
         if rows:
-            arrays = {}
-            for name in ARRAYS:
-                values = [getattr(options[row], name) for row in rows]
-                # What is the same in all options is computed once.
-                arrays[name] = np.array(values if len({*values}) > 1 else values[:1])
-            groups.append(_Group(Option(sharding=sharding, **arrays), np.array(rows)))
+            table = np.array([*rows.values()])
+            arrays = {name: _without_repeats(options, table, name) for name in ARRAYS}
+            groups.append(_Group(Option(sharding=sharding, **arrays), table))
     return _Candidates(options, groups)
+
+
+def _without_repeats(options: list[Option], table: IntArray, name: str) -> Any:
+    """Return a field of the options of a table, once along an axis where it is the same."""
+    values = np.array([[getattr(options[row], name) for row in rows] for rows in table.tolist()])
+    for axis in (0, 1):
+        first = values.take([0], axis)
+        if (values == first).all():
+            values = first
+    return values
 
 
 def _shardings(replicas: int, is_alone: bool, node: int) -> list[dict[str, Any]]:

@@ -200,11 +200,20 @@ def check_counts(**counts: Any) -> None:
 # ------------------------------------------------------------------ parameters of a device
 
 
-def stage_of(a: Sized, tp: Any, pp: Any, ep: Any) -> tuple[Any, Any, Any]:
-    """Count the blocks of the longest stage of a pipeline, and one device's parameters at its ends and between them.
+class Stage(NamedTuple):
+    """Blocks of the longest stage of a pipeline, and one device's parameters: `outer` at its ends, `inner` between.
 
-    If there are several stages, one has the embedding or the head. Routers are not counted.
+    `all_inner` are those between with the experts of all devices. Routers are not counted.
     """
+
+    blocks: Any
+    outer: Any
+    inner: Any
+    all_inner: Any
+
+
+def stage_of(a: Sized, tp: Any, pp: Any, ep: Any) -> Stage:
+    """Count what one device has. If there are several stages, one has the embedding or the head."""
     has_stages = np.asarray(pp) > 1
     blocks = np.where(has_stages, np.ceil(a.blocks / np.asarray(pp)), a.blocks)
     end_parameters = np.where(has_stages, 1.0 * a.vocab_size * a.d_model, a.embedding_parameters)
@@ -213,7 +222,9 @@ def stage_of(a: Sized, tp: Any, pp: Any, ep: Any) -> tuple[Any, Any, Any]:
     # Parameters of the experts that a router chooses among.
     routed = idle * a.experts / np.maximum(a.experts - a.experts_per_token, 1e-9)
     undivided = a.n_total_non_embedding - routed * (1 - 1 / np.asarray(ep))
-    return blocks, end_parameters, undivided * blocks / a.blocks / tp
+    inner = undivided * blocks / a.blocks / tp
+    all_inner = a.n_total_non_embedding * blocks / a.blocks / tp
+    return Stage(blocks, end_parameters, inner, all_inner)
 
 
 class _Share(NamedTuple):
@@ -247,8 +258,7 @@ def _share_of_device(
     devices: Any,
 ) -> _Share:
     """Count the parameters of one device."""
-    blocks, outer, inner = stage_of(a, tp, pp, ep)
-    all_inner = stage_of(a, tp, pp, 1)[2]
+    blocks, outer, inner, all_inner = stage_of(a, tp, pp, ep)
     router = a.routed_blocks * a.d_model * np.where(a.experts > 1, a.experts, 0) * blocks / a.blocks
     is_gathered = sharding == "fsdp2" and bool(np.any(np.asarray(devices) > 1))
     is_state_shared = is_gathered or sharding == "zero1"

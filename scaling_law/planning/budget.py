@@ -176,6 +176,8 @@ class Cluster(Layouts):
         times = np.broadcast_to(seconds, most.shape)
         tokens = np.zeros(most.shape)
         searched = tokens < np.inf
+        if self.throughput.is_assumed:
+            searched = searched & self.may_fit(model)
         while searched.any():
             trained = self._of_each_run(
                 model, most, lambda run, models, _, places: run._tokens_of_ramp(models, times[places]), searched

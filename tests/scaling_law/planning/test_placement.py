@@ -14,6 +14,7 @@ from scaling_law.machine.layout import ENGINES, RESERVED, DoesNotFit, Option
 from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.recipe import BatchRamp, RampStage
+from scaling_law.size.widths import Widths
 from training import from_dict
 
 H100 = Throughput.assumed("h100")
@@ -42,6 +43,36 @@ def test_small_models_are_whole_on_each_gpu_and_large_ones_compute_activations_a
     large = Cluster(8, Throughput.assumed("rtx-4090")).place(Architecture(3520))
     assert large.gradient_checkpointing
     assert "gradient checkpointing" in str(large)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("gpus", "length"), [(1, 512), (64, 4096), (96, 32_768)])
+def test_no_layout_trains_models_whose_state_alone_does_not_fit(engine, gpus, length):
+    """A question in hours leaves them out before it looks at layouts."""
+    throughput = Throughput.assumed("rtx-4090", engine=engine)
+    cluster = Cluster(gpus, throughput, engine=engine, ramp=BatchRamp.constant(4 * gpus, length))
+    widths, experts = np.meshgrid(64 * np.arange(1.0, 200.0, 9.0), [1.0, 2.0, 8.0, 64.0])
+    models = Widths.of(widths.ravel(), experts.ravel())
+    fits = cluster.steps(models).fits
+    may_fit = cluster.may_fit(models)
+    assert fits.any()
+    assert not may_fit.all()
+    assert not (fits & ~may_fit).any()
+
+
+def test_fields_that_are_crossed_with_the_rest_cost_what_each_option_costs():
+    """Costs of all options at once are those of each option alone."""
+    models = Widths.of(64.0 * np.arange(4, 100, 12), np.array([1.0, 8.0, 16.0, 6.0] * 2))
+    for engine in ENGINES:
+        cluster = Cluster(32, Throughput.assumed("h100", engine=engine), engine=engine, ramp=PAPER_RAMP)
+        steps = cluster.steps(models)
+        for place, option in enumerate(cluster.options()):
+            chosen = steps.option == place
+            exchange = sum(cluster.communication(models, option, max(cluster.batches)).values())
+            expected = np.broadcast_to(exchange, chosen.shape)[chosen]
+            np.testing.assert_array_equal(steps.communication[-1][chosen], expected)
+        totals = [cluster.memory(models, option).total for option in cluster.options()]
+        assert (steps.least >= np.min(totals, axis=0)).all()
 
 
 def test_what_cannot_be_trained_is_refused():
