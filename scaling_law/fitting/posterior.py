@@ -23,14 +23,14 @@ from scaling_law.fitting.objective import Misfit
 from scaling_law.fitting.penalty import FLATTEST, Penalty
 from scaling_law.fitting.prior import Prior, for_kind
 from scaling_law.fitting.problem import Problem, make_problem
+from scaling_law.formulas.conditions import DEPENDENCE
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.draws import draw_normal
 
-# Runs that are worth one in the spread of a law, and beside a misfit, whose slopes have this deviation.
-DEPENDENCE = 8.0
+# Runs that are worth one beside a misfit, whose slopes have this deviation; in the spread of a law alone `DEPENDENCE`.
 DEPENDENCE_WITH_MISFIT = 2.0
 MISFIT = 0.006
 # Knots of the misfit, as shares of the range of ln N and of ln D.
