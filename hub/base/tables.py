@@ -87,10 +87,11 @@ class Table(Printable):
 
     A terminal too narrow for a table shows `keys`, the columns that tell rows apart (default: the first), and of the
     others those that fit, the most important ones of `first` before the rest; a line names those that are left out.
-    Without `first`, or where all is shown, it gets the table in pieces, below each other, with nothing cut, each with
-    the keys. `styles` are rich's, one for each row; `total` is a last row, set apart. Warnings that have a short form
-    share a line. Both lines say that `all_warnings` has the others; without it, everything is shown. A notebook shows
-    the `meanings` of the columns on their heads.
+    The columns `details` are left out at any width, and with a column goes the note that begins with its label.
+    Without `first`, or where all is shown, the terminal gets the table in pieces, below each other, with nothing cut,
+    each with the keys. `styles` are rich's, one for each row; `total` is a last row, set apart. Warnings that have a
+    short form share a line. Both lines say that `all_warnings` has the others; without it, everything is shown. A
+    notebook shows all columns, and their `meanings` on their heads.
     """
 
     header: Sequence[str]
@@ -98,6 +99,7 @@ class Table(Printable):
     title: str | None = None
     keys: Sequence[str] | None = None
     first: Sequence[str] = ()
+    details: Sequence[str] = ()
     styles: Sequence[str] = ()
     total: Sequence[object] = ()
     notes: Sequence[str] = ()
@@ -178,11 +180,9 @@ class Table(Printable):
                 style = self.styles[number] if number < len(self.styles) else ""
                 grid.add_row(*map(Text, row), style=style)
             yield grid
-        notes = list(self.notes)
+        notes = [note for note in self.notes if note.partition(":")[0] not in names]
         if names:
-            source = self.all_warnings
-            if source == IN_PYTHON:
-                source = "a wider terminal or to_dataframe()"
+            source = "to_dataframe()" if self.all_warnings == IN_PYTHON else self.all_warnings
             listed_names = ", ".join(names)
             notes.append(f"{source} also has {listed_names}")
         for note in notes:
@@ -233,23 +233,26 @@ class Table(Printable):
 
     def _fold_columns(self, columns: list[_DrawnColumn], width: int) -> tuple[list[list[_DrawnColumn]], list[str]]:
         """Fold the columns to a width: pieces with the keys, each in the order of the table, and names left out."""
-        if not self.header or _width(columns) <= width:
+        leaves_out = bool(self.first and self.all_warnings)
+        details = self.details if leaves_out else ()
+        if not self.header or (not details and _width(columns) <= width):
             return [columns], []
+
         importance = {name: rank for rank, name in enumerate(self.first)}
         keys = [column for column in columns if column.is_key]
         values = [column for column in columns if not column.is_key]
         values.sort(key=lambda column: importance.get(column.name, len(importance)))
         pieces: list[list[_DrawnColumn]] = [[]]
         left_out = []
-        leaves_out = bool(self.first and self.all_warnings)
         for column in values:
             fits = _width([*keys, *pieces[-1], column]) <= width
-            if fits or not pieces[-1]:
+            if (fits or not pieces[-1]) and column.name not in details:
                 pieces[-1].append(column)
             elif leaves_out:
                 left_out.append(column.name)
             else:
                 pieces.append([column])
+
         in_order = []
         for piece in pieces:
             in_order.append([column for column in columns if column in keys or column in piece])

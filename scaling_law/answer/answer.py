@@ -89,11 +89,12 @@ class Row(Listed, dict[str, Any]):
 class ResultTable(Summarised):
     """The base of results of rows; `_question` names the columns that identify a row, `_first` those that decide.
 
-    The most important one is the first.
+    The most important one is the first. `_details` are shown only where all is.
     """
 
     _question: ClassVar[Strings] = ("flops", "experts")
     _first: ClassVar[Strings] = ("loss", "", "n_active", "tokens", "d_model", "flops", "memory_bytes")
+    _details: ClassVar[Strings] = ()
 
     @property
     def warnings(self) -> Strings:
@@ -138,6 +139,7 @@ class ResultTable(Summarised):
             title=self._lines(),
             keys=self._keys(rows),
             first=tuple(map(label, self._first)),
+            details=tuple(map(label, self._details)),
             styles=self._styles(rows),
             notes=notes,
             warnings=self.warnings,

@@ -40,8 +40,8 @@ MODES = {
 
 
 @command(
-    "runs kind loss where best_of columns bootstrap split prior output overwrite test status format final config "
-    "trunks skip_invalid fixed bounds outliers huber_delta weights mix unique_tokens allow_unidentifiable",
+    "runs kind loss where best_of columns mapping bootstrap split prior output overwrite test status format final "
+    "config trunks skip_invalid fixed bounds outliers huber_delta weights mix unique_tokens allow_unidentifiable",
     OfRuns,
     MODES,
 )

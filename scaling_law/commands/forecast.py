@@ -25,7 +25,7 @@ KIND = "Form of law: chinchilla, … or your own, my_law.json. [default: interac
 
 @command(
     "runs n_active tokens experts prior kind level accuracy figure save loss where "
-    "best_of columns status format final config trunks skip_invalid mix unique_tokens at_unique_tokens",
+    "best_of columns mapping status format final config trunks skip_invalid mix unique_tokens at_unique_tokens",
     OfRuns,
     asks=Law.optimal,
 )

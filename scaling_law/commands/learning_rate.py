@@ -32,7 +32,19 @@ BATCH_HELP = (
 )
 MODES = {
     "runs": Mode(
-        only=("loss", "extras", "reading", "where", "columns", "format", "within", "mix", "output", "overwrite"),
+        only=(
+            "loss",
+            "extras",
+            "reading",
+            "where",
+            "columns",
+            "mapping",
+            "format",
+            "within",
+            "mix",
+            "output",
+            "overwrite",
+        ),
         never=("d_model", "n_blocks", "n_heads", "vocab_size", "tokens", "batch_tokens", "law"),
     ),
 }
@@ -55,7 +67,7 @@ class OfRates(OfRuns):
 
 @command(
     "runs d_model experts law extras loss output overwrite n_blocks n_heads vocab_size tokens batch_tokens reading "
-    "where columns format within mix",
+    "where columns mapping format within mix",
     OfRates,
     MODES,
     asks=Law.optimal,
@@ -174,7 +186,7 @@ def _fit(runs: list[str], experts: list[int] | None, question: Fields) -> Learni
     extras: Any = parse_names(question["extras"] or "none")
     if extras == ("none",):
         extras = ()
-    options = {name: question[name] for name in ("loss", "where", "columns", "format")}
+    options = {name: question[name] for name in ("loss", "where", "columns", "mapping", "format")}
     tables = [load(source, **options) for source in runs]
     if experts is not None:
         tables = [table.subset(np.isin(table.experts, experts)) for table in tables]

@@ -70,7 +70,7 @@ class Shared:
 
     law: Annotated[str, option(LAWS)] = "published"
     overwrite: Overwrite = False
-    verbose: Annotated[bool, rare("Print every warning in full.", "--verbose", "-v")] = False
+    verbose: Annotated[bool, rare("Print all columns, and every warning in full.", "--verbose", "-v")] = False
     as_json: Json = False
 
 

@@ -18,8 +18,8 @@ COST = "What is equal: training FLOPs, hours by the runs' tokens_per_second, or 
 
 
 @command(
-    "baseline variant baseline_where variant_where at_equal beyond level figure where loss best_of columns status "
-    "format final trunks skip_invalid",
+    "baseline variant baseline_where variant_where at_equal beyond level figure where loss best_of columns mapping "
+    "status format final trunks skip_invalid",
     OfRuns,
 )
 def promote(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -39,6 +40,7 @@ FINAL += "[default: last]"
 MIX = "Fit runs together that differ in these columns: optimizer,sequence_length."
 BEST = "Keep the best run of each model and D over these tuned columns: learning_rate,batch."
 COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
+MAPPING = "File of columns, a line each, as in `tokens: step * 2**19`; --column comes after it and wins."
 REPEATED = "Column of unique tokens: more are repetitions, which count as what they are worth."
 FIXED = "Fix a coefficient, or tie it to another: --fix e_max=256, --fix alpha=beta (repeatable)."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
@@ -54,6 +56,7 @@ class OfRuns(Shared):
     ] = []  # noqa: RUF012
     best_of: Annotated[Names, field(BEST)] = ""
     columns: Annotated[list[Any], option(COLUMN, "--column", parser=column, metavar="NAME=EXPRESSION")] = []  # noqa: RUF012
+    mapping: Annotated[Path | None, option(MAPPING)] = None
     status: Annotated[str, rare("Keep runs of this status; 'all' keeps every run.")] = "final"
     format: Annotated[str | None, rare(f"A public table as its authors publish it: {', '.join(READERS)}.")] = None
     final: Annotated[Final | None, rare(FINAL)] = None

@@ -65,6 +65,18 @@ SHOWN: Strings = (
     "learning_rate",
     "limited_by",
 )
+# Columns that describe a row and do not decide between rows.
+DETAILS: Strings = (
+    "d_model",
+    "tokens_per_parameter",
+    "training_flops",
+    "weight_bytes",
+    "kv_cache_bytes",
+    "equal_flops_loss",
+    "win_share",
+    "learning_rate",
+    "limited_by",
+)
 # Share of the draws that the E of a tie win together.
 TIE_SHARE = 0.9
 # Shares that differ by less are equal.
@@ -178,6 +190,7 @@ class OptimalTable(Answer):
 
     _row: ClassVar[type[Row]] = OptimalRow
     _first = ("loss", "", "n_active", "n_total", "tokens", "loss_interval", "behind", "hours", "mfu", "layout")
+    _details = DETAILS
 
     flops: float
     limits: Limits

@@ -20,6 +20,7 @@ from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import arrays_of, check_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.logged import RULES, RUNS, STEPS, End, Final, chart_rows, collect, lines_by_run, varies
+from scaling_law.runs.mapping import describe, propose, read_mapping
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.recipes import recipe_of
 from scaling_law.runs.rows import (
@@ -66,6 +67,7 @@ def load_runs(
     format: str | None = None,
     final: Final | None = None,
     config: str | None = None,
+    mapping: Mapping[str, Column] | str | Path | None = None,
 ) -> Runs:
     """Read a table of runs and check it.
 
@@ -89,6 +91,8 @@ def load_runs(
             default), the "minimum", or "smoothed", the mean of the last 5 %; `.read_as` says which.
         config: which config (subset) of a dataset on the Hub that is no index of runs, or which of its files; all
             splits of it are read, parquet, JSON lines, JSON or CSV. None: the only one, or "default".
+        mapping: `columns` that are kept in a YAML file (or as a dict of our fields alone), which those of `columns`
+            come after and replace. The error for a column that is missing proposes one.
 
     Runs of other classes than ours (`model_type`) have as `experts` the E of laws, total over active feed-forward
     width, and their routed experts in `routed_experts`. Columns that are named as in the paper or in our own tables
@@ -105,12 +109,12 @@ def load_runs(
             reason = " goes with a dataset on the Hub: a tracker keeps the newest alone"
             raise InputError(given(name, value), reason)
 
-    mapping = columns or {}
+    renamed = {**read_mapping(mapping), **(columns or {})}
     problems: list[str] | None = [] if on_invalid == "skip" else None
     public = reader(format) if format else None
     options: dict[str, Any] = {"revision": revision, "problems": problems, "config": config}
-    table = _read_table(source, mapping, public, final, loss, None, **options)
-    loss = loss or ("loss" if "loss" in mapping else None)
+    table = _read_table(source, renamed, public, final, loss, None, **options)
+    loss = loss or ("loss" if "loss" in renamed else None)
     if public and table.rows:
         loss = loss or public.loss
         where = ", ".join(filter(None, (table.authors_filter, where)))
@@ -119,7 +123,7 @@ def load_runs(
     places = _select(table, status, where, public, problems or ())
     loss = _find_loss(table, [table.rows[i] for i in places], loss)
     clusters, trunk_source = trunks_of(table.rows, trunks, table.origin)
-    mapped = mapping.get(loss)
+    mapped = renamed.get(loss)
     places, repeats = check_rows(
         table.rows,
         places,
@@ -130,7 +134,7 @@ def load_runs(
         settings=[name for name in names_of(table.rows) if name in _TUNED or name.startswith("schedule")],
         failed=table.failed,
         check_ids=True,
-        check_sizes=public is None and "n_active" not in mapping,
+        check_sizes=public is None and "n_active" not in renamed,
         is_step_log=not table.has_final_losses and lines_by_run(table.rows) is not None,
         problems=problems,
     )
@@ -157,7 +161,7 @@ def load_runs(
         warmup_tokens=None if warmups is None else float(np.nanmax(warmups)),
         vocab_size=_only_count(numbers.get("vocab_size")),
         where=where or None,
-        read_as=_describe_reading(format, {**table.aliases, **mapping}, final_loss),
+        read_as=_describe_reading(format, {**table.aliases, **renamed}, final_loss),
         columns={name: values for name, values in numbers.items() if name not in named_columns},
         recipe=recipe_of(rows),
         texts={name: values for name, values in texts.items() if name not in named_columns},
@@ -458,42 +462,52 @@ def _find_loss(table: _Table, rows: Sequence[Row], loss: str | None) -> str:
     """
     present = sorted(names_of(rows))
     losses = [name for name in present if is_loss(name)]
+    missing = [name for name in INPUTS if name not in present]
     if loss is None and "eval_loss" not in losses and len(losses) > 1:
+        if missing:
+            raise _missing_columns(table, rows, [*missing, "loss"], loss)
         problem = f"{table.origin}: no column eval_loss, but other losses ({', '.join(losses)}): choose with "
         raise RunsError(problem, given("loss"))
 
-    if loss is None:
-        loss = losses[0] if len(losses) == 1 else "eval_loss"
-    missing = [name for name in (*INPUTS, loss) if name not in present]
+    column = loss
+    if column is None:
+        column = losses[0] if len(losses) == 1 else "eval_loss"
+    if column not in present:
+        missing.append(column)
     if missing:
-        raise _missing_columns(table, present, missing, loss)
-    return loss
+        raise _missing_columns(table, rows, missing, loss)
+    return column
 
 
-def _missing_columns(table: _Table, present: Sequence[str], missing: Sequence[str], loss: str) -> RunsError:
-    """Write the error for missing columns: the columns of the source, and what to type."""
+def _missing_columns(table: _Table, rows: Sequence[Row], missing: Sequence[str], loss: str | None) -> RunsError:
+    """Write the error for missing columns: the columns of the source, what looks like them, and what to type."""
     names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
-    columns = [name for name in present if name not in table.aliases]
+    columns = [name for name in sorted(names_of(rows)) if name not in table.aliases]
     if table.kind != "table":
         values = collect(table.source_rows)
         columns = [f"{name} ({literal(next(filter(None, cells), cells[0]))})" for name, cells in values.items()]
 
+    lacks = LACKS if table.kind == "chart" else ""
+    problem = f"{table.origin}{lacks}: missing column {names}; there are: {', '.join(columns) or 'none'}"
+    inputs = [name for name in missing if name in INPUTS]
+    lacks_loss = len(inputs) < len(missing)
+    # A loss that was named is not replaced by another.
+    proposal = propose(rows, [*inputs, "loss"] if lacks_loss and loss is None else inputs)
+    unlike = [name for name in inputs if name not in proposal]
     hints: list[str] = []
-    if loss in missing:
+    if lacks_loss and "loss" not in proposal:
         hints += ["; name the loss column with ", given("loss")]
-    if missing != [loss]:
-        option = given(
-            "columns", {missing[0]: "column or number"}, in_shell=f"--column {missing[0]}='column or number'"
-        )
+    if unlike:
+        name = unlike[0]
+        option = given("columns", {name: "column or number"}, in_shell=f"--column {name}='column or number'")
         hints += ["; say which is which with ", option]
         if table.kind == "logs":
-            option = given("columns", {missing[0]: "N from name"}, in_shell=f'--column "{missing[0]} = N from name"')
+            option = given("columns", {name: "N from name"}, in_shell=f'--column "{name} = N from name"')
             hints += [", or by the number after N in the runs' names with ", option]
 
-    lacks = LACKS if table.kind == "chart" else ""
-    return RunsError(
-        f"{table.origin}{lacks}: missing column {names}; there are: {', '.join(columns) or 'none'}", *hints
-    )
+    if proposal:
+        hints += describe(rows, proposal, table.origin)
+    return RunsError(problem, *hints)
 
 
 def _only_count(values: FloatArray | None) -> int | None:

@@ -49,6 +49,22 @@ def test_a_narrow_terminal_shows_the_columns_that_decide_and_names_the_others() 
     assert "also has" not in as_text(table, 80)
 
 
+def test_details_and_their_notes_are_left_out_at_any_width_until_all_is_shown() -> None:
+    notes = ("tokens: of one epoch", "losses are in nats")
+    table = Table.of(ROWS, COLUMNS, keys=("E",), first=("loss",), details=("tokens", "note"), notes=notes)
+    text = as_text(table.for_shell(verbose=False), 200)
+    assert [name.strip() for name in text.split("┃")[1:-1]] == ["E", "N_act", "loss"]
+    assert "--verbose also has tokens, note" in text
+    assert "losses are in nats" in text
+    assert "of one epoch" not in text
+    assert "to_dataframe() also has tokens, note" in as_text(table, 200)
+    in_full = as_text(table.for_shell(verbose=True), 200)
+    assert "of one epoch" in in_full
+    assert "also has" not in in_full
+    assert "of one epoch" in table._repr_html_()
+    assert "tokens</th>" in table._repr_html_()
+
+
 def test_columns_of_numbers_are_aligned_to_the_right_and_empty_ones_left_out() -> None:
     table = Table.of([{"run": "a", "tokens": 5, "mark": ""}, {"run": "b|c", "tokens": None, "mark": ""}])
     assert table.markdown() == "| run | tokens |\n|---|---:|\n| a | 5 |\n| b\\|c | – |"

@@ -147,7 +147,8 @@ def test_plan(shell, tmp_path, monkeypatch):
 def test_a_width_that_optimal_prints_goes_into_every_other_command(shell, integral):
     words = ("optimal", "--flops", "1e21", "--memory", "24GB", "--experts", "8", *["--integral"] * integral)
     row = json.loads(shell(*words, "--json").output)["best"]
-    printed = next(line.split("│")[2].strip() for line in shell(*words).output.splitlines() if "│" in line)
+    lines = shell(*words, "--verbose").output.splitlines()
+    printed = next(line.split("│")[2].strip() for line in lines if "│" in line)
     assert printed == f"{row['d_model']:.0f}"
     for width in (printed, row["d_model"]):  # as the table and as JSON has it
         run = ("--law", "public:ludziejewski", "--tokens", row["tokens"])

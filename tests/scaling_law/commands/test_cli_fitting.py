@@ -56,6 +56,30 @@ def test_fit_has_what_python_has(shell, table):
     assert found["loss"] == "final_loss"
 
 
+@pytest.mark.parametrize("command", ["fit", "forecast", "promote"])
+def test_every_command_that_reads_runs_proposes_a_mapping_and_takes_it(shell, command, tmp_path):
+    table = tmp_path / "export.csv"
+    names = {"n_active": "config/n_params", "tokens": "summary/tokens (B)", "loss": "summary/val_loss"}
+    frame = tiny_runs().to_pandas()[["n_active", "tokens", "experts", "loss"]]
+    frame["tokens"] /= 1e9
+    frame.rename(columns=names).to_csv(table, index=False)
+    words = {
+        "fit": ("fit", table, "--kind", "joint", "--allow-unidentifiable"),
+        "forecast": ("forecast", table, "--n-active", "2M", "--tokens", "40M", "--experts", 8),
+        "promote": ("promote", table, "--baseline-where", "E = 1", "--variant-where", "E = 8"),
+    }[command]
+    refused = shell(*words)
+    assert refused.exit_code == 2
+    assert "--column n_active=config/n_params --column 'tokens=`summary/tokens (B)` * 1e9'" in refused.output
+    file = tmp_path / "mine.yaml"
+    file.write_text(refused.output.partition("--mapping mine.yaml, with\n")[2])
+    mapped = shell(*words, "--mapping", file, "--json")
+    assert json.loads(mapped.stdout)
+    wrong = shell(*words, "--mapping", file, "--column", "tokens=token")
+    assert wrong.exit_code == 2
+    assert "token" in wrong.output
+
+
 def test_fit_names_bad_runs_and_trunks_and_saves_its_law(shell, table, tmp_path):
     words = ("fit", table, "--bootstrap", 2, "-o", tmp_path / "law")
     text = shell(*words).output

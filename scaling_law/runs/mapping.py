@@ -1,0 +1,146 @@
+"""Mappings from our columns to those of a table: kept in a file, or proposed where a table names them otherwise."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hub.base import strict_yaml
+from hub.base.errors import InputError, given, literal, unknown
+from hub.base.paths import local_path
+from hub.base.types import Strings
+from hub.base.units import format_count
+from scaling_law.runs.columns import ALIASES, COUNTS, INPUTS, SIZES, Column, with_columns
+from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number
+from scaling_law.runs.trunks import RATES
+from scaling_law.size.architecture import DESIGN_VARIABLES
+
+# What a mapping may name; a field may also be a step towards a later one.
+FIELDS: Strings = (*ALIASES, *COUNTS, *SIZES, *RATES, *DESIGN_VARIABLES)
+FIELDS = tuple(dict.fromkeys(("loss", *FIELDS, "parent_run_id", "seed", "tokens_per_second", "unique_tokens")))
+# Rows that a proposal shows.
+SHOWN_ROWS = 3
+# How columns are called that hold ours, the likeliest first, with underscores between the words.
+LOOKS_LIKE: Mapping[str, Strings] = {
+    "n_active": (
+        r".*activ\w*_param\w*|.*param\w*_activ\w*",
+        r"(?!.*(total|expert|embed)).*(params?|parameters?)(_count)?",
+        r".*params|.*model_size|size|n",
+    ),
+    "tokens": (r"(?!.*(per_|vocab|val|batch|unique)).*tokens?(_(seen|total|trained|consumed|processed))?",),
+    "experts": (r"(?!.*(shared|active|per_)).*experts",),
+    "loss": (
+        r".*(val|test|held_?out).*(loss|nll)|.*(loss|nll)_(val|eval|test)\w*",
+        r".*loss|.*nll|.*cross_entropy",
+        r".*(ppl|perplexity)",
+    ),
+}
+_EXPERTS_PER_TOKEN = (r".*experts_per_tok(en)?|.*top_?k",)
+# The unit at the end of a column's name: tokens (B), params_M, tokens in billions.
+_UNIT = re.compile(r"[\W_]+(?:in[\W_]+)?(m|b|t|million|billion|trillion)s?\W*$", re.IGNORECASE)
+_FACTORS = {"m": "1e6", "b": "1e9", "t": "1e12"}
+
+
+def read_mapping(mapping: Mapping[str, Column] | str | Path | None) -> dict[str, Column]:
+    """Read a mapping from our columns to those of a table, as `columns` of `load_runs`: a dict, or a YAML file of one.
+
+    RunsError for what is no such file, a field that is not ours, and two fields of one column.
+    """
+    if mapping is None:
+        return {}
+
+    place = "mapping"
+    fields: Any = mapping
+    if isinstance(mapping, (str, Path)):
+        place = f"mapping {str(mapping)!r}"
+        try:
+            fields = strict_yaml.read(local_path(mapping), numbers=True)
+        except OSError as error:
+            raise RunsError(f"{place} cannot be read: {error.strerror or error}") from None
+        except InputError as error:
+            raise RunsError(f"{place} cannot be read: {error}") from None
+
+    if not isinstance(fields, Mapping):
+        example = "each line names a column of ours and the table's, as in `loss: summary/val_loss`"
+        raise RunsError(f"{place} holds {literal(fields)}: {example}")
+
+    field_of: dict[str, str] = {}
+    later = " ".join(map(str, fields.values()))
+    for name, column in fields.items():
+        if name not in FIELDS and not re.search(rf"\b{re.escape(name)}\b", later):
+            raise RunsError(f"{place}: ", unknown("field ", name, FIELDS))
+        if column is None or isinstance(column, (bool, list, dict)):
+            raise RunsError(f"{place}: {name}: {literal(column)} is not a column, an expression or a number")
+        if isinstance(column, str) and number(column) is None:
+            other_field = field_of.setdefault(column, name)
+            if other_field != name:
+                raise RunsError(f"{place}: {other_field} and {name} are both {column!r}; a column has one field")
+
+    return {**fields}
+
+
+def propose(rows: Sequence[Row], missing: Sequence[str]) -> dict[str, Column]:
+    """Find columns that look like those of ours that are missing; for some there may be none."""
+    numeric = []
+    for name in names_of(rows):
+        cells = [row.get(name) for row in rows]
+        values = [number(cell) for cell in cells if not is_missing(cell)]
+        if values and None not in values:
+            numeric.append(name)
+
+    proposal: dict[str, Column] = {}
+    for field in missing:
+        column = _find(LOOKS_LIKE[field], numeric)
+        if column is not None:
+            proposal[field] = _as_ours(field, column, numeric)
+
+    return proposal
+
+
+def describe(rows: Sequence[Row], proposal: Mapping[str, Column], origin: str) -> list[str]:
+    """Say what a proposal takes each column for, how it would read the first rows, and what to type; as pieces."""
+    resemblances = [f"{column} looks like {name}" for name, column in proposal.items()]
+    first_rows = rows[:SHOWN_ROWS]
+    lines = [f"\n{'; '.join(resemblances)}. So read, the table begins with"]
+    values, _ = with_columns(first_rows, proposal, origin)
+    for i, row in enumerate(values):
+        cells = []
+        for name in dict.fromkeys((*INPUTS, *proposal)):
+            value = number(row.get(name))
+            if value is not None:
+                cells.append(f"{name}={value:.4g}" if name == "loss" else f"{name}={format_count(value)}")
+        lines.append(f"\n  {label(i, row)}: {', '.join(cells)}")
+
+    options = " ".join("--column " + shlex.quote(f"{name}={column}") for name, column in proposal.items())
+    fields = "".join(f"\n  {name}: {literal(column)}" for name, column in proposal.items())
+    say_so = given("columns", {**proposal}, in_shell=options)
+    keep = given("mapping", "mine.yaml", in_shell="--mapping mine.yaml")
+    return [*lines, "\nIf that is right: ", say_so, "; or keep it in a file, ", keep, f", with{fields}"]
+
+
+def _find(patterns: Strings, columns: Sequence[str]) -> str | None:
+    """Find the column of the likeliest name; of several the shortest."""
+    for pattern in patterns:
+        matches = []
+        for column in columns:
+            name = re.sub(r"\W+", "_", _UNIT.sub("", column).lower())
+            if re.fullmatch(pattern, name):
+                matches.append(column)
+        if matches:
+            return min(matches, key=len)
+
+    return None
+
+
+def _as_ours(field: str, column: str, columns: Sequence[str]) -> str:
+    """Write a column in our terms: single parameters and tokens, E of routed experts, nats of a perplexity."""
+    unit = _UNIT.search(column)
+    experts_per_token = _find(_EXPERTS_PER_TOKEN, columns)
+    if field == "loss" and re.search("(ppl|perplexity)$", column):
+        return f"log(`{column}`)"
+    if field == "experts" and experts_per_token:
+        return f"`{column}` / `{experts_per_token}`"
+    return f"`{column}` * {_FACTORS[unit[1][0].lower()]}" if unit else column
