@@ -133,6 +133,8 @@ _DECODERS = {
 def _check_bounds(values: Iterable[Any], depth: int, finite: bool) -> None:
     """Check values which may hold containers down to this depth; not by a call for each, of which tables have many."""
     for value in values:
+        if value is None or type(value) is str:
+            continue
         if isinstance(value, float):
             if finite and not math.isfinite(value):
                 raise InputError("a number is outside the range of a double")

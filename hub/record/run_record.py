@@ -392,7 +392,7 @@ def to_plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
         value = value.item()
     if hasattr(value, "model_dump"):
         value = value.model_dump()
-    if value is None or isinstance(value, bool):
+    if _is_plain(value):
         return value
     if isinstance(value, str):
         problem = _find_private_text(value)
@@ -410,9 +410,34 @@ def to_plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
         raise InputError(f"{name}: nested deeper than {_MAX_DEPTH} levels, or more than {_MAX_ITEMS} entries")
     if not isinstance(value, dict):
         return [to_plain(item, f"{name}[{position}]", depth - 1) for position, item in enumerate(value)]
-    for key in value:
-        _check_key(key, name)
-    return {key: to_plain(item, f"{name}.{key[:80]}".lstrip("."), depth - 1) for key, item in value.items()}
+    if not _are_names(tuple(value)):
+        for key in value:
+            _check_key(key, name)
+    plain = {}
+    for key, item in value.items():
+        if not _is_plain(item):
+            item = to_plain(item, f"{name}.{key[:80]}".lstrip("."), depth - 1)
+        plain[key] = item
+    return plain
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a record may hold a value as it is; most values of a record are such numbers, texts and null."""
+    if value is None:
+        return True
+    kind = type(value)
+    if kind is str:
+        return _find_private_text(value) is None
+    if kind is float:
+        return math.isfinite(value)
+    return kind is bool or (kind is int and abs(value) < 10**30)
+
+
+# Cached, since the objects of a table have few sets of names.
+@lru_cache(maxsize=128)
+def _are_names(keys: tuple[Any, ...]) -> bool:
+    """Return whether all keys of an object may be names of fields."""
+    return all(isinstance(key, str) and not _find_private_text(key) for key in keys)
 
 
 def _check_key(key: Any, name: str) -> None:

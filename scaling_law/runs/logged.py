@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hub.base.errors import InputError, given
 from hub.base.types import Fields
-from scaling_law.runs.rows import Row, is_loss, is_missing, leaves, names_of, number
+from scaling_law.runs.rows import Row, flatten, is_loss, is_missing, names_of, number
 from scaling_law.runs.trunks import RATES
 
 Final = Literal["last", "minimum", "smoothed"]
@@ -100,7 +100,7 @@ def row_of(name: str, metrics: Row, settings: Row, status: str, key: str = "", g
         if x is not None:
             row[metric] = x
 
-    for field, value in leaves(settings):
+    for field, value in flatten(settings).items():
         # Fields of trackers begin with an underscore, at any depth.
         if not f".{field}".count("._"):
             row.setdefault(field, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -67,16 +67,19 @@ def _flat_row(i: int, row: Any) -> Row:
         raise RunsError(f"row {i}: a {type(row).__name__} is neither a mapping nor a run record")
     if dict not in map(type, row.values()):
         return row
-    return dict(leaves(row, "_" if "schema_version" in row else "."))
+    return flatten(row, "_" if "schema_version" in row else ".")
 
 
-def leaves(fields: Mapping[str, Any], sign: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """List the values inside nested objects, each named by the fields that lead to it, joined by a sign."""
+def flatten(fields: Mapping[str, Any], sign: str = ".") -> dict[str, Any]:
+    """Return the values inside nested objects, each named by the fields that lead to it, joined by a sign."""
+    flat = {}
     for name, value in fields.items():
         if isinstance(value, dict):
-            yield from leaves(value, sign, f"{prefix}{name}{sign}")
+            for inner_name, inner_value in flatten(value, sign).items():
+                flat[f"{name}{sign}{inner_name}"] = inner_value
         else:
-            yield f"{prefix}{name}", value
+            flat[name] = value
+    return flat
 
 
 def row_name(i: int, row: Row) -> str:
@@ -156,9 +159,13 @@ def columns_of(rows: Sequence[Row]) -> tuple[dict[str, FloatArray], dict[str, tu
     texts = {}
     for name in names_of(rows):
         cells = [row.get(name) for row in rows]
-        kinds = {type(cell) for cell in cells if cell is not None}
+        kinds = {*map(type, cells)} - {type(None)}
+        if not kinds:
+            continue
         if bool not in kinds and all(issubclass(kind, (int, float, np.number)) for kind in kinds):
-            column = np.array([number(cell) for cell in cells], float)
+            # An array reads floats by itself, and None as NaN.
+            values = cells if kinds == {float} else [number(cell) for cell in cells]
+            column = np.array(values, float)
             if not np.isnan(column).all():
                 numbers[name] = column
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from scaling_law.runs.rows import Row, first_words, is_missing, names_of, row_name
@@ -43,7 +44,13 @@ def status_of(word: Any) -> str:
     if is_missing(word) or word == "":
         return "final"
 
-    text = str(word).strip()
+    return _status_of_text(str(word).strip())
+
+
+# Cached, since a table has few words.
+@lru_cache(maxsize=1024)
+def _status_of_text(text: str) -> str:
+    """Return the status that a text which is not empty stands for."""
     # CANCELLED by 1000, InProgress, JOB_STATE_FAILED.
     normalized = "_".join(_words_of(text.partition(" by ")[0]))
     normalized = re.sub(r"^((job|trial|state)_)+", "", normalized)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hub import FilesError, RecordError, RunRecord, load_records, repo_name
+from hub.record import run_record
 from hub.record.run_record import OF_A_CLASS, to_plain
 from tests.hub.samples import make_record, record_fields
 
@@ -203,3 +204,43 @@ def test_importing_the_records_is_light():
     code = f"import sys, hub, hub.record.run_record; print([m for m in {heavy} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**31), 10**31)
+    | st.floats()
+    | st.sampled_from(["adamw", "/home/someone/data", "a@b.org", "", "x" * 5000, "\ud800"])
+    | st.sampled_from([np.float64(1.5), np.int64(3), np.float32("nan"), b"bytes", {1, 2}]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner)
+        | st.dictionaries(st.sampled_from(["tokens", "name", "/etc/passwd", 3, "c@d.org"]), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def plain_by_a_call_for_each(value, name=""):
+    """Return what `to_plain` does, but check each value and each name by a call of its own."""
+    if isinstance(value, (list, tuple)):
+        return [plain_by_a_call_for_each(item, f"{name}[{i}]") for i, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return to_plain(value, name)
+    for key in value:
+        run_record._check_key(key, name)
+    return {key: plain_by_a_call_for_each(item, f"{name}.{key}".lstrip(".")) for key, item in value.items()}
+
+
+def outcome(function, value):
+    """Return the result in words, or the error."""
+    try:
+        return repr(function(value))
+    except ValueError as error:
+        return str(error)
+
+
+@given(VALUES)
+def test_values_are_plain_as_if_each_was_checked_by_itself(value):
+    assert outcome(to_plain, value) == outcome(plain_by_a_call_for_each, value)
