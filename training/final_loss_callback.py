@@ -16,14 +16,13 @@ from hub.base import atomic
 from hub.base.errors import InputError
 from hub.base.types import Fields
 from scaling_law import Law, LiveEstimate, LiveForecast, TrainingCurve
-from scaling_law.forecasting.curves import LAST_SHARE
+from scaling_law.forecasting.curves import LAST_SHARE, end_of, points_of
 from scaling_law.forecasting.live import Watch
+from scaling_law.forecasting.schedules import PLANNED_STEPS
 from scaling_law.law.shelf import choose_law
 from scaling_law.size.model_configs import read_model
 
 logger = logging.getLogger(__name__)
-# Steps at which the schedule is read.
-READ_STEPS = 400
 
 
 class FinalLossCallback(TrainerCallback):
@@ -98,7 +97,7 @@ class FinalLossCallback(TrainerCallback):
         has_ended = state.global_step >= state.max_steps and state.is_world_process_zero
         if self.folder is None or not has_ended or not len(curve.tokens):
             return
-        final = float(np.mean(curve.losses[curve.tokens >= (1 - LAST_SHARE) * curve.tokens[-1]]))
+        final = end_of(curve.tokens, curve.losses)
         for entry in state.log_history:
             if "eval_loss" in entry and entry["step"] == state.max_steps:
                 final = entry["eval_loss"]
@@ -113,16 +112,15 @@ class FinalLossCallback(TrainerCallback):
 
     def _curve(self, state: Any) -> TrainingCurve:
         """Read the run so far from the Trainer's own log, which its checkpoints keep."""
-        entries = {entry["step"]: entry for entry in state.log_history if 0 < entry.get("loss", 0) < math.inf}
-        tokens = np.array([self._tokens(step, entry) for step, entry in entries.items()])
-        losses = np.array([entry["loss"] for entry in entries.values()])
-        tokens_per_step = float(tokens[-1]) / state.global_step if entries else 1.0
+        tokens, losses = points_of({**entry, "tokens": self._tokens(entry)} for entry in state.log_history)
+        tokens_per_step = float(tokens[-1]) / state.global_step if len(tokens) else 1.0
         return TrainingCurve(tokens, losses, tokens_per_step * state.max_steps, **self.plan)
 
-    def _tokens(self, step: int, entry: Fields) -> float:
+    def _tokens(self, entry: Fields) -> float:
+        step: float = entry["step"]
         if self.tokens_per_step:
-            return float(step * self.tokens_per_step)
-        return float(entry.get("num_input_tokens_seen", step))
+            return step * self.tokens_per_step
+        return float(entry.get("num_input_tokens_seen") or step)
 
     def _read_curves(self) -> list[TrainingCurve]:
         """Read the curves of the folder except this run's.
@@ -157,5 +155,5 @@ def _read_rates(scheduler: Any, max_steps: int) -> list[float] | None:
     functions = getattr(scheduler, "lr_lambdas", None)
     if not functions:
         return None
-    rates = [float(functions[0](step)) for step in np.linspace(0, max_steps, min(max_steps, READ_STEPS) + 1)]
+    rates = [float(functions[0](step)) for step in np.linspace(0, max_steps, min(max_steps, PLANNED_STEPS) + 1)]
     return rates if min(rates) >= 0 and 0 < max(rates) < math.inf else None

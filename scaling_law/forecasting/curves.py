@@ -8,16 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 # Lazy: the rooms of hub are imported when logs are read.
 import hub
 from hub.base.errors import InputError, shorten
-from hub.base.fields import reads
+from hub.base.fields import Field, Positive, reads
 from hub.base.types import Fields
 from scaling_law.forecasting.schedules import RateSchedule, plan_rates
+from scaling_law.formulas.law import numbers, one_positive, positive
 from scaling_law.size.arrays import FloatArray
 
 # What `train.py` writes: a log, and beside it the finished runs to learn from and the plan of the run.
@@ -42,35 +43,26 @@ class TrainingCurve:
 
     tokens: FloatArray
     losses: FloatArray
-    horizon: float
+    horizon: Positive
     model: Mapping[str, float]
-    decay: float = 0.2
-    final: float | None = None
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.2
+    final: Positive | None = None
     trunk: str = ""
     warmup_tokens: float = 0.0
     rates: FloatArray | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens", "losses"):
-            object.__setattr__(self, name, np.atleast_1d(np.asarray(getattr(self, name), float)))
+            object.__setattr__(self, name, np.atleast_1d(positive(name, getattr(self, name))))
         tokens = self.tokens
         losses = self.losses
         if tokens.shape != losses.shape or tokens.ndim != 1:
             raise InputError(f"losses have shape {losses.shape}; tokens have {tokens.shape}, one loss each is needed")
-        if not (np.all(np.diff(tokens) > 0) and np.all(tokens > 0)):
-            raise InputError("tokens must be positive and increase: a curve is one run")
-        for name, values in (("losses", losses), ("final", np.atleast_1d(1.0 if self.final is None else self.final))):
-            wrong = values[~(np.isfinite(values) & (values > 0))]
-            if wrong.size:
-                raise InputError(f"{name}={wrong[0]:g} must be positive and finite")
-        if not 0 < (self.horizon or 0) < np.inf:
-            raise InputError(f"horizon={self.horizon} must be the tokens at which the run ends: it has no schedule")
-        if not 0 < self.decay <= 1:
-            raise InputError(f"decay={self.decay} must be a share of the tokens, above 0 and at most 1")
-        if not self.model.get("n_active", 0) > 0:
-            raise InputError(f"model={dict(self.model)} must have a positive n_active")
+        if not np.all(np.diff(tokens) > 0):
+            raise InputError("tokens must increase: a curve is one run")
+        one_positive("model: n_active", self.model.get("n_active", 0.0))
         if self.rates is not None:
-            rates = np.atleast_1d(np.asarray(self.rates, float))
+            rates = np.atleast_1d(numbers("rates", self.rates))
             if rates.ndim != 1 or len(rates) < 2 or not np.all(rates >= 0) or not 0 < rates.max() < np.inf:
                 raise InputError(f"rates={shorten(self.rates)} must be two or more learning rates from 0, not all 0")
 
@@ -122,13 +114,17 @@ def curve_of(record: Any, lines: Iterable[Mapping[str, Any]]) -> TrainingCurve:
 
 def points_of(lines: Iterable[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray]:
     """Read the tokens and losses of the lines of a step log, without spikes and skipped steps."""
-    # A skipped step's loss is None in a file, and not a number while its run goes on.
-    losses = {
-        line["tokens"]: line["loss"]
-        for line in lines
-        if np.isfinite(line.get("loss") or np.nan) and not line.get("loss_spike")
-    }
+    losses = {}
+    for line in lines:
+        # A skipped step's loss is None in a file, not a number while its run goes on, and 0 in the log of a Trainer.
+        if 0 < (line.get("loss") or 0) < np.inf and not line.get("loss_spike"):
+            losses[line["tokens"]] = line["loss"]
     return np.array([*losses], float), np.array([*losses.values()], float)
+
+
+def end_of(tokens: FloatArray, losses: FloatArray) -> float:
+    """Return the final loss of a curve that has ended: the mean of its last lines."""
+    return float(losses[tokens >= (1 - LAST_SHARE) * tokens[-1]].mean())
 
 
 def read_lines(log: Path) -> list[tuple[bytes, Fields]]:

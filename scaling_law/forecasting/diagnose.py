@@ -22,10 +22,12 @@ from hub.base.fields import Field, Names, field, reads
 from hub.base.types import Fields, Strings
 from scaling_law.answer.answer import Answer, columns_of
 from scaling_law.forecasting.running import read_curves
+from scaling_law.formulas.law import percentile_interval
 from scaling_law.law.shelf import choose_law
 from scaling_law.machine import ModelWork, published_runs
 from scaling_law.machine.communication import DEGREES
 from scaling_law.machine.gpus import Gpu, named_gpu
+from scaling_law.planning.limits import of_law
 from scaling_law.planning.question import GPU_FORMS, Count, Length, Tokens
 from scaling_law.runs.rows import whole
 from scaling_law.size.architecture import Architecture
@@ -169,7 +171,7 @@ def diagnose(
     slower = float(np.mean(speeds < relative_speed))
     decision: Decision = "low" if slower < SLOW else "normal"
     degrees = _read_layout(layout, gpus)
-    low, high = np.quantile(speeds, [0.05, 0.95]) * mfu / relative_speed
+    low, high = percentile_interval(speeds * mfu / relative_speed, 0.9)
     return Diagnosis(
         decision,
         **facts,
@@ -253,7 +255,7 @@ def _losses(
     if law is not None:
         formula = choose_law(law, flag="law") if isinstance(law, str) else law
         variables = {**architecture.variables(), "tokens": tokens}
-        losses["law_loss"] = float(formula.loss(**{name: variables[name] for name in formula.variables}))
+        losses["law_loss"] = float(formula.loss(**of_law(formula, variables)))
     options = dict.fromkeys(("experts", "tokens", "batch", "loss"))
     options.update(n_active=architecture.n_active, schedule="constant")
     losses_of_peers: list[float] = []

@@ -20,7 +20,7 @@ from hub.base.fields import reads
 from hub.base.tables import Tables
 from hub.base.types import Fields
 from hub.base.units import format_flops
-from scaling_law.answer.answer import Answer, columns_of
+from scaling_law.answer.answer import Answer, rows_of
 from scaling_law.answer.columns import tabulate
 from scaling_law.figures import drawing
 from scaling_law.forecasting.trends import (
@@ -33,9 +33,10 @@ from scaling_law.forecasting.trends import (
     predict_gaps,
     read_trend_prior,
 )
-from scaling_law.formulas.law import check_level, numbers
+from scaling_law.formulas.law import check_level, numbers, percentile_interval
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.table import Runs
+from scaling_law.runs.trunks import BATCHES, LEARNING_RATES
 from scaling_law.size.arrays import FloatArray, IntArray, first_smallest
 
 Cost = Literal["flops", "hours", "inference"]
@@ -58,30 +59,19 @@ DRAWS = 4000
 BEYOND = 3
 # The place of the loss after those of N and D.
 LOSS = 2
-# Cells that a summary shows.
+# Columns and cells that a summary shows.
+SUMMARY = ("at", "n_active", "tokens", "gap", "gap_interval", "speedup", "speedup_interval", "ahead")
 SHOWN = 12
 # Times the compute of the largest cell that may be asked.
 FURTHEST = 1e6
-RATE_COLUMNS = (
-    "learning_rate",
-    "peak_learning_rate",
-    "lr",
-)
-BATCH_COLUMNS = (
-    "batch",
-    "batch_size",
-    "global_batch_size",
-    "bs",
-    "batch_tokens",
-)
 SPEED_COLUMNS = (
     "tokens_per_second",
     "tokens_per_s",
     "throughput",
 )
 SETTINGS = {
-    "rate": RATE_COLUMNS,
-    "batch": BATCH_COLUMNS,
+    "rate": LEARNING_RATES,
+    "batch": (*BATCHES, "batch_tokens"),
     "speed": SPEED_COLUMNS,
 }
 COSTS = {
@@ -134,16 +124,16 @@ class Promotion(Answer):
             return f"undecided, and two more runs at up to {NEXT[-1]:g} × C would hardly decide: {facts}"
         return f"two more runs decide ({format_flops(self.next_runs['flops'])} FLOPs each): {facts}"
 
-    def summary(self) -> Tables:
-        rows = []
+    def _cells(self) -> list[Fields]:
+        cells = []
         for row in self.rows:
-            cells = {name: row[name] for name in ("at", "n_active", "tokens")}
-            cells["gap"] = f"{row['gap']:+.4f}"
-            cells["interval"] = f"{row['gap_low']:+.4f} to {row['gap_high']:+.4f}"
-            cells["speed-up"] = f"{row['speedup']:.2f}"
-            cells["interval "] = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
-            cells["ahead"] = f"{row['ahead']:.2f}"
-            rows.append(cells)
+            values = dict(row)
+            for name in ("gap", "speedup"):
+                values[f"{name}_interval"] = (row[f"{name}_low"], row[f"{name}_high"])
+            cells.append({name: values[name] for name in SUMMARY})
+        return cells
+
+    def _footnotes(self) -> list[str]:
         notes = [
             f"gap: ln(L_baseline / L_variant) at {COSTS[self.at_equal]}; intervals of {self.level:.0%}",
             "speed-up: times the compute that the baseline needs for the variant's loss; ahead: probability",
@@ -151,12 +141,13 @@ class Promotion(Answer):
         if self.next_runs:
             text = "two more runs: both at N = {n_active:.3g}, D = {tokens:.3g} decide with probability {decides:.2f}"
             notes.append(text.format(**self.next_runs))
-        points = tabulate(rows, title=self.verdict, notes=notes)
+        return notes
+
+    def summary(self) -> Tables:
         title = "Sizes at which both were run"
         if len(self.cells) > SHOWN:
             title = f"The largest {SHOWN} of {len(self.cells)} sizes at which both were run"
-        sizes = tabulate(self.cells[-SHOWN:], title=title, warnings=self.warnings)
-        return Tables([points, sizes])
+        return Tables([super().summary(), tabulate(self.cells[-SHOWN:], title=title)])
 
     def figure(self, ax: Any = None) -> Any:
         """Draw the gap of each cell, and how it goes on with compute."""
@@ -430,11 +421,10 @@ def promote(
     pair = _pair(baseline, variant, at_equal, prior)
     labels, points = _points(factors)
     gaps = predict_gaps(prior, pair.cells, points)
-    rows = _rows(pair, labels, points, gaps, level)
     place = labels.index(_times("C", DECIDED_AT))
     decision, next_runs = _decide(pair, points, gaps, place, len(labels))
     return Promotion(
-        columns=columns_of(rows),
+        columns=_columns(pair, labels, points[: len(labels)], gaps, level),
         cells=_cell_rows(pair),
         decision=decision,
         next_runs=next_runs,
@@ -458,42 +448,41 @@ def _points(factors: FloatArray) -> tuple[list[str], FloatArray]:
     return labels, np.array(points)
 
 
-def _rows(
+def _columns(
     pair: _Pair,
     labels: Sequence[str],
     points: FloatArray,
     gaps: Gaps,
     level: float,
-) -> tuple[Fields, ...]:
-    """Lay out gap, speed-up and probability at each size."""
+) -> Fields:
+    """Return gap, speed-up and probability at each of n labelled points, [n, 2]."""
+    count = len(labels)
     ratio = pair.cost_ratio[-1]
     slope = pair.slopes[-1].mean()
     normal = np.random.default_rng(1).standard_normal((DRAWS, 1))
     # The baseline's loss falls at least a little.
     slopes = np.maximum(slope + pair.slope_deviation * normal, slope / 5)
     # An error of the slope is one of what the variant's cost is worth.
-    draws = gaps.draw(DRAWS) - (slopes - slopes.mean()) * ratio
+    draws = gaps.draw(DRAWS)[:, :count] - (slopes - slopes.mean()) * ratio
     log_speedups = _log_speedup(draws, slopes * np.exp(-POWER * points.mean(axis=1)))
-    ahead = np.where(ratio == 0.0, gaps.probability(), np.mean(draws > 0, axis=0))
-    outer = [(1.0 - level) / 2, (1.0 + level) / 2]
-    lows, highs = np.quantile(draws, outer, axis=0)
-    speedups = _exp(np.quantile(log_speedups, [0.5, *outer], axis=0))
-    rows = []
-    for i, label in enumerate(labels):
-        row: Fields = {"at": label}
-        row.update(_describe_size(pair.sizes[-1] + points[i]))
-        row["gap"] = float(gaps.mean[i])
-        row["gap_low"] = float(lows[i])
-        row["gap_high"] = float(highs[i])
-        row["speedup"], row["speedup_low"], row["speedup_high"] = speedups[:, i].tolist()
-        row["ahead"] = float(ahead[i])
-        rows.append(row)
-    return tuple(rows)
+    gap_low, gap_high = percentile_interval(draws, level)
+    speedup_low, speedup_high = _exp(percentile_interval(log_speedups, level))
+    return {
+        "at": labels,
+        **_describe_sizes(pair.sizes[-1] + points),
+        "gap": gaps.mean[:count],
+        "gap_low": gap_low,
+        "gap_high": gap_high,
+        "speedup": _exp(np.median(log_speedups, axis=0)),
+        "speedup_low": speedup_low,
+        "speedup_high": speedup_high,
+        "ahead": np.mean(draws > 0, axis=0) if ratio else gaps.probability()[:count],
+    }
 
 
-def _describe_size(size: FloatArray) -> dict[str, float]:
-    """Return N, D and FLOPs of ln N and ln D."""
-    n_active, tokens = np.exp(size).tolist()
+def _describe_sizes(sizes: FloatArray) -> dict[str, FloatArray]:
+    """Return N, D and FLOPs of ln N and ln D, [n, 2]."""
+    n_active, tokens = np.exp(sizes).T
     return {
         "n_active": n_active,
         "tokens": tokens,
@@ -531,9 +520,8 @@ def _decide(
     for candidate in range(n_labels, len(points)):
         decides = _chance_to_decide(gaps, place, candidate)
         if decides > 0.5:
-            cell = _describe_size(pair.sizes[-1] + points[candidate])
-            cell["decides"] = decides
-            return "undecided", cell
+            size = _describe_sizes(pair.sizes[-1] + points[candidate])
+            return "undecided", {**{name: float(value) for name, value in size.items()}, "decides": decides}
     return "undecided", None
 
 
@@ -556,15 +544,11 @@ def _chance_to_decide(
 
 def _cell_rows(pair: _Pair) -> tuple[Fields, ...]:
     """Lay out the cells."""
-    speedups = _exp(_log_speedup(pair.cells.gaps, pair.slopes.mean(axis=1)))
-    ratios = _exp(pair.cost_ratio)
-    rows = []
-    for i, size in enumerate(pair.sizes):
-        row: Fields = {}
-        row.update(_describe_size(size))
-        row["runs"] = int(pair.counts[i])
-        row["cost ratio"] = float(ratios[i])
-        row["gap"] = float(pair.cells.gaps[i])
-        row["speedup"] = float(speedups[i])
-        rows.append(row)
-    return tuple(rows)
+    columns = {
+        **_describe_sizes(pair.sizes),
+        "runs": pair.counts,
+        "cost ratio": _exp(pair.cost_ratio),
+        "gap": pair.cells.gaps,
+        "speedup": _exp(_log_speedup(pair.cells.gaps, pair.slopes.mean(axis=1))),
+    }
+    return tuple(rows_of(columns))

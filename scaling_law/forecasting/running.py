@@ -16,7 +16,7 @@ from hub.base.fields import Field, Names, field, reads
 from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.answer.answer import Answer, columns_of
-from scaling_law.forecasting.curves import LAST_SHARE, LOG, NOTE, TrainingCurve, points_of, read_finished, read_lines
+from scaling_law.forecasting.curves import LOG, NOTE, TrainingCurve, end_of, points_of, read_finished, read_lines
 from scaling_law.forecasting.live import FIRST_SHARE, LiveForecast
 from scaling_law.forecasting.schedules import FORMS, PLANNED_STEPS, plan_rates, recognize
 from scaling_law.law.shelf import choose_law
@@ -25,11 +25,11 @@ from scaling_law.runs.columns import aliases_of
 from scaling_law.runs.loading import read_histories
 from scaling_law.runs.logged import STEPS
 from scaling_law.runs.rows import Row, RunsError, is_loss, number
+from scaling_law.runs.trunks import LEARNING_RATES
 from scaling_law.size.arrays import FloatArray
 
-# Columns of the training loss, of the rate, and settings with the steps at which a run ends, by their last word.
+# Columns of the training loss, and settings with the steps at which a run ends, by their last word.
 LOSSES = ("loss", "train_loss", "training_loss", "lm_loss")
-RATES = ("learning_rate", "lr")
 ENDS = ("max_steps", "total_steps", "num_training_steps", "max_iters", "train_iters", "num_iterations")
 SCHEDULE = "Learning rates to come: cosine, cosine:0.1 (falls to a tenth of the peak), linear, wsd:0.2 (to 0 over the "
 SCHEDULE += "last fifth) or constant. [default: as the rates in the log show it]"
@@ -172,7 +172,7 @@ def _read_log(
     nothing = np.full(len(next(iter(series.values()))), np.nan)
     steps = next((series[column] for column in STEPS if column in series), nothing)
     tokens_of_lines = series.get(aliases_of([*series]).get("tokens", "tokens"), steps * (batch or np.nan))
-    rates = next((series[column] for column in series if _last_word(column) in RATES), nothing)
+    rates = next((series[column] for column in series if _last_word(column) in LEARNING_RATES), nothing)
     losses = series[_loss_column(series, loss, name)]
     is_line = (losses > 0) & np.isfinite(losses) & (tokens_of_lines > 0)
     tokens_of_lines, places = np.unique(tokens_of_lines[is_line], return_index=True)
@@ -200,7 +200,7 @@ def _read_log(
         raise RunsError(f"{name}: needed besides its log:", *pieces)
     model = {column: x for column, x in settings.items() if isinstance(x, float)}
     model.update(n_active=size, experts=experts or model.get("experts", 1.0))
-    final = float(losses[tokens_of_lines >= (1 - LAST_SHARE) * horizon].mean()) if has_ended else None
+    final = end_of(tokens_of_lines, losses) if has_ended else None
     return TrainingCurve(tokens_of_lines, losses, horizon, model, final=final, trunk=name, rates=planned)
 
 

@@ -19,7 +19,9 @@ OWN = "each run its own trunk"
 # Columns in which the branches of one trunk agree.
 SIZES = ("n_active", "experts", "n_total", "d_model", "n_blocks", "n_heads", "vocab_size", "sequence_length")
 # Names of what is usually tuned.
-RATES = ("learning_rate", "peak_learning_rate", "lr", "batch_size", "global_batch_size", "batch", "bs", "weight_decay")
+LEARNING_RATES = ("learning_rate", "peak_learning_rate", "lr")
+BATCHES = ("batch", "batch_size", "global_batch_size", "bs")
+RATES = (*LEARNING_RATES, *BATCHES, "weight_decay")
 SETTINGS = ("seed", *RATES, "optimizer", "precision", "dataset", "tokenizer", "sweep")
 
 

@@ -22,6 +22,7 @@ from scaling_law import Architecture, Law, LiveForecast, TrainingCurve
 from scaling_law.forecasting.curves import NOTE, points_of, read_finished
 from scaling_law.forecasting.live import MOST_RUNS, Watch
 from scaling_law.law.shelf import choose_law
+from scaling_law.planning.limits import of_law
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.schedule import Branch
 from training.data.pins import RunData
@@ -89,8 +90,7 @@ def law_of(arguments: TrainingArguments, architecture: Architecture) -> Law | No
         return None
     try:
         law: Law = choose_law(arguments.run.law, flag="run.law")
-        variables = {**architecture.variables(), "tokens": float(max(arguments.schedule.tokens))}
-        law.loss(**{name: value for name, value in variables.items() if name in law.variables})
+        law.loss(**of_law(law, {**architecture.variables(), "tokens": float(max(arguments.schedule.tokens))}))
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"run.law: {error}") from error
     return law

@@ -216,14 +216,14 @@ def test_a_record_and_its_log_make_a_curve_without_spikes_and_skipped_steps():
     ("wrong", "message"),
     [
         ({"horizon": None}, "horizon=None must be a number"),
-        ({"decay": 0.0}, "decay=0.0 must be a share of the tokens"),
-        ({"model": {"d_model": 64.0}}, "must have a positive n_active"),
-        ({"final": -1.0}, "final=-1 must be positive and finite"),
+        ({"decay": 0.0}, "decay=0.0 must be above 0 and at most 1"),
+        ({"model": {"d_model": 64.0}}, "model: n_active=0 must be positive"),
+        ({"final": -1.0}, "final=-1.0 must be positive and finite"),
         ({"losses": [1.0, np.nan]}, "losses=nan must be positive and finite"),
         ({"rates": [0.0, 0.0]}, "rates=.* must be two or more learning rates"),
         ({"rates": [1.0, -1.0]}, "rates=.* must be two or more learning rates"),
         ({"losses": [1.0]}, "one loss each is needed"),
-        ({"tokens": [2.0, 2.0]}, "tokens must be positive and increase"),
+        ({"tokens": [2.0, 2.0]}, "tokens must increase"),
     ],
 )
 def test_what_is_no_curve_is_refused(wrong, message):
