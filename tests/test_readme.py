@@ -130,7 +130,7 @@ def test_the_family_is_the_one_that_the_law_answers_with():
     answer = json.loads(done.stdout)
     best, rows = answer["best"], {row["routed_experts"]: row for row in answer["rows"]}
     text = " ".join(README.split())
-    assert f"{best['routed_experts']} experts of which 8 are active" in text
+    assert f"{best['routed_experts']} experts, 8 of them active" in text
     assert f"({best['n_active'] / 1e9:.3g}B of {best['n_total'] / 1e9:.3g}B parameters)" in text
     assert f"{rows[1]['loss'] - best['loss']:.3f} nats below the best dense Qwen3" in text
     assert (

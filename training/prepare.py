@@ -98,7 +98,9 @@ def report(caches: list[CacheOfRun]) -> Table:
 @app.command(context_settings=_FLAGS_OF_TRAIN)
 def main(
     context: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help="All of the data, not only what the run reads.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Tokenise all of the data, not just what the run reads.")
+    ] = False,
     status: Annotated[bool, typer.Option("--status", help="Build nothing; report what is there.")] = False,
     check: Annotated[bool, typer.Option("--verify", help="Compare the sha256 of every shard.")] = False,
     version: Version = False,

@@ -77,7 +77,8 @@ def main(
         typer.Option(help="A width, or WIDTHxBLOCKS; of a family a width. Repeat it. [default: by the device]"),
     ] = None,
     experts: Annotated[
-        list[int] | None, typer.Option(help="Experts, of a family routed; repeat it. [default: 1 4 16, or its own]")
+        list[int] | None,
+        typer.Option(help="Experts, routed ones for a family (repeatable). [default: 1 4 16, or its own]"),
     ] = None,
     micro_batch: Annotated[
         int | None, typer.Option(min=2, help="Sequences in a forward pass of one device. [default: 32; on a CPU 4]")
@@ -96,7 +97,7 @@ def main(
     runs: Annotated[
         str | None, typer.Option(help="Measure nothing: read finished runs (folder, runs.jsonl, org/sweep-runs).")
     ] = None,
-    where: Annotated[str, typer.Option(help="Of those runs, the ones that fulfil this: 'precision = bf16'.")] = "",
+    where: Annotated[str, typer.Option(help="Filter for those runs: 'precision = bf16'.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Steps of each batch; the fastest counts.")] = 5,
     version: Version = False,
 ) -> None:

@@ -23,7 +23,7 @@ def is_utf8(path: str | Path) -> bool:
 def check_utf8(path: str | Path, field: str) -> None:
     """Raise InputError for a path that is no UTF-8."""
     if not is_utf8(path):
-        raise InputError(f"{field}: {str(path)!a} is no UTF-8; rename it")
+        raise InputError(f"{field}: {str(path)!a} is not UTF-8; rename it")
 
 
 def check_links(paths: Iterable[Path], field: str) -> None:

@@ -186,7 +186,7 @@ def _text(node: yaml.ScalarNode, path: list[str]) -> str:
     try:
         text = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
-        _refuse(node, path, "has half of a surrogate pair, which is no character")
+        _refuse(node, path, "has half of a surrogate pair, which is not a character")
     if "\0" in text:
         _refuse(node, path, "has a character 0, which no text may have")
     return text

@@ -28,7 +28,7 @@ IN_PYTHON = ".warnings"
 # Columns of the terminal that a border and two spaces take.
 _PADDING = 3
 # A column of longer texts is folded before a table is split.
-_TEXT_WIDTH = 40
+_TEXT_WIDTH = 24
 
 _CAPTION = '<caption style="text-align:left;white-space:pre">{}</caption>'
 

@@ -31,7 +31,7 @@ from scaling_law.runs.table import Runs
 
 HELD_OUT = "Hold out and predict: each run, each model, the --test runs of lowest loss, or of most n_active, flops, "
 HELD_OUT += "tokens or a column."
-PRIOR = "What runs leave open is as in other labs' laws (public), or as in a law: published, a folder, …"
+PRIOR = "Prior for what the runs do not determine: public (other labs' laws), or a law: published, a folder, …"
 KIND = "Form of law: joint, chinchilla, routed, …, or a file of your own, my_law.json. "
 KIND += "[default: joint, or that of --prior]"
 MODES = {
@@ -70,9 +70,9 @@ def fit(
 
         scaling-law fit releases --bootstrap 1000 -o my-law
 
-    --split holds out runs and predicts them, beside the published joint law moved by a constant. --prior makes do with
-    few runs: with a law, the fit is of its kind and moves it to another corpus. The exit status is 1 if the fit did
-    not converge, or blends runs of equal N, D and E that differ in another setting.
+    --split holds out runs and compares predictions with the published joint law, refitted by a constant. --prior makes
+    few runs enough; with a law as prior, the fit has its form and adapts it to another corpus. The exit status is 1 if
+    the fit did not converge, or if runs of equal N, D and E differ in another setting.
 
     More examples:
 

@@ -30,7 +30,7 @@ from scaling_law.size.architecture import Architecture
 from scaling_law.size.family import Family
 
 SCALED = "org/model on the Hub, a folder, or a config.json; or a width, of a family or with d / 64 blocks and heads."
-WITH_A_WIDTH = "With a width: experts, of which one is active; of a family its routed ones. [default: 8, or its own]"
+WITH_A_WIDTH = "With a width: experts, one of them active; for a family its routed experts. [default: 8, or its own]"
 LIKE_WIDTH = "With a width: the family that has it: qwen3-30b-a3b, org/model, a folder or a config.json."
 WARMUP = "Tokens of warm-up: 130M. [default: that of the fitted runs]"
 CANDIDATES = "Table of the runs to choose from, with n_active, tokens, experts and, if not 6ND, flops."

@@ -27,8 +27,8 @@ def promote(
     where: list[str],
     baseline: Annotated[str, typer.Argument(help=f"Runs of the baseline. {RUNS}")],
     variant: Annotated[str | None, typer.Argument(help="Runs of the variant. [default: --variant-where]")] = None,
-    baseline_where: Annotated[list[str], option('Which runs are the baseline: "optimizer = adamw".')] = [],  # noqa: B006
-    variant_where: Annotated[list[str], option('Which runs are the variant: "optimizer = muon".')] = [],  # noqa: B006
+    baseline_where: Annotated[list[str], option('Filter for the runs of the baseline: "optimizer = adamw".')] = [],  # noqa: B006
+    variant_where: Annotated[list[str], option('Filter for the runs of the variant: "optimizer = muon".')] = [],  # noqa: B006
     at_equal: Annotated[Literal["flops", "hours", "inference"], option(COST)] = "flops",
     beyond: Annotated[list[float], option("Times the compute of the largest size run (repeatable).")] = [10.0, 100.0],  # noqa: B006
     level: Annotated[float, option("Level of the intervals.")] = 0.9,

@@ -55,7 +55,7 @@ def loss(
     ] = None,
     like: Annotated[Like | None, field(OF_FAMILY)] = None,
     unique_tokens: Annotated[
-        Tokens | None, field("Unique tokens; more are repetitions, worth less: 100B.", rare=True)
+        Tokens | None, field("Unique tokens: 100B. Tokens beyond them are repeated, and worth less.", rare=True)
     ] = None,
     variable: Annotated[
         list[Any], option(VARIABLE, parser=named(parse_count, "name=number"), metavar="NAME=NUMBER")

@@ -39,9 +39,9 @@ FINAL = "Loss of a run that logged many (tracker, logs, table of steps): last, m
 FINAL += "[default: last]"
 MIX = "Fit runs together that differ in these columns: optimizer,sequence_length."
 BEST = "Keep the best run of each model and D over these tuned columns: learning_rate,batch."
-COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
-MAPPING = "File of columns, a line each, as in `tokens: step * 2**19`; --column comes after it and wins."
-REPEATED = "Column of unique tokens: more are repetitions, which count as what they are worth."
+COLUMN = "Define a column: --column n_active=Na --column 'density=topk / nume' (repeatable)."
+MAPPING = "YAML file of columns, such as `tokens: step * 2**19`; --column overrides it."
+REPEATED = "Column of unique tokens: tokens beyond them are repeated, and worth less."
 FIXED = "Fix a coefficient, or tie it to another: --fix e_max=256, --fix alpha=beta (repeatable)."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 

@@ -129,8 +129,8 @@ class FitStatus(Listed):
         if not n_open:
             return "converged"
         if not self.determines_any:
-            return "all coefficients left to the prior" if self.prior else "no coefficient determined by the runs"
-        source = "left to the prior" if self.prior else "not determined by the runs"
+            return "all coefficients from the prior" if self.prior else "no coefficient determined by the runs"
+        source = "from the prior" if self.prior else "not determined by the runs"
         n_fitted = len({*self.standard_errors, *self.bounds_hit})
         return f"converged; {n_open} of {n_fitted} coefficients {source}"
 
@@ -143,7 +143,7 @@ class FitStatus(Listed):
         vague = ", ".join(self.open_coefficients)
         determination = "all coefficients determined"
         if vague:
-            reason = "left to the prior" if self.prior else "not determined by the data"
+            reason = "from the prior" if self.prior else "not determined by the data"
             determination = f"{reason}: {vague}"
         ties = "".join(f"; {name} = {leader}" for name, leader in self.tied.items())
         return f"{state}, {agreement}; {determination}{ties}"
@@ -377,7 +377,9 @@ class FitResult(Answer, Generic[LawT_co]):
             elif row["at_bound"]:
                 note = "at a bound"
             elif is_doubtful:
-                note = "left to the prior" if status.prior else "not determined"
+                note = "from the prior" if status.prior else "not determined"
+            elif status.prior and not row["fixed"]:
+                note = "from your runs"
             rows.append((name, f"{row['value']:.5g}", error, note))
             styles.append("yellow" if is_doubtful else "")
         return Table(("", "value", "standard error", ""), rows, title="Coefficients", styles=styles)

@@ -81,6 +81,9 @@ class Diagnosis(Answer):
     the tokens of `loss`.
     """
 
+    _first = ("name", "mfu", "relative_speed", "gpus", "gpu")
+    _details = ("weights",)
+
     decision: Decision
     mfu: float
     expected_mfu: float
@@ -115,6 +118,9 @@ class Diagnosis(Answer):
     def _cells(self) -> list[Fields]:
         names = ("name", "gpu", "gpus", "precision", "weights", "mfu", "relative_speed")
         return [row.cells(*names) for row in self.rows]
+
+    def _footnotes(self) -> list[str]:
+        return ["rows: the public runs nearest in size; speed: theirs over that which the other runs lead to expect"]
 
     @property
     def warnings(self) -> Strings:

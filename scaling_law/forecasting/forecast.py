@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -114,8 +114,13 @@ class Forecast(Answer):
         notes.append(f"{self.kind} law of {len(self.runs)} runs with a misfit, under a prior")
         share = COLUMNS["share_of_constant"]
         notes.append(f"{share.label}: {share.meaning}")
-        return replace(
-            tabulate(rows, title=self.verdict, keys=("N_act", "tokens", "E"), notes=notes), warnings=self.warnings
+        return tabulate(
+            rows,
+            title=self.verdict,
+            keys=("N_act", "tokens", "E"),
+            first=("loss", "low", "high", "FLOPs", "× largest run"),
+            notes=notes,
+            warnings=self.warnings,
         )
 
     def save(self, path: str | Path) -> Path:

@@ -53,6 +53,8 @@ class LiveRuns(Answer):
     Without a forecast, `loss` and what follows is None, and `notes` says why.
     """
 
+    _first = ("loss", "track", "low", "high", "share", "tokens", "last_loss")
+
     level: float
 
     @property
@@ -63,6 +65,13 @@ class LiveRuns(Answer):
     @property
     def trusted(self) -> bool:
         return all(row["loss"] is not None for row in self.rows)
+
+    def _cells(self) -> list[Fields]:
+        cells = []
+        for row in self.rows:
+            track = row["track"]
+            cells.append({**row, "track": track and f"{track} track"})
+        return cells
 
     @property
     def verdict(self) -> str:

@@ -52,6 +52,7 @@ class LawComparison(Answer):
     """One row for each law, in the order of the shelf; each law has checked its own. Losses are not comparable."""
 
     _row: ClassVar[type[Row]] = LawOptimum
+    _question = ("law", "experts")
 
     flops: float
     limits: Limits
@@ -99,7 +100,7 @@ class LawComparison(Answer):
         ]
 
 
-LAWS = "Names, comma-separated; one alone shows all of it. [default: all; with a budget those with coefficients]"
+LAWS = "Names, comma-separated; a single law is shown in full. [default: all; with a budget those with coefficients]"
 
 
 @reads

@@ -147,7 +147,9 @@ class ModelFields(TypedDict, total=False):
             "commas. Experts are then its routed ones. [default: the paper's shape]",
         ),
     ]
-    unique_tokens: Annotated[Tokens | None, field("Unique tokens; more are repetitions, worth less: 100B.", rare=True)]
+    unique_tokens: Annotated[
+        Tokens | None, field("Unique tokens: 100B. Tokens beyond them are repeated, and worth less.", rare=True)
+    ]
     vocab_size: Annotated[
         int | None,
         Field(ge=1),

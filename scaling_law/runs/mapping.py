@@ -114,11 +114,12 @@ def describe(rows: Sequence[Row], proposal: Mapping[str, Column], origin: str) -
                 cells.append(f"{name}={value:.4g}" if name == "loss" else f"{name}={format_count(value)}")
         lines.append(f"\n  {label(i, row)}: {', '.join(cells)}")
 
-    options = " ".join("--column " + shlex.quote(f"{name}={column}") for name, column in proposal.items())
+    # Each option has a line, so that no terminal folds it and all of them can be pasted.
+    options = " \\\n  ".join("--column " + shlex.quote(f"{name}={column}") for name, column in proposal.items())
     fields = "".join(f"\n  {name}: {literal(column)}" for name, column in proposal.items())
-    say_so = given("columns", {**proposal}, in_shell=options)
+    say_so = given("columns", {**proposal}, in_shell=f"\n  {options}")
     keep = given("mapping", "mine.yaml", in_shell="--mapping mine.yaml")
-    return [*lines, "\nIf that is right: ", say_so, "; or keep it in a file, ", keep, f", with{fields}"]
+    return [*lines, "\nIf that is right, add ", say_so, "\nor keep it in a file, ", keep, f", with{fields}"]
 
 
 def _find(patterns: Strings, columns: Sequence[str]) -> str | None:

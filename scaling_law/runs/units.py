@@ -78,7 +78,7 @@ def unit_problems(sizes: Sizes, loss: FloatArray, loss_name: str, trunk: IntArra
 
     has_wrong_loss = (loss > MOST_NATS) | (_PERPLEXITY.search(loss_name) is not None)
     for i in np.flatnonzero(~has_wrong_sizes & has_wrong_loss).tolist():
-        problems[i] = f"{loss_name}={loss[i]:g} is no loss in nats per token; {_suggest_logarithm(loss_name)}"
+        problems[i] = f"{loss_name}={loss[i]:g} is not a loss in nats per token; {_suggest_logarithm(loss_name)}"
 
     return problems
 

@@ -108,7 +108,7 @@ def test_ids_give_the_bits_of_the_bytes_they_stand_for(compute, model_folder):
         ({"batch_size": 0}, "batch_size: 0"),
         ({"max_length": 0}, "max_length: 0; it must be an integer of at least 1"),
         ({"max_length": 4, "stride": 5}, "stride: 5; it must be an integer from 1 to max_length"),
-        ({"predictions": [[1, 300]]}, r"predictions\[0\]: 300 is no token; ids go from 0 to 299"),
+        ({"predictions": [[1, 300]]}, r"predictions\[0\]: 300 is not a token; ids go from 0 to 299"),
         ({"predictions": [[1]]}, "no token is predicted"),
         ({"predictions": []}, "predictions: none; it must hold at least one text"),
         ({"predictions": ["abc", None]}, r"predictions\[1\]: None; all must be texts"),

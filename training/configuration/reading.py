@@ -129,7 +129,7 @@ def _drop_former_fields(sections: Fields, problems: list[str]) -> None:
             continue
         value = fields.pop(name)
         if value != idle_value and str(value).lower() != str(idle_value).lower():
-            problems.append(f"{section}.{name}: {value!r}; this field is no longer there: leave it out")
+            problems.append(f"{section}.{name}: {value!r}; this field was removed: leave it out")
 
 
 def _read_flags(flags: Sequence[str], problems: list[str]) -> dict[str, Fields]:

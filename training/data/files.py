@@ -160,9 +160,9 @@ def _parse_row(file: str, number: int, line: bytes) -> Fields:
         row = json.loads(line.strip())
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", error)
-        raise InputError(f"data.dataset: {file}, line {number:,} is no JSON: {reason}") from error
+        raise InputError(f"data.dataset: {file}, line {number:,} is not JSON: {reason}") from error
     if not isinstance(row, dict):
-        raise InputError(f"data.dataset: {file}, line {number:,} is no JSON object but {line[:40]!r}")
+        raise InputError(f"data.dataset: {file}, line {number:,} is not a JSON object but {line[:40]!r}")
     return row
 
 
@@ -177,14 +177,14 @@ def _parse_values(file: str, content: bytes) -> Iterator[Fields]:
             value, end = decoder.raw_decode(text, match.start())
             values += value if isinstance(value, list) else [value]
     except json.JSONDecodeError as error:
-        raise InputError(f"data.dataset: {file}, line {error.lineno:,} is no JSON: {error.msg}") from error
+        raise InputError(f"data.dataset: {file}, line {error.lineno:,} is not JSON: {error.msg}") from error
     except UnicodeDecodeError as error:
         number = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"data.dataset: {file}, line {number:,} is no JSON: {error}") from error
+        raise InputError(f"data.dataset: {file}, line {number:,} is not JSON: {error}") from error
     for number, value in enumerate(values, start=1):
         row = {"text": value} if isinstance(value, str) else value
         if not isinstance(row, dict):
-            raise InputError(f"data.dataset: {file}, row {number:,} is no JSON object but {str(value)[:40]!r}")
+            raise InputError(f"data.dataset: {file}, row {number:,} is not a JSON object but {str(value)[:40]!r}")
         yield row
 
 

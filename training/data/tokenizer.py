@@ -225,5 +225,5 @@ def check_end_token(tokenizer: PreTrainedTokenizerFast, text_description: str, n
         if text.strip() and not ids and text in names:
             raise ConfigurationError(
                 f"data.tokenizer: its special token {text!r} is the only token for that text, which would be lost; "
-                "give a tokenizer whose special tokens are no text"
+                "give a tokenizer whose special tokens do not occur in text"
             )

@@ -165,7 +165,7 @@ def build(folder: str | Path, *, max_bytes: int | None = None, sources: Sequence
             )
         return str(manifest["summary"])
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise FileExistsError(f"folder: {str(folder)!r} exists and is no corpus; give a new or an empty folder")
+        raise FileExistsError(f"folder: {str(folder)!r} exists and is not a corpus; give a new or an empty folder")
     if sources is None:
         sources = installed_sources()
     documents = _read(sources, float("inf") if max_bytes is None else max_bytes)

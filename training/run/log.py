@@ -243,7 +243,9 @@ class LineFile:
         except OSError as error:
             if not was_waiting:
                 reason = describe_full_disk(error, self._path) or error
-                logger.warning("%s: %s; its lines wait for room, and training goes on", self._path, reason)
+                logger.warning(
+                    "%s: %s; its lines are kept until there is room, and training continues", self._path, reason
+                )
 
     def close(self) -> None:
         if self._waiting:
@@ -345,7 +347,7 @@ class Trackers:
                 function()
             # The files of trackers raise them, as does `_start`.
             except (OSError, ValueError) as error:
-                logger.warning("%s; training goes on without it", error)
+                logger.warning("%s; training continues without it", error)
 
     def _each(self, call: Callable[[Any], None]) -> None:
         """Call a function with every tracker, of which those that fail are left alone."""

@@ -68,9 +68,7 @@ def run(
     processes_per_run: Annotated[
         int | None, _option("Processes (GPUs) of each run. [default: 1]", "local", min=1)
     ] = None,
-    retries: Annotated[
-        int | None, _option("Start a failed run again this often. [default: 0]", "local", min=0)
-    ] = None,
+    retries: Annotated[int | None, _option("Retries of a failed run. [default: 0]", "local", min=0)] = None,
     accelerate_config: Annotated[
         Path | None, _option("Start runs with this file (accelerate launch --config_file).", "local or slurm")
     ] = None,

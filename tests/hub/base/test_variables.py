@@ -57,5 +57,5 @@ def test_links_that_have_lost_their_file_are_named(tmp_path):
 
 
 def test_a_store_in_a_path_that_is_no_utf8_is_refused():
-    with pytest.raises(InputError, match=r"store: 'hub-.* is no UTF-8"):
+    with pytest.raises(InputError, match=r"store: 'hub-.* is not UTF-8"):
         LocalStore("hub-\udcff")

@@ -70,7 +70,8 @@ def test_every_command_that_reads_runs_proposes_a_mapping_and_takes_it(shell, co
     }[command]
     refused = shell(*words)
     assert refused.exit_code == 2
-    assert "--column n_active=config/n_params --column 'tokens=`summary/tokens (B)` * 1e9'" in refused.output
+    options = "\n  --column n_active=config/n_params \\\n  --column 'tokens=`summary/tokens (B)` * 1e9'"
+    assert options in refused.output
     file = tmp_path / "mine.yaml"
     file.write_text(refused.output.partition("--mapping mine.yaml, with\n")[2])
     mapped = shell(*words, "--mapping", file, "--json")

@@ -31,3 +31,10 @@ def test_80_columns_and_colours_by_meaning(command):
     assert shown.exit_code == 0
     assert {*COLOUR.findall(shown.output)} <= MEANINGS.keys()
     assert max(map(len, COLOUR.sub("", shown.output).splitlines())) <= 80
+
+
+def test_a_comparison_names_each_law_beside_its_optimum():
+    shown = CliRunner().invoke(app, ["compare", "--flops", "1e21"], env={"COLUMNS": "80", "FORCE_COLOR": "1"})
+    lines = COLOUR.sub("", shown.output).splitlines()
+    header = next(line for line in lines if "┃" in line)
+    assert [name.strip() for name in header.split("┃")[1:-1]] == ["law", "E", "N_act", "tokens", "loss", ""]

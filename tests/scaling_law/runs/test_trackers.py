@@ -98,7 +98,7 @@ def test_numbers_of_other_units(store):
     log(trackio, "perplexity", {"params": 5e6, "model": {"experts": 4}}, [33.0, 22.0])
     with pytest.raises(RunsError, match=r"row 3 \(large\): 1.6e-08 tokens per parameter, in other units") as error:
         load_runs("trackio:my.sweep", columns=COLUMNS)
-    assert "row 4 (perplexity): train/loss=22 is no loss in nats per token" in str(error.value)
+    assert "row 4 (perplexity): train/loss=22 is not a loss in nats per token" in str(error.value)
     assert 'a perplexity is mapped by --column "loss = log(`train/loss`)", in Python' in str(error.value)
     mapped = COLUMNS | {"loss": "log(`train/loss`)"}
     assert load_runs("trackio:my.sweep", columns=mapped, where="run_id = perplexity").loss == pytest.approx(np.log(22))

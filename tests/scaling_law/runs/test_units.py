@@ -98,7 +98,7 @@ def test_a_run_record_has_the_units_of_its_schema_however_short_the_run():
 
 def test_more_than_twenty_nats_and_perplexities_are_refused():
     with pytest.raises(
-        RunsError, match=r"eval_loss=\S+ is no loss in nats per token; a perplexity is mapped by"
+        RunsError, match=r"eval_loss=\S+ is not a loss in nats per token; a perplexity is mapped by"
     ) as error:
         load_runs(rows(loss=np.exp))
     assert '--column "loss = log(eval_loss)"' in str(error.value)

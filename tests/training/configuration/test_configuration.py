@@ -57,7 +57,7 @@ def test_fields_of_earlier_versions_are_read_where_they_did_nothing(tmp_path):
     path.write_text("run: {output_dir: out, stop_hopeless: false}\n")
     assert parse_command_line(["--config", str(path)]) == parse_command_line(["--run.output_dir", "out"])
     path.write_text("run: {output_dir: out, stop_hopeless: true}\n")
-    with pytest.raises(ConfigurationError, match=r"run.stop_hopeless: .*; this field is no longer there"):
+    with pytest.raises(ConfigurationError, match=r"run.stop_hopeless: .*; this field was removed"):
         parse_command_line(["--config", str(path)])
 
 

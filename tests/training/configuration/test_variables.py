@@ -59,5 +59,5 @@ def test_a_path_that_is_no_utf8_is_refused_at_the_start(tmp_path):
     values = {"run": {"output_dir": "out"}, "data": {"dataset": "d-\udcff", "tokenizer": "t-\udcff"}}
     with pytest.raises(ConfigurationError, match=r"(?s)data\.dataset: 'd-.*data\.tokenizer: 't-"):
         from_dict(values)
-    with pytest.raises(InputError, match=r"sweep file: .* is no UTF-8"):
+    with pytest.raises(InputError, match=r"sweep file: .* is not UTF-8"):
         Sweep.load(str(tmp_path / "sw-\udcff.yaml"))

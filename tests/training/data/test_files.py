@@ -150,7 +150,7 @@ def test_a_file_that_is_not_compressed_as_its_name_says_is_refused(tmp_path):
     plain = b"".join(LINES)
     for name in ("a.jsonl.gz", "a.jsonl.zst", "a.json.gz"):
         assert f"{name} is damaged or truncated after line 0" in refusal(folder_of(tmp_path / name, {name: plain}))
-    assert "line 1 is no JSON" in refusal(folder_of(tmp_path / "text", {"a.jsonl": gz(plain)}))
+    assert "line 1 is not JSON" in refusal(folder_of(tmp_path / "text", {"a.jsonl": gz(plain)}))
 
 
 @SEEDS
@@ -210,9 +210,9 @@ def test_a_column_of_another_type_is_named_with_its_row(tmp_path, seed, values, 
             "data.dataset: row 8 of {} has the lone surrogate '\\ud800' at character 4 of its text; "
             "it must be valid Unicode",
         ),
-        (b'{"text": "a\tb"}', "data.dataset: {}, line 8 is no JSON: Invalid control character at"),
-        (b"not JSON", "data.dataset: {}, line 8 is no JSON: Expecting value"),
-        (b"5", "data.dataset: {}, line 8 is no JSON object but b'5\\n'"),
+        (b'{"text": "a\tb"}', "data.dataset: {}, line 8 is not JSON: Invalid control character at"),
+        (b"not JSON", "data.dataset: {}, line 8 is not JSON: Expecting value"),
+        (b"5", "data.dataset: {}, line 8 is not a JSON object but b'5\\n'"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, seed, line, message):

@@ -162,9 +162,9 @@ LINES = [json.dumps({"text": f"text {i}", "id": str(i)}).encode() for i in range
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (LINES[7][:15], "is no JSON: Unterminated string starting at"),
-        (b'{"text": "\xff"}', "is no JSON: 'utf-8' codec can't decode byte 0xff in position 10: invalid start byte"),
-        (b"[1, 2]", r"is no JSON object but b'[1, 2]\n'"),
+        (LINES[7][:15], "is not JSON: Unterminated string starting at"),
+        (b'{"text": "\xff"}', "is not JSON: 'utf-8' codec can't decode byte 0xff in position 10: invalid start byte"),
+        (b"[1, 2]", r"is not a JSON object but b'[1, 2]\n'"),
     ],
 )
 @pytest.mark.parametrize("place", [0, 7, 300])

@@ -167,7 +167,7 @@ def test_a_complete_corpus_is_kept(tmp_path: Path, sources: list[Source]):
     assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "c").iterdir()}
     with pytest.raises(FileExistsError, match="was built with max_bytes=None"):
         corpus.build(tmp_path / "c", sources=sources, max_bytes=1000)
-    with pytest.raises(FileExistsError, match="is no corpus; give a new or an empty folder"):
+    with pytest.raises(FileExistsError, match="is not a corpus; give a new or an empty folder"):
         corpus.build(tmp_path / "installed", sources=sources)
 
 

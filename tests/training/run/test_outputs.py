@@ -61,7 +61,7 @@ def test_lines_that_a_full_disk_does_not_take_are_written_later(tmp_path, caplog
     for line in ("second", "third"):
         log.write(line)
     assert full.content == b"seco"
-    assert caplog.text.count("its lines wait for room, and training goes on") == 1
+    assert caplog.text.count("its lines are kept until there is room, and training continues") == 1
     assert f"{tmp_path / 'log.jsonl'}: the disk is full: " in caplog.text
     full.room = 100
     log.write("fourth")
@@ -115,7 +115,7 @@ def test_trackers_that_fail_are_warnings(tiny, monkeypatch, caplog):
     assert len(models(arguments)) == 2
     text = " ".join(caplog.messages)
     assert "tensorboard failed and gets no more lines of this run: the service ended; log.jsonl has all" in text
-    assert "tensorboard could not be started: [Errno 28] No space left on device; training goes on without" in text
+    assert "tensorboard could not be started: [Errno 28] No space left on device; training continues without" in text
     assert "tensorboard failed and gets no more lines of this run: no network; log.jsonl has all of them" in text
 
 

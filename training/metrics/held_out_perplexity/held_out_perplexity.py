@@ -139,7 +139,7 @@ def _token_ids(predictions: Any, tokenizer: PreTrainedTokenizerBase, add_start_t
         for i, ids in enumerate(sequences):
             wrong = [token for token in ids if not 0 <= token <= largest]
             if wrong:
-                raise InputError(f"predictions[{i}]: {wrong[0]} is no token; ids go from 0 to {largest}")
+                raise InputError(f"predictions[{i}]: {wrong[0]} is not a token; ids go from 0 to {largest}")
     if not add_start_token:
         return sequences
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
