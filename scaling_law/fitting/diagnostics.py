@@ -24,6 +24,8 @@ from scaling_law.size.arrays import BoolArray, FloatArray
 
 # The standard error up to which a coefficient counts as determined, in the units of `examine`.
 RESOLUTION = {SLOPE: 0.05, BY_DESIGN: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7, OUTER: 0.3, TRANSFORM: 0.7}
+# Share of a coefficient's variance under a prior that the runs leave where they say less of it than the prior.
+LEFT = 0.5
 # Singular values this much below the largest count as zero.
 RANK_TOLERANCE = 1e-7
 # Share of the runs that the trimmed fit rests on.
@@ -57,8 +59,8 @@ def examine(
     Parameters `at_bound` count as open: where the runs do not tell the constant, whether the fit ends just inside its
     bound or on it says nothing of the exponents. Standard errors are of the logarithm for scales and the outer
     exponent, of that of the distance for parameters of transforms, else absolute; infinite for directions that the
-    runs do not see. Under a prior they are those of the posterior (Laplace), while the undetermined coefficients are
-    those that the runs alone leave open.
+    runs do not see. Under a prior they are those of the posterior (Laplace), and a coefficient is undetermined if the
+    runs leave more than `LEFT` of its variance under the prior.
 
     Returns:
         The condition number, the standard errors by name, and the names of undetermined coefficients.
@@ -79,19 +81,20 @@ def examine(
     variance = float(influence @ residual**2 / freedom) if freedom > 0 else np.inf
     directions = to_natural @ (rotation.T / scale[:, None])
     errors = _standard_errors(directions, singular, variance)
-    errors_alone = dict(zip(names, errors.tolist(), strict=True))
+    is_vague = ~(errors <= [RESOLUTION[objective.form.roles[name]] for name in names])
     if objective.penalty is not None:
-        covariance = to_natural @ objective.covariance(theta, is_open) @ to_natural.T
-        errors = np.sqrt(np.diag(covariance))
+        variances = np.diag(to_natural @ objective.covariance(theta, is_open) @ to_natural.T)
+        is_vague = variances > LEFT * np.diag(to_natural @ objective.prior_covariance(theta, is_open) @ to_natural.T)
+        errors = np.sqrt(variances)
 
     bound_names = {name for name, is_bound in zip(objective.names, at_bound, strict=True) if is_bound}
     standard_errors = {}
     undetermined = []
-    for name, error in zip(names, errors.tolist(), strict=True):
+    for name, error, vague in zip(names, errors.tolist(), is_vague, strict=True):
         if objective.tied.get(name, name) in bound_names:
             continue
         standard_errors[name] = error
-        if not errors_alone[name] <= RESOLUTION[objective.form.roles[name]]:
+        if vague:
             undetermined.append(name)
     return condition_number, standard_errors, tuple(undetermined)
 

@@ -31,6 +31,8 @@ Limits = Mapping[str, tuple[float, float]]
 Logs = Mapping[str, FloatArray]
 Slopes = list[FloatArray]
 Designs = list[FloatArray]
+# Precision, as a share of the others', of a direction that a penalty leaves free.
+FREE = 1e-10
 
 
 class Evaluation(NamedTuple):
@@ -275,6 +277,14 @@ class Objective:
         root = np.sqrt(self.influence(residual) / self.penalty.dependence)
         rows = np.vstack([jacobian * root[:, None], self.prior_rows(theta)])[:, is_open]
         return np.asarray(np.linalg.inv(rows.T @ rows) * self.penalty.variance)
+
+    def prior_covariance(self, theta: FloatArray, is_open: BoolArray) -> FloatArray:
+        """Return the covariance of the parameters that are open under the penalty alone, as curved at θ [p]."""
+        assert self.penalty is not None
+        rows = self.prior_rows(theta)[:, is_open]
+        precision = rows.T @ rows
+        ridge = FREE * np.diag(np.diag(precision) + FREE)
+        return np.asarray(np.linalg.inv(precision + ridge) * self.penalty.variance)
 
     def prior_rows(self, theta: FloatArray) -> FloatArray:
         """Return the penalty at θ [p] as rows of a Jacobian of runs of weight 1, [k, p]; none without one."""

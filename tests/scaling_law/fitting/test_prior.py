@@ -341,7 +341,7 @@ def test_dense_runs_of_another_corpus_move_the_law_and_leave_it_the_terms_of_exp
     assert result.status.standard_errors["gamma"] == pytest.approx(0.007, abs=0.003)
     coefficients = {line.split("│")[1].strip(): line for line in as_text(result).splitlines() if "│" in line}
     assert "from the prior" in coefficients["gamma"]
-    assert "from your runs" in coefficients["c"]
+    assert "from your runs" in coefficients["beta"]
     assert "from the prior: " in result.status.verdict
     with pytest.raises(ValueError, match="not identifiable"):
         fit(dense_runs(truth))
