@@ -105,7 +105,7 @@ def command(
     *,
     asks: Callable[..., Any] | None = None,
     without: Strings = (),
-) -> Callable[[Callable[..., Any]], Callable[[], Callable[..., None]]]:
+) -> Callable[..., Any]:
     """Make a command of a function when it is called, with the options `shown` in this order, and --json.
 
     An option is an `Annotated` parameter of the function, or one of `options`, or an argument of the question that it
@@ -114,70 +114,63 @@ def command(
     not name a file that exists. The answer that the function returns, alone or with further keys of its JSON, is
     printed; one that is not to be trusted sets the exit status, unless it was forced.
     """
-    return lambda function: partial(_make_command, function, shown, options, modes or {}, asks, without)
 
+    def made(function: Callable[..., Any]) -> Callable[..., None]:
+        declared = inspect.signature(function, eval_str=True).parameters
+        own_options = {name: p for name, p in declared.items() if get_origin(p.annotation) is Annotated}
+        shared_options = {}
+        for name, kind in get_type_hints(options, include_extras=True).items():
+            default = getattr(options, name, inspect.Parameter.empty)
+            shared_options[name] = inspect.Parameter(name, KEYWORD, default=default, annotation=kind)
+        question = arguments_of(asks) if asks else {}
+        names = shown.split()
+        if not names:
+            names = [name for name in {**own_options, **question} if name not in ("law", *without)]
+            names += ["law"] if "law" in declared else []
+        names += ["verbose", "as_json"]
+        # A function that prints by itself takes the options of printing that it has a use for.
+        if "as_json" in declared and "verbose" not in declared:
+            names.remove("verbose")
+        readers = {}
+        parameters = []
+        for name in names:
+            parameter = own_options.get(name) or shared_options.get(name) or question[name]
+            if any(isinstance(metadata, FieldInfo) for metadata in parameter.annotation.__metadata__):
+                readers[name] = (Reader(parameter.annotation, reads_text=True), parameter.default)
+                parameter = field_option(parameter)
+            parameters.append(parameter.replace(kind=KEYWORD))
 
-def _make_command(
-    function: Callable[..., Any],
-    shown: str,
-    options: type,
-    modes: Mapping[str, Mode],
-    asks: Callable[..., Any] | None,
-    without: Strings,
-) -> Callable[..., None]:
-    """Make a function whose signature has the options of a command, as typer reads them."""
-    declared = inspect.signature(function, eval_str=True).parameters
-    own_options = {name: p for name, p in declared.items() if get_origin(p.annotation) is Annotated}
-    shared_options = {}
-    for name, kind in get_type_hints(options, include_extras=True).items():
-        default = getattr(options, name, inspect.Parameter.empty)
-        shared_options[name] = inspect.Parameter(name, KEYWORD, default=default, annotation=kind)
-    question = arguments_of(asks) if asks else {}
-    names = shown.split()
-    if not names:
-        names = [name for name in {**own_options, **question} if name not in ("law", *without)]
-        names += ["law"] if "law" in declared else []
-    names += ["verbose", "as_json"]
-    # A function that prints by itself takes the options of printing that it has a use for.
-    if "as_json" in declared and "verbose" not in declared:
-        names.remove("verbose")
-    readers = {}
-    parameters = []
-    for name in names:
-        parameter = own_options.get(name) or shared_options.get(name) or question[name]
-        if any(isinstance(metadata, FieldInfo) for metadata in parameter.annotation.__metadata__):
-            readers[name] = (Reader(parameter.annotation, reads_text=True), parameter.default)
-            parameter = field_option(parameter)
-        parameters.append(parameter.replace(kind=KEYWORD))
+        def run(ctx: typer.Context, **values: Any) -> None:
+            check_modes(ctx, modes or {})
+            for name, (reader, default) in readers.items():
+                value = values[name]
+                values[name] = default if value is None else reader(name, value)
+            as_json = values["as_json"] if "as_json" in declared else values.pop("as_json")
+            verbose = values.get("verbose", False)
+            if "verbose" not in declared:
+                values.pop("verbose", None)
+            output = values.get("output")
+            if not values.pop("overwrite", True) and output:
+                for file in filter(Path.is_file, (output, output / FILE_NAME)):
+                    raise InputError(f"-o {file}: the file exists; --overwrite replaces it")
+            if "law" in values and "law" in shared_options and "law" not in own_options:
+                values["law"] = read_law(values["law"], declared["law"].annotation)
+            result = function(**values)
+            if result is None:
+                return
+            answer, more_json = result if isinstance(result, tuple) else (result, {})
+            table = answer.summary().for_shell(verbose)
+            show(answer.to_dict() | more_json if as_json else None, as_json, table)
+            exit_untrusted(answer.trusted, values.get("force", False))
 
-    def run(ctx: typer.Context, **values: Any) -> None:
-        check_modes(ctx, modes)
-        for name, (reader, default) in readers.items():
-            value = values[name]
-            values[name] = default if value is None else reader(name, value)
-        as_json = values["as_json"] if "as_json" in declared else values.pop("as_json")
-        verbose = values.get("verbose", False)
-        if "verbose" not in declared:
-            values.pop("verbose", None)
-        output = values.get("output")
-        if not values.pop("overwrite", True) and output:
-            for file in filter(Path.is_file, (output, output / FILE_NAME)):
-                raise InputError(f"-o {file}: the file exists; --overwrite replaces it")
-        if "law" in values and "law" in shared_options and "law" not in own_options:
-            values["law"] = read_law(values["law"], declared["law"].annotation)
-        result = function(**values)
-        if result is None:
-            return
-        answer, more_json = result if isinstance(result, tuple) else (result, {})
-        table = answer.summary().for_shell(verbose)
-        show(answer.to_dict() | more_json if as_json else None, as_json, table)
-        exit_untrusted(answer.trusted, values.get("force", False))
+        context = inspect.signature(run, eval_str=True).parameters["ctx"]
+        run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        return run
 
-    context = inspect.signature(run, eval_str=True).parameters["ctx"]
-    run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
-    return run
+    # It is made where it is called, so that no command makes the others of its module.
+    return lambda function: partial(made, function)
 
 
 def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
