@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -178,7 +179,11 @@ class _Commands(_PlainFlags, typer.core.TyperGroup):
             panel, place = self.places[name]
             module, _, function = place.partition(":")
             app = App(single=True)
-            app.command(name, rich_help_panel=panel)(getattr(import_module(module), function))
+            callback = getattr(import_module(module), function)
+            # One that is made only where it is called.
+            if isinstance(callback, partial):
+                callback = callback()
+            app.command(name, rich_help_panel=panel)(callback)
             self.add_command(typer.main.get_command(app), name)
         return super().get_command(ctx, name)
 

@@ -410,9 +410,8 @@ def to_plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
         raise InputError(f"{name}: nested deeper than {_MAX_DEPTH} levels, or more than {_MAX_ITEMS} entries")
     if not isinstance(value, dict):
         return [to_plain(item, f"{name}[{position}]", depth - 1) for position, item in enumerate(value)]
-    if not _are_names(tuple(value)):
-        for key in value:
-            _check_key(key, name)
+    for key in value:
+        _check_key(key, name)
     plain = {}
     for key, item in value.items():
         if not _is_plain(item):
@@ -433,13 +432,8 @@ def _is_plain(value: Any) -> bool:
     return kind is bool or (kind is int and abs(value) < 10**30)
 
 
-# Cached, since the objects of a table have few sets of names.
-@lru_cache(maxsize=128)
-def _are_names(keys: tuple[Any, ...]) -> bool:
-    """Return whether all keys of an object may be names of fields."""
-    return all(isinstance(key, str) and not _find_private_text(key) for key in keys)
-
-
+# Cached, since the objects of a table have the same names.
+@lru_cache(maxsize=4096)
 def _check_key(key: Any, name: str) -> None:
     """Raise InputError for a key of the object `name` that may not be a field's name."""
     if not isinstance(key, str):

@@ -534,7 +534,7 @@ def _group_options(options: list[Option]) -> _Candidates:
 
 def _without_repeats(options: list[Option], table: IntArray, name: str) -> Any:
     """Return a field of the options of a table, once along an axis where it is the same."""
-    values = np.array([[getattr(options[row], name) for row in rows] for rows in table.tolist()])
+    values = np.array([getattr(options[row], name) for row in table.flat]).reshape(table.shape)
     for axis in (0, 1):
         first = values.take([0], axis)
         if (values == first).all():

@@ -172,6 +172,12 @@ def _find_repeats(
     The same run trained in two sweeps gives the same loss to the last bit, and counts once. Checkpoints of a run share
     the model and differ in tokens; rows of another model under its name are duplicates of the first.
     """
+    candidates = [rows[i] for i in places]
+    columns = [_numbers(candidates, name).tolist() for name in (*INPUTS, loss)]
+    run_ids = {repr(row.get("run_id") or i) for i, row in enumerate(candidates)}
+    # Most tables repeat nothing.
+    if len({*zip(*columns, strict=True)}) == len(run_ids) == len(places):
+        return {}
     notes: dict[int, str] = {}
     place_of: dict[tuple[str, Any], int] = {}
     checkpoint_of: dict[str, Any] = {}
