@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -14,13 +14,12 @@ from scaling_law.commands.run_options import RUNS, OfRuns, load
 from scaling_law.figures import drawing
 from scaling_law.forecasting import promote as promoting
 
-COST = "What is equal: training FLOPs, hours by the runs' tokens_per_second, or FLOPs per generated token."
-
 
 @command(
     "baseline variant baseline_where variant_where at_equal beyond level figure where loss best_of columns mapping "
     "status format final trunks skip_invalid",
     OfRuns,
+    asks=promoting.promote,
 )
 def promote(
     as_json: bool,
@@ -29,9 +28,7 @@ def promote(
     variant: Annotated[str | None, typer.Argument(help="Runs of the variant. [default: --variant-where]")] = None,
     baseline_where: Annotated[list[str], option('Filter for the runs of the baseline: "optimizer = adamw".')] = [],  # noqa: B006
     variant_where: Annotated[list[str], option('Filter for the runs of the variant: "optimizer = muon".')] = [],  # noqa: B006
-    at_equal: Annotated[Literal["flops", "hours", "inference"], option(COST)] = "flops",
     beyond: Annotated[list[float], option("Times the compute of the largest size run (repeatable).")] = [10.0, 100.0],  # noqa: B006
-    level: Annotated[float, option("Level of the intervals.")] = 0.9,
     figure: Annotated[Path | None, option("Write the gap against compute: .png, .svg or .pdf.")] = None,
     **options: Any,
 ) -> None:
@@ -55,10 +52,11 @@ def promote(
         raise InputError(
             "the runs of the variant are needed: a table VARIANT, or --baseline-where and --variant-where"
         )
+    question = {name: options.pop(name) for name in ("at_equal", "level")}
     sides: list[Any] = []
     for source, side_where in ((baseline, baseline_where), (variant or baseline, variant_where)):
         sides.append(load(runs=source, where=[*where, *side_where], **options))
-    answer = promoting.promote(sides[0], sides[1], at_equal=at_equal, beyond=beyond, level=level)
+    answer = promoting.promote(*sides, beyond=beyond, **question)
     show(answer.to_dict() if as_json else None, as_json, answer)
     if figure is not None:
         written = drawing.save(answer.figure(), figure)

@@ -26,7 +26,7 @@ from scaling_law.formulas.law import percentile_interval
 from scaling_law.law.shelf import choose_law
 from scaling_law.machine import ModelWork, published_runs
 from scaling_law.machine.communication import DEGREES
-from scaling_law.machine.gpus import Gpu, named_gpu
+from scaling_law.machine.gpus import Gpu, named_gpu, read_pairs
 from scaling_law.planning.limits import of_law
 from scaling_law.planning.question import GPU_FORMS, Count, Length, Tokens
 from scaling_law.runs.rows import whole
@@ -215,9 +215,8 @@ def _reason_not_to_say(gpu: Gpu, weights: float, runs: Sequence[PublicRun]) -> s
 
 def _read_layout(layout: str | None, gpus: int) -> dict[str, int]:
     """Read degrees of parallelism, "tp=8,pp=4". InputError for others than there are, and for more than the GPUs."""
-    pairs = [word.partition("=") for word in (layout or "").replace(" ", "").lower().split(",") if word]
-    fields = {name: value for name, _, value in pairs}
-    degrees = whole(fields, *fields) if fields else []
+    fields = read_pairs(layout) if layout else {}
+    degrees = whole(fields, *fields)
     if degrees is None or not {*DEGREES} >= {*fields}:
         raise InputError(given("layout", layout), f" must be degrees of {', '.join(DEGREES)}, as in tp=8,pp=4")
     values = dict(zip(fields, degrees, strict=True))

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
 from hub.base.errors import InputError, given
-from hub.base.fields import reads
+from hub.base.fields import Field, field, reads
 from hub.base.tables import Tables
 from hub.base.types import Fields
 from hub.base.units import format_flops
@@ -33,7 +33,7 @@ from scaling_law.forecasting.trends import (
     predict_gaps,
     read_trend_prior,
 )
-from scaling_law.formulas.law import check_level, numbers, percentile_interval
+from scaling_law.formulas.law import numbers, percentile_interval
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.table import Runs
 from scaling_law.runs.trunks import BATCHES, LEARNING_RATES
@@ -74,6 +74,7 @@ SETTINGS = {
     "batch": (*BATCHES, "batch_tokens"),
     "speed": SPEED_COLUMNS,
 }
+COST = "What is equal: training FLOPs, hours by the runs' tokens_per_second, or FLOPs per generated token."
 COSTS = {
     "flops": "equal FLOPs",
     "hours": "equal hours",
@@ -378,9 +379,9 @@ def promote(
     variant: Any,
     loss: str | None = None,
     *,
-    at_equal: Cost = "flops",
+    at_equal: Annotated[Cost, field(COST)] = "flops",
     beyond: Any = (10.0, 100.0),
-    level: float = 0.9,
+    level: Annotated[float, Field(gt=0, lt=1), field("Level of the intervals.")] = 0.9,
     prior: TrendPrior | None = None,
 ) -> Promotion:
     """Say whether a variant that wins at the sizes run is ahead at more compute.
@@ -406,9 +407,6 @@ def promote(
     InputError where no runs match, for columns that are not there, and for `beyond` not above 1. Source: the model of
     trends and its errors are in docs/studies/promote.md.
     """
-    check_level(level)
-    if at_equal not in COSTS:
-        raise InputError(given("at_equal", at_equal), f" must be one of {', '.join(COSTS)}")
     factors = np.unique(np.append(np.atleast_1d(numbers("beyond", beyond)), DECIDED_AT))
     if not np.all((factors > 1.0) & (factors <= FURTHEST)):
         raise InputError(given("beyond", beyond), f" must be above 1 and at most {FURTHEST:g}")

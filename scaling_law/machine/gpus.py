@@ -139,12 +139,18 @@ def describe_memory(memory: float) -> str:
     return f"{text} ({SERVING_SHARE:g} of {memory.cards})" if isinstance(memory, CardMemory) else text
 
 
-def _read_description(text: str) -> Gpu:
-    """Read a device from a text such as "peak=148T,memory=96GB,link=450GB,node=8", which is also its name."""
+def read_pairs(text: str) -> dict[str, str]:
+    """Read values by their names in lower case, as in "tp=8,pp=4"."""
     values: dict[str, str] = {}
     for assignment in text.split(","):
         key, _, value = assignment.partition("=")
         values[key.strip().lower()] = value.strip()
+    return values
+
+
+def _read_description(text: str) -> Gpu:
+    """Read a device from a text such as "peak=148T,memory=96GB,link=450GB,node=8", which is also its name."""
+    values = read_pairs(text)
     for key in values:
         if key not in DESCRIBED:
             names = ", ".join(DESCRIBED)
