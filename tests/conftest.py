@@ -39,7 +39,8 @@ def _as_tuple(case) -> tuple:
     return case if isinstance(case, tuple) else (case,)
 
 
-settings.register_profile("untimed", deadline=None)  # no test depends on how busy the machine is
+# No test depends on how busy the machine is.
+settings.register_profile("untimed", examples(25, 100), deadline=None)
 settings.load_profile("untimed")
 
 # Tests end processes and never the machine, so nothing waits for the disk.
@@ -57,9 +58,13 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """Leave what was imported out of later garbage collections, each of which would take half a second for it."""
+    """Leave what was imported out of later garbage collections, each of which would take half a second for it.
+
+    And collect a tenth as often: what tests import, too, such as torch's compiler, stays in every full collection.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10 * gc.get_threshold()[0], *gc.get_threshold()[1:])
 
 
 WORDS = ("model", "expert", "token", "router", "loss", "data", "law", "scale", "train", "dense", "budget", "memory")

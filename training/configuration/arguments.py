@@ -38,15 +38,12 @@ from hub.record.run_record import NAME_PATTERN
 from hub.release.cards import LICENSES
 from scaling_law.rates.law import READINGS, LearningRateLaw
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage, parse_stages
+from training.configuration.errors import ConfigurationError
 from training.configuration.model_classes import OURS, ModelClassArguments
 from training.configuration.schedule import Branch, Schedule
 
 # Default: 32 sequences of 512, as in the authors' runs of larger models.
 CAPACITY_GROUP_TOKENS = 16_384
-
-
-class ConfigurationError(InputError):
-    """The configuration is invalid; the message lists every problem."""
 
 
 def _must(rule: str, follows_rule: Callable[[Any], object]) -> AfterValidator:

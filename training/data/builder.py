@@ -25,7 +25,7 @@ from filelock import Timeout
 
 from hub.base.commands import BAD_INPUT, report
 from hub.base.disk import explain_full_disk
-from training.configuration.arguments import ConfigurationError
+from training.configuration.errors import ConfigurationError
 from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
 from training.data.filling import build, lock_of
 from training.data.text import TextSource

@@ -20,7 +20,7 @@ from hub.base.errors import InputError, NotFoundError, UnavailableError
 from hub.base.paths import check_links
 from hub.store import cache
 from hub.store.transport import Transport
-from training.configuration.arguments import ConfigurationError
+from training.configuration.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -121,6 +121,7 @@ def test_too_few_runs_are_released_without_a_law(release, runs, tmp_path, caplog
 )
 def test_what_cannot_be_released_is_one_line_and_writes_nothing(release, runs, tmp_path, monkeypatch, words, reason):
     monkeypatch.chdir(tmp_path)
+    keep(2, runs)
     for sweep in ("demo", "other"):
         make_record(sweep=sweep).save(tmp_path / "two" / sweep / "model")
     result = release(*words)

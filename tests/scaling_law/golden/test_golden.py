@@ -10,8 +10,9 @@ from tests.conftest import sweep
 from tests.scaling_law.golden.questions import ANSWERS, QUESTIONS, ask_all, differences, write_models
 
 RECORDED = json.loads(ANSWERS.read_text())
-# Several seconds each; "optimal hours", "reach hours" and "optimal mfu" take the same paths.
-LONG = ("plan hours", "optimal money", "optimal throughput", "optimal serving")
+# Several seconds each; "optimal hours", "reach hours" and "optimal mfu" take the same paths, and test_batches.py asks
+# every question with a batch.
+LONG = ("plan hours", "optimal money", "optimal throughput", "optimal serving", "optimal batch")
 
 
 def test_each_question_is_on_record():

@@ -5,14 +5,20 @@ import pytest
 from huggingface_hub import ModelCard
 
 from hub import HubError, read_file
-from scaling_law import JointLaw, fit
+from scaling_law import JointLaw, law_files
 from tests.hub.conftest import loopback, online, the_hub  # noqa: F401
 from tests.hub.loopback import TOKEN
-from tests.scaling_law.synthetic import synthetic_runs
 
 
-def test_a_law_survives_the_hub_with_its_draws_and_conditions(the_hub, tmp_path):
-    fitted = fit(synthetic_runs()).bootstrap(5).law
+@pytest.fixture
+def _nothing_is_drawn(monkeypatch):
+    """Leave out the figures, which take a second each; `test_the_card_is_valid_and_shows_how_to_load` draws them."""
+    monkeypatch.setattr(law_files, "law_pictures", lambda law: {})
+
+
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_a_law_survives_the_hub_with_its_draws_and_conditions(the_hub, paper_fit):
+    fitted = paper_fit.bootstrap(5).law
     before = len(the_hub.requests)
     commit = fitted.push_to_hub("org/my-law", token=TOKEN)
     again = JointLaw.from_pretrained("org/my-law")
@@ -33,6 +39,7 @@ def test_the_card_is_valid_and_shows_how_to_load(the_hub):
     assert "2.083023417040488" in card.text  # E_start at full precision
 
 
+@pytest.mark.usefixtures("_nothing_is_drawn")
 def test_what_is_not_there_or_has_no_owner_is_said(the_hub):
     with pytest.raises(FileNotFoundError, match="org/nothing"):
         JointLaw.from_pretrained("org/nothing")
