@@ -17,6 +17,7 @@ import typer
 from hub.base.commands import App, Version
 from hub.base.progress import progress_line
 from hub.base.tables import Table, print_table
+from hub.base.types import Strings
 
 # It imports torch where it is used: --help does not wait for it.
 from training import run as running
@@ -78,7 +79,7 @@ def caches_of_run(arguments: TrainingArguments, everything: bool) -> list[CacheO
 def report(caches: list[CacheOfRun]) -> Table:
     """Tabulate the caches, a column for each."""
     names = ("", "documents", "rows without text", "tokens", "shards", "bytes", "holds", "fingerprint", "folder")
-    columns: list[tuple[str, ...]] = [names]
+    columns: list[Strings] = [names]
     for cache_of_run in caches:
         cache = cache_of_run.cache
         numbers = (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
 
 from hub.base.commands import App, Json, Version
 from hub.base.tables import show
+from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.answer.columns import tabulate
 from training.configuration.reading import PAPER, from_dict, listing, recipes
@@ -21,7 +22,7 @@ def show_list(context: typer.Context, as_json: Json = False, version: Version = 
     """List the presets: the recipes, and the paper's 51 configurations with their sizes and tokens."""
     if context.invoked_subcommand:
         return
-    rows: list[dict[str, Any]] = []
+    rows: list[Fields] = []
     table_rows = []
     for name, configuration in listing().items():
         row = {"preset": name, **configuration.sizes, "tokens": configuration.tokens}

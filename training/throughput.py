@@ -9,12 +9,13 @@ machine does makes a step longer, never shorter. `run.grid`, and torch with it, 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from hub.base.commands import App, Version
 from hub.base.tables import Table, print_table
+from hub.base.types import Fields
 from hub.record.filter import select
 from hub.release.sources import load_records
 from scaling_law.answer.columns import tabulate
@@ -44,7 +45,7 @@ def report(throughput: Throughput) -> list[Table]:
             micro_batch_tokens=m.micro_batch_tokens,
             sequence_length=m.sequence_length,
         )
-        row: dict[str, Any] = {column: getattr(m.architecture, name) for column, name in _SIZE.items()}
+        row: Fields = {column: getattr(m.architecture, name) for column, name in _SIZE.items()}
         row["tokens/step"] = f"{m.tokens_per_step:,}"
         row["seconds"] = m.step_seconds
         row["tokens/s"] = f"{m.tokens_per_step / m.step_seconds:,.0f}"

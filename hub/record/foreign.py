@@ -99,7 +99,7 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
 def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
     """Read the rows of texts, the header first, and the delimiter; rows without text are left out."""
     lines = io.StringIO(decode_text(content, name), newline="").readlines()
-    lines = list(itertools.dropwhile(_is_preamble, lines))
+    lines = list(itertools.dropwhile(re.compile(r"# |\s*$").match, lines))
     excel_line = re.fullmatch(r'"?sep=(.)"?\s*', lines[0]) if lines else None
     if excel_line:
         delimiter = excel_line[1]
@@ -118,10 +118,6 @@ def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
         raise RecordError(f"{name}: not a readable CSV file ({redact(str(error))[:200]})") from None
 
     return table, delimiter
-
-
-def _is_preamble(line: str) -> bool:
-    return line.startswith("# ") or not line.strip()
 
 
 def _check_shape(table: list[list[str]], header: list[str], delimiter: str, name: str) -> None:

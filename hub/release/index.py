@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -28,7 +28,7 @@ from hub.record.table import (
 )
 from hub.release.cards import LAW, REVISIONS, choose_main_run, refresh_card, repo_card, sweep_card
 from hub.store.base import CopyOf, Present, Publication, Store
-from hub.store.files import Content, check_allowed, check_secrets, content_of, is_allowed
+from hub.store.files import Contents, check_allowed, check_secrets, content_of, is_allowed
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def _read_lines(store: Store, sweep: str, revision: str | None = None) -> bytes:
     return content
 
 
-def describe_index(store: Store, sweep: str, section: str, files: Mapping[str, Content]) -> Publication:
+def describe_index(store: Store, sweep: str, section: str, files: Contents) -> Publication:
     """Put a law (`section`: Markdown with its heading) into the index's card, and its files beside it, in one commit.
 
     It replaces the law that is there, and later pushes of runs keep it. Raises NotFoundError without an index or a
@@ -207,7 +207,7 @@ def push_repo_cards(store: Store, sweep: str, repos: Iterable[str], *, license: 
     for _ in range(_MAX_REWRITES):
         rows, _ = split_rows(lines)
         for name in names:
-            runs = [row for row in rows if row.commit and row.repo and _repo(row) == name]
+            runs = [row for row in rows if row.commit and row.repo and repository_of(row) == name]
             if runs:
                 change = partial(_change_main, store, name, runs, license)
                 store.update("model", name, (CARD_NAME,), change, "List the revisions")
@@ -338,7 +338,7 @@ def repair_index(store: Store, sweep: str) -> Publication:
         before = b""
     rows, _ = split_rows(before)
     repos = {*store.repos("model", tag=f"sweep:{sweep}"), *store.repos("model", f"{sweep}-d")}
-    repos.update(_repo(row) for row in rows if row.repo and row.repo == store.repo_id(row.repo))
+    repos.update(repository_of(row) for row in rows if row.repo and row.repo == store.repo_id(row.repo))
     heads = read_branches(store, sweep, sorted(repos))
     released = {row_key(head): head for head in heads.values() if isinstance(head, RunRecord)}
     if not released and not before:
@@ -349,10 +349,10 @@ def repair_index(store: Store, sweep: str) -> Publication:
     def is_gone(row: RunRecord) -> bool:
         """Return whether the row's branch could be looked at, and no longer holds its run."""
         is_ours = row.repo is not None and row.commit is not None and row.repo == store.repo_id(row.repo)
-        if not is_ours or row_key(row) not in rows_before or _repo(row) not in visible_repos:
+        if not is_ours or row_key(row) not in rows_before or repository_of(row) not in visible_repos:
             return False
         # A head that could not be read is a text that says why.
-        return not isinstance(heads.get((_repo(row), row.branch or "")), str)
+        return not isinstance(heads.get((repository_of(row), row.branch or "")), str)
 
     def rebuild(present: Present) -> dict[str, bytes | None]:
         rows, unreadable = split_rows(present.get(JSONL_NAME, b""))
@@ -368,5 +368,6 @@ def _key(row: UnreadableRow) -> tuple[str, str]:
     return row.run_id or "", row.branch or ""
 
 
-def _repo(row: RunRecord) -> str:
-    return (row.repo or "").rpartition("/")[2]
+def repository_of(record: RunRecord) -> str:
+    """Return the name of a record's repository, without organisation: where it was released, or will be."""
+    return (record.repo or repo_name(record)).rpartition("/")[2]

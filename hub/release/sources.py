@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,7 +23,7 @@ from hub.base import atomic, checksums
 from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError, given, shorten
 from hub.base.markdown import read_card
 from hub.base.paths import local_path
-from hub.record.names import index_name, repo_name
+from hub.record.names import index_name
 from hub.record.run_record import RunRecord
 from hub.record.table import (
     JSONL_NAME,
@@ -36,9 +36,9 @@ from hub.record.table import (
     split_rows,
 )
 from hub.release.dataset_tables import load_table
-from hub.release.index import list_runs
+from hub.release.index import list_runs, repository_of
 from hub.store.base import Kind, Publication, Store
-from hub.store.files import Content, check_allowed, check_secrets, content_of, run_folders
+from hub.store.files import Contents, check_allowed, check_secrets, content_of, run_folders
 from hub.store.hub import open_store
 
 logger = logging.getLogger(__name__)
@@ -296,9 +296,7 @@ def read_file(source: str | Path, name: str, revision: str | None = None, *, kin
     return file.read_bytes()
 
 
-def publish_files(
-    store: Store, repo: str, files: Mapping[str, Content], *, message: str, kind: Kind = "model"
-) -> Publication:
+def publish_files(store: Store, repo: str, files: Contents, *, message: str, kind: Kind = "model") -> Publication:
     """Put files (a law, its card and figures) on `main` of a repository, in one commit on the Hub; others stay.
 
     `repo` is the name without organisation. Raises FilesError for a name that is not allowed, metadata that the Hub
@@ -325,7 +323,7 @@ def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -
     revision = record.commit or record.branch
     if record.weights_sha256 is None or revision is None:
         raise NotFoundError(f"run {record.run_id} has no released weights")
-    repo = _repository(record)
+    repo = repository_of(record)
     folder = store.fetch(repo, revision, destination)
     sha256 = atomic.weights_sha256(folder)
     if sha256 != dict(record.weights_sha256):
@@ -343,9 +341,5 @@ def pull_runs(
     for record in records:
         folder = None
         if destination is not None:
-            folder = destination / _repository(record) / (record.branch or record.commit or "main")
+            folder = destination / repository_of(record) / (record.branch or record.commit or "main")
         yield record, pull_run(store, record, folder)
-
-
-def _repository(record: RunRecord) -> str:
-    return record.repo.rpartition("/")[2] if record.repo else repo_name(record)

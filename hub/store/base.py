@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from hub.base.errors import ConflictError, FilesError, IntegrityError, UnavailableError
-from hub.store.files import Content, check_allowed, git_id_of, is_allowed, sha256_of, size_of
+from hub.base.types import Strings
+from hub.store.files import Content, Contents, Hashes, check_allowed, git_id_of, is_allowed, sha256_of, size_of
 
 Kind = Literal["model", "dataset"]
 
@@ -46,6 +47,9 @@ class StoredFile:
         return git_id_of(content) == self.blob_id
 
 
+StoredFiles = Mapping[str, StoredFile]
+
+
 @dataclass(frozen=True)
 class Head:
     """The newest commit of a branch and its files; the commit is empty if there is no such branch yet."""
@@ -54,7 +58,7 @@ class Head:
     repo: str
     branch: str
     commit: str
-    files: Mapping[str, StoredFile]
+    files: StoredFiles
     private: bool = False
 
 
@@ -68,11 +72,12 @@ class CopyOf:
 class Present(dict[str, bytes]):
     """The files of `main` that were asked for, by name; `stored` describes all of its files."""
 
-    stored: Mapping[str, StoredFile]
+    stored: StoredFiles
 
 
 # The change of a file in a commit: new content, a copy from another commit, or (None) its removal.
 Change = Content | CopyOf | None
+Changes = Mapping[str, Change]
 # Makes changes of the present files, for `Store.update`.
 Update = Callable[[Present], Mapping[str, "bytes | CopyOf | None"]]
 # Makes, by file name, new content of the present one; the same bytes if that is as good. May raise ConflictError.
@@ -109,7 +114,7 @@ class Store(ABC):
         """Return the commit of each branch; nothing if there is no such repository."""
 
     @abstractmethod
-    def files(self, kind: Kind, repo: str, revision: str = "main") -> Mapping[str, StoredFile]:
+    def files(self, kind: Kind, repo: str, revision: str = "main") -> StoredFiles:
         """Describe the files of a revision. Raises NotFoundError."""
 
     @abstractmethod
@@ -146,8 +151,8 @@ class Store(ABC):
         self,
         repo: str,
         branch: str,
-        files: Mapping[str, Content],
-        weights: Mapping[str, str],
+        files: Contents,
+        weights: Hashes,
         message: str,
         merge: Merge = MappingProxyType({}),
     ) -> Publication:
@@ -164,7 +169,7 @@ class Store(ABC):
         check_name(branch, "branch", 120)
         check_allowed(files)
 
-        def find_changes(head: Head) -> Mapping[str, Change]:
+        def find_changes(head: Head) -> Changes:
             present_weights = {name: file.sha256 for name, file in head.files.items() if name.endswith(".safetensors")}
             stale = [name for name in head.files if name not in files]
             changes: dict[str, Change] = {}
@@ -183,7 +188,7 @@ class Store(ABC):
         return self._write("model", repo, branch, find_changes, message, weights)
 
     def _find_differences(
-        self, head: Head, files: Mapping[str, Content], weights: Mapping[str, str], merge: Merge
+        self, head: Head, files: Contents, weights: Hashes, merge: Merge
     ) -> Iterator[tuple[str, Content]]:
         """Yield the files that differ from those of a head, as `merge` makes them, the run's record last."""
         for name in sorted(files, key=lambda name: (name == "run.json", name)):
@@ -198,14 +203,14 @@ class Store(ABC):
                     continue
             yield name, content
 
-    def update(self, kind: Kind, repo: str, reads: tuple[str, ...], change: Update, message: str) -> Publication:
+    def update(self, kind: Kind, repo: str, reads: Strings, change: Update, message: str) -> Publication:
         """Read files of `main`, and write the changes that `change` makes of them, without losing anyone else's.
 
         `change` gets those files of `reads` that exist and returns the files to write, the one that readers trust
         last. It is called again when another writer was faster; ConflictError after too many times.
         """
 
-        def find_changes(head: Head) -> Mapping[str, Change]:
+        def find_changes(head: Head) -> Changes:
             present = Present({path: self._read_at(head, path) for path in reads if path in head.files})
             present.stored = head.files
             changes: dict[str, Change] = {}
@@ -224,9 +229,9 @@ class Store(ABC):
         kind: Kind,
         repo: str,
         branch: str,
-        find_changes: Callable[[Head], Mapping[str, Change]],
+        find_changes: Callable[[Head], Changes],
         message: str,
-        sha256: Mapping[str, str] | None = None,
+        sha256: Hashes | None = None,
     ) -> Publication:
         """Commit the changes to the head of a branch; `sha256` has the file hashes that are known."""
         repo_id = self.repo_id(repo)
@@ -265,7 +270,7 @@ class Store(ABC):
         """Read the bytes of a head's file."""
 
     @abstractmethod
-    def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
+    def _commit(self, head: Head, changes: Changes, message: str, sha256: Hashes) -> str:
         """Put changes on top of a head; return the new commit.
 
         Raises ConflictError if the branch has moved, UnavailableError if it is not known whether the commit landed.
@@ -280,13 +285,11 @@ class Store(ABC):
         return False
 
     def _check_commit(  # noqa: B027 (a folder checks before it shows anything)
-        self, head: Head, commit: str, changes: Mapping[str, Change], sha256: Mapping[str, str]
+        self, head: Head, commit: str, changes: Changes, sha256: Hashes
     ) -> None:
         """Read back a commit, in a store that could not check its files while it wrote them."""
 
-    def _check(
-        self, head: Head, changes: Mapping[str, Change], stored: Mapping[str, StoredFile], sha256: Mapping[str, str]
-    ) -> None:
+    def _check(self, head: Head, changes: Changes, stored: StoredFiles, sha256: Hashes) -> None:
         """Raise IntegrityError unless the files `stored` by a commit on `head` have its changes."""
         copy_commits = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
         sources = {commit: self.files(head.kind, head.repo, commit) for commit in copy_commits}

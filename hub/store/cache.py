@@ -84,16 +84,11 @@ def restore(repo_id: str, path: str, revision: str | None) -> None:
                 raise IntegrityError(f"{file.name} of {repo_id} has lost its content in the Hub's cache: {file}")
             check(file, file, repo_id)
         except IntegrityError as error:
+            transport = Transport()
+            # A snapshot's folder is named after its commit.
+            options = {"revision": file.parent.name, "force_download": True}
             try:
-                _fetch_again(repo_id, file)
+                transport.call(partial(transport.api.hf_hub_download, repo_id, file.name, **options), patient=False)
             except UnavailableError:
                 raise error from None
             check(file, file, repo_id)
-
-
-def _fetch_again(repo_id: str, file: Path) -> None:
-    transport = Transport()
-    fetch = transport.api.hf_hub_download
-    # A snapshot's folder is named after its commit.
-    request = partial(fetch, repo_id, file.name, revision=file.parent.name, force_download=True)
-    transport.call(request, patient=False)

@@ -18,6 +18,7 @@ from pathlib import Path
 from hub.base import atomic, strict_json
 from hub.base.errors import FilesError, IntegrityError, RecordError, secret_in
 from hub.base.paths import check_links
+from hub.base.types import Strings
 
 WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 # As one text, the list is easier to read.
@@ -39,6 +40,9 @@ _DEPTH = 6
 
 # A file on this machine, or its bytes.
 Content = Path | bytes
+# Files by their names, and the sha256 of files, in hex.
+Contents = Mapping[str, Content]
+Hashes = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,10 @@ class Release:
     """The files to release from one folder, by name; bytes where the released file differs from the local one."""
 
     folder: Path
-    files: Mapping[str, Content]
-    # In hex.
-    weights_sha256: Mapping[str, str]
+    files: Contents
+    weights_sha256: Hashes
     # Names in the folder that are not on the list.
-    skipped: tuple[str, ...]
+    skipped: Strings
 
 
 def is_allowed(name: str) -> bool:
@@ -163,7 +166,7 @@ def run_folders(source: str | Path) -> list[Path]:
     return sorted(folder for folder in folders if folder.name != "main" or runs_per_parent[folder.parent] == 1)
 
 
-def check_secrets(files: Mapping[str, Content]) -> None:
+def check_secrets(files: Contents) -> None:
     """Raise FilesError for an access token or a private key in a text, a picture's text, or the header of weights."""
     for name, content in files.items():
         text = _read_text(name, content).decode("utf-8", "replace")

@@ -20,8 +20,8 @@ from hub.base.disk import explain_full_disk
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
 from hub.base.markdown import tags_of
 from hub.base.paths import check_links, check_utf8
-from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, check_name
-from hub.store.files import copy_release
+from hub.store.base import COMMIT, MAX_READ_BYTES, Change, Changes, CopyOf, Head, Kind, Store, StoredFile, check_name
+from hub.store.files import Hashes, copy_release
 
 # A branch that is being written has this prefix, and a lock beside it.
 _INCOMING = ".incoming-"
@@ -103,7 +103,7 @@ class LocalStore(Store):
     def _read_at(self, head: Head, path: str) -> bytes:
         return (self._repository(head.kind, head.repo) / head.branch / path).read_bytes()
 
-    def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
+    def _commit(self, head: Head, changes: Changes, message: str, sha256: Hashes) -> str:
         folder = self._repository(head.kind, head.repo) / head.branch
         folder.parent.mkdir(parents=True, exist_ok=True)
         if head.commit:
@@ -121,9 +121,7 @@ class LocalStore(Store):
         atomic.sync(folder.parent)
         return _content_id(folder)
 
-    def _write_changes(
-        self, head: Head, changes: Mapping[str, Change], target: Path, sha256: Mapping[str, str]
-    ) -> None:
+    def _write_changes(self, head: Head, changes: Changes, target: Path, sha256: Hashes) -> None:
         """Write the changes into the folder `target` of a branch, or of one that is to be, and check them there."""
         repository = self._repository(head.kind, head.repo)
         commits = {content.commit for content in changes.values() if isinstance(content, CopyOf)}

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,19 @@ from hub.base.atomic import write_bytes
 from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
 from hub.base.types import Fields
 from hub.store import cache, transport
-from hub.store.base import MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, check_name
-from hub.store.files import copy_release, is_allowed
+from hub.store.base import (
+    MAX_READ_BYTES,
+    Change,
+    Changes,
+    CopyOf,
+    Head,
+    Kind,
+    Store,
+    StoredFile,
+    StoredFiles,
+    check_name,
+)
+from hub.store.files import Hashes, copy_release, is_allowed
 from hub.store.folder import LocalStore
 from hub.store.transport import DEFAULT_TIMEOUT_SECONDS, Result, Transport
 
@@ -108,7 +119,7 @@ class HubStore(Store):
         self._api = self.transport.api
         self._repositories: dict[tuple[Kind, str], _Repository] = {}
         # Trees at commits, which do not change.
-        self._trees: dict[tuple[Kind, str, str], Mapping[str, StoredFile]] = {}
+        self._trees: dict[tuple[Kind, str, str], StoredFiles] = {}
         self._checked: set[str] = set()
         self._lock = threading.Lock()
         self._pace = pace or Pace(sleep=_pause)
@@ -146,7 +157,7 @@ class HubStore(Store):
             return {}
         return {ref.name: ref.target_commit for ref in refs.branches}
 
-    def files(self, kind: Kind, repo: str, revision: str = "main") -> Mapping[str, StoredFile]:
+    def files(self, kind: Kind, repo: str, revision: str = "main") -> StoredFiles:
         """Describe the files of a revision; those of a commit are requested once."""
         tree = self._trees.get((kind, repo, revision))
         return self._read_head(kind, repo, revision, patient=True).files if tree is None else tree
@@ -353,7 +364,7 @@ class HubStore(Store):
             repository.branches.update(self.branches("model", repo))
         return repository.branches.setdefault(branch, first)
 
-    def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
+    def _commit(self, head: Head, changes: Changes, message: str, sha256: Hashes) -> str:
         # Made anew for each attempt, because operations keep the state of the commit they were used in.
         operations = [_operation(name, content) for name, content in changes.items()]
         has_copies = any(isinstance(content, CopyOf) for content in changes.values())
@@ -374,7 +385,7 @@ class HubStore(Store):
         self._repositories[(head.kind, head.repo)].branches[head.branch] = str(info.oid)
         return str(info.oid)
 
-    def _check_commit(self, head: Head, commit: str, changes: Mapping[str, Change], sha256: Mapping[str, str]) -> None:
+    def _check_commit(self, head: Head, commit: str, changes: Changes, sha256: Hashes) -> None:
         self._check(head, changes, self.files(head.kind, head.repo, commit), sha256)
 
     def _pause(self, attempt: int, error: Exception) -> None:

@@ -122,7 +122,7 @@ class Transport:
                     is_asking = is_asking or self._asking_lock.acquire(timeout=max(seconds, _LONGEST_BACKOFF))
                     if self._last_failure and self._last_failure[0] > failure_time:
                         raise self._last_failure[1] from None
-                    _sleep_until(failure_time + seconds)
+                    _sleep(max(0.0, failure_time + seconds - time.monotonic()))
         except UnavailableError as error:
             if is_asking:
                 self._last_failure = (time.monotonic(), error)
@@ -188,12 +188,6 @@ class Transport:
 
 def _sleep(seconds: float) -> None:
     time.sleep(seconds)
-
-
-def _sleep_until(end_time: float) -> None:
-    remaining = end_time - time.monotonic()
-    if remaining > 0:
-        _sleep(remaining)
 
 
 def _iterate_causes(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:

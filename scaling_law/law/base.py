@@ -175,7 +175,7 @@ def choose_kind(kind: Any) -> type[Law]:
 def law_from_dict(data: Any, source: str = "law") -> Law:
     """Read the content of a law's file; ValueError naming `source` and the field for anything else."""
     kind = _kind_of(data, source)
-    options: dict[str, Any] = {name: data[name] for name in ("experts", "draws") if data.get(name) is not None}
+    options: Fields = {name: data[name] for name in ("experts", "draws") if data.get(name) is not None}
     try:
         if data.get("conditions") is not None:
             options["conditions"] = Conditions.from_dict(data["conditions"])

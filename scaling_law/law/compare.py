@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, cast
 from hub.base.errors import InputError, reason_of
 from hub.base.fields import Field, Names, field, reads
 from hub.base.tables import Table
-from hub.base.types import Fields
+from hub.base.types import Fields, Strings
 from hub.base.units import format_bytes, format_flops
 from scaling_law.answer.answer import Answer, Row, columns_of, span
 from scaling_law.formulas.conditions import ExtrapolationError
@@ -63,7 +63,7 @@ class LawComparison(Answer):
         return any(row.trusted for row in self.rows)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Strings:
         return tuple(f"{row.law}: {warning}" for row in self.rows for warning in row.warnings)
 
     def __getitem__(self, law: str) -> LawOptimum:

@@ -15,7 +15,7 @@ from hub.base.errors import InputError, reason_of
 from hub.base.fields import UNREAD, Field, field, reads
 from hub.base.notices import about
 from hub.base.tables import Table
-from hub.base.types import Fields
+from hub.base.types import Fields, Strings
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.answer.answer import Answer, plain
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
@@ -28,6 +28,7 @@ from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import describe_experts
 from scaling_law.planning.question import Context, Count, Force, RunTokens
 from scaling_law.size.architecture import EXPERT_VARIABLES, Architecture
+from scaling_law.size.arrays import Interval
 from scaling_law.size.model_configs import Model, read_model
 
 SCAN = "The scan of a state counts 4 FLOPs per element and token; kernels that scan in chunks do more."
@@ -47,7 +48,7 @@ class PredictedLoss:
     tokens: float
     training_flops: float
     loss: float
-    loss_interval: tuple[float, float] | None
+    loss_interval: Interval | None
     trusted: bool
     refusal: str | None
     optimum: OptimalTable | None
@@ -71,7 +72,7 @@ class Description(Answer):
     bytes_per_kv: float = 2.0
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Strings:
         """The warnings of the prediction and of the law's own choice."""
         return self.notes
 

@@ -7,6 +7,7 @@ from runpy import run_path
 from typing import Any
 
 from hub.base.errors import InputError
+from hub.base.types import Fields
 from scaling_law.law.base import LAWS, Law, LawT, choose_kind
 from scaling_law.law.shelf import choose_law
 
@@ -30,7 +31,7 @@ def read_kind(name: str, flag: str = "--kind") -> type[Law]:
     return _last(kinds, f"{flag} {name}: it must register a kind of law (docs/adding_a_law.md)")
 
 
-def _run(name: str) -> dict[str, Any]:
+def _run(name: str) -> Fields:
     return run_path(name, run_name=Path(name).stem)
 
 

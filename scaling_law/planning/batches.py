@@ -20,6 +20,7 @@ from typing_extensions import Unpack
 from hub.base.errors import InputError, given
 from hub.base.fields import reads
 from hub.base.notices import Notice
+from hub.base.types import Strings
 from scaling_law.planning.question import RunFields
 from scaling_law.rates.batch import (
     GIVEN,
@@ -56,25 +57,23 @@ class BatchRule:
 
     @classmethod
     @reads
-    def of(cls, gpus: Any = 1, needs_sequence: bool = True, **fields: Unpack[RunFields]) -> BatchRule:
+    def of(cls, gpus: int = 1, needs_sequence: bool = True, **fields: Unpack[RunFields]) -> BatchRule:
         """Read what a question says: a number of tokens, stages of a ramp, the text of either, or a `BatchRamp`.
 
         InputError names the field, the value and what is allowed.
         """
         batch: Any = fields.get("batch")
         length: Any = fields.get("sequence_length")
-        # `Cluster` refuses another number of GPUs.
-        sharers = gpus if isinstance(gpus, int) and gpus > 0 else 1
         if isinstance(batch, BatchRamp):
             if length not in (None, batch.sequence_length):
                 own_length = f"; this batch has sequences of {batch.sequence_length} tokens"
                 raise InputError(given("sequence_length", length), own_length)
-            return cls(sharers, needs_sequence, ramp=batch)
-        rule = cls(sharers, needs_sequence, batch, length)
+            return cls(gpus, needs_sequence, ramp=batch)
+        rule = cls(gpus, needs_sequence, batch, length)
         # A batch of too few tokens is refused here.
         shortest = rule.run(1.0, 1.0)
         is_open = length is None or batch is None
-        return rule if is_open else cls(sharers, needs_sequence, ramp=shortest)
+        return rule if is_open else cls(gpus, needs_sequence, ramp=shortest)
 
     @property
     def is_given(self) -> bool:
@@ -127,7 +126,7 @@ class BatchRule:
         """Return where the batch of a run comes from."""
         return GIVEN if self.is_given else source_of_batch(n_active, tokens)
 
-    def notes(self, n_active: float, tokens: float) -> tuple[str, ...]:
+    def notes(self, n_active: float, tokens: float) -> Strings:
         """Say that a batch is larger than usual because every GPU has a sequence of it."""
         if self.is_given:
             return ()

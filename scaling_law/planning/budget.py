@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 from hub.base.errors import InputError, given
 from hub.base.fields import reads
 from hub.base.notices import Notice
-from hub.base.types import Fields
+from hub.base.types import Fields, Strings
 from hub.base.units import format_amount, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.machine.efficiency import TRAIN_PY, Engine
@@ -59,8 +59,6 @@ class Cluster(Layouts):
     def __post_init__(self) -> None:
         if self.rule is None:
             object.__setattr__(self, "rule", BatchRule(ramp=self.ramp))
-        if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
-            raise InputError(f"gpus={self.gpus!r} must be a whole number of at least 1")
 
     @classmethod
     @reads
@@ -98,7 +96,7 @@ class Cluster(Layouts):
             attributes.append(self.engine)
         return f"{self.hardware} ({', '.join(attributes)})"
 
-    def warnings(self, model: Sized, tokens: float) -> tuple[str, ...]:
+    def warnings(self, model: Sized, tokens: float) -> Strings:
         """Say what step times and batches are worth for a run."""
         run = self.of_run(model, tokens)
         largest_batch = max(run.batches) * run.ramp.sequence_length

@@ -127,7 +127,10 @@ class Reached(Answer):
         if best is None:
             return f"no model reaches loss {self.rows[0].loss:.3f}"
         loss = f"loss {best.loss:.3f}{bracket_interval(best.loss_interval)}"
-        text = f"{loss} takes at least {self._cost(best)}, with {_describe_model(best)}"
+        name, _, size = name_size(best.experts, best.n_active, best.n_total).partition(": ")
+        model = "a dense model" if name == "dense" else name
+        tokens = f"{format_count(best.tokens)} tokens"
+        text = f"{loss} takes at least {self._cost(best)}, with {model} ({size}, {tokens})"
         if not best.trusted:
             return f"{text}; not trusted"
         rows = [row for row in self.rows if row.loss == best.loss]
@@ -157,13 +160,6 @@ class Reached(Answer):
         for row in self.rows:
             cells.append({name: value for name, value in row.items() if name not in hidden})
         return cells
-
-
-def _describe_model(row: Row) -> str:
-    """Describe the model of a row: "E = 4 (3.1B active of 9.02B parameters, 281B tokens)"."""
-    name, _, size = name_size(row.experts, row.n_active, row.n_total).partition(": ")
-    model = "a dense model" if name == "dense" else name
-    return f"{model} ({size}, {format_count(row.tokens)} tokens)"
 
 
 @reads

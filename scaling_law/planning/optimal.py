@@ -47,7 +47,7 @@ from scaling_law.planning.question import (
     pick,
 )
 from scaling_law.planning.trusted import LEAST_SHARE, BestModels, find_trusted
-from scaling_law.rates.law import LearningRateLaw, peak_rate
+from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw
 from scaling_law.size.architecture import affordable_tokens, inference_flops, training_flops
 from scaling_law.size.arrays import BoolArray, FloatArray
 
@@ -316,13 +316,15 @@ def _worth(models: _Models, tasks: Sequence[Task], draws: FloatArray | None) -> 
 
 def _learning_rates(law: LearningRateLaw | None, budget: Budget, limits: Limits, models: _Models) -> Fields:
     """Return the columns of the batches, and of the peak rates for the last batch of each run."""
+    law = law or LearningRateLaw.published(DEFAULT_LAW)
     tokens = models.variables["tokens"].tolist()
     widths = limits.widths(models.d_model, models.experts)
     ramps = list(map(budget.rule.run, widths.n_active.tolist(), tokens))
     batches = [ramp.last_batch_tokens(count) for ramp, count in zip(ramps, tokens, strict=True)]
     peaks = []
     for d_model, experts, *run in zip(models.d_model, models.experts.tolist(), tokens, batches, strict=True):
-        peaks.append(peak_rate(law, limits.widths(d_model, experts), experts, *run))
+        size = float(law.counted(limits.widths(d_model, experts)))
+        peaks.append(law.peak(size, experts, *run))
     return {
         "sequence_length": [ramp.sequence_length for ramp in ramps],
         "batch_tokens": batches,

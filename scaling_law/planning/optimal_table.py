@@ -351,7 +351,19 @@ class OptimalTable(Answer):
     @property
     def warnings(self) -> Strings:
         """The warnings about the best row, about the comparison itself, and about learning rates."""
-        return (*self.loss_warnings, *self.rate_warnings)
+        best = self.best
+        warnings = list(self.loss_warnings)
+        warnings += [about(self._best_name, warning) for warning in best.learning_rate_warnings]
+        without_rate = list_experts(row.experts for row in self.rows if row.learning_rate is None)
+        if without_rate and best.learning_rate is not None:
+            # Their cells are empty.
+            sentence = f"E = {without_rate} have no peak LR: too far outside the runs of its law"
+            warnings.append(Notice(sentence))
+        return tuple(warnings)
+
+    @property
+    def _best_name(self) -> str:
+        return f"best row (E = {self.best.experts:.5g})"
 
     @property
     def loss_warnings(self) -> Strings:
@@ -359,8 +371,7 @@ class OptimalTable(Answer):
         warnings = list(self.notes)
         if self.reordered:
             warnings.append(Notice(self.reordered, "the ranking differs at equal compute"))
-        best = f"best row (E = {self.best.experts:.5g})"
-        warnings += [about(best, warning) for warning in self.best.warnings]
+        warnings += [about(self._best_name, warning) for warning in self.best.warnings]
         if self.largest:
             warnings.append(Notice(self.largest, f"no E above {self.best.experts:.5g} compared"))
         if len(self._tied) > 1:
@@ -383,19 +394,6 @@ class OptimalTable(Answer):
         if self.experts_that_do_not_fit:
             subject = f"E = {list_experts(self.experts_that_do_not_fit)} do not fit"
             warnings.append(Notice(f"{subject} at any size", subject))
-        return tuple(warnings)
-
-    @property
-    def rate_warnings(self) -> Strings:
-        """The warnings about the learning rate of the best row, and which rows have none."""
-        best = self.best
-        name = f"best row (E = {best.experts:.5g})"
-        warnings = [about(name, warning) for warning in best.learning_rate_warnings]
-        without_rate = list_experts(row.experts for row in self.rows if row.learning_rate is None)
-        if without_rate and best.learning_rate is not None:
-            # Their cells are empty.
-            sentence = f"E = {without_rate} have no peak LR: too far outside the runs of its law"
-            warnings.append(Notice(sentence))
         return tuple(warnings)
 
     @property
@@ -454,7 +452,18 @@ class OptimalTable(Answer):
         return rows
 
     def _lines(self) -> str:
-        return "\n".join(filter(None, [self.verdict, self.limit_of_trust, self._subtitle()]))
+        """Name the budget, the limits, the law and how GPUs train the best row, below the verdict."""
+        parts = [str(self.budget)]
+        if self.cluster is not None and self.best.hours is not None:
+            parts.append(f"on {self.cluster}")
+        for name, (text, form) in LIMITS_IN_WORDS.items():
+            value = getattr(self.limits, name)
+            if value and value != getattr(Limits, name):
+                parts.append(text.format(form(value)))
+        lines = [self.verdict, self.limit_of_trust, f"{', '.join(parts)}  ({self.law})"]
+        if self.placement:
+            lines.append(f"best row: {self.placement}. {self.placement.advice}")
+        return "\n".join(filter(None, lines))
 
     def _footnotes(self) -> list[str]:
         """Say where the batch and the peak learning rates come from, and what the cost of serving is of."""
@@ -476,20 +485,6 @@ class OptimalTable(Answer):
         styles = super()._styles(self.rows)
         styles[self.rows.index(self.best)] = "bold green"
         return styles
-
-    def _subtitle(self) -> str:
-        """Name the budget, the limits, the law and how GPUs train the best row."""
-        parts = [str(self.budget)]
-        if self.cluster is not None and self.best.hours is not None:
-            parts.append(f"on {self.cluster}")
-        for name, (text, form) in LIMITS_IN_WORDS.items():
-            value = getattr(self.limits, name)
-            if value and value != getattr(Limits, name):
-                parts.append(text.format(form(value)))
-        subtitle = f"{', '.join(parts)}  ({self.law})"
-        if self.placement:
-            subtitle += f"\nbest row: {self.placement}. {self.placement.advice}"
-        return subtitle
 
     def _cells(self) -> list[Fields]:
         """Return the rows as they are printed: with what sets one beside the others, and the cost of serving."""

@@ -19,11 +19,10 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError, literal
 from hub.base.fields import reads
 from hub.base.notices import Notice
-from hub.base.types import Fields
 from hub.base.units import format_count, format_experts, format_flops
 from scaling_law.answer.answer import Answer, span
 from scaling_law.formulas import Formula
-from scaling_law.formulas.law import has_optimum, numbers, positive
+from scaling_law.formulas.law import has_optimum, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.minimiser import choose_inner, minima
@@ -62,10 +61,9 @@ def parse_experts(law: Formula, experts: Any, limits: Limits | None = None) -> F
     if experts is None:
         experts = law.default_experts()
         experts = family.list_experts(experts) if family else experts
-    counts = numbers("experts", experts)
+    counts = positive("experts", experts, 1.0)
     if not counts.size:
         raise InputError(f"experts={literal(experts)} must be one number or a list of them")
-    counts = positive("experts", counts, 1.0)
     return family.read_experts(counts) if family else counts
 
 
@@ -92,17 +90,22 @@ def compute_optimal(
     ValueError where the law has no optimum; ExtrapolationError for an answer beyond the range guard, unless
     `force`.
     """
-    budget = parse_positive("flops", flops)
+    budget_flops = parse_positive("flops", flops)
     e = parse_experts(law, experts)
-    budget = budget.reshape(budget.shape + (1,) * e.ndim)
-    variables = _optimum_without_limits(law, budget, e)
+    budget_flops = budget_flops.reshape(budget_flops.shape + (1,) * e.ndim)
+    budget = Budget.each(budget_flops)
+    limits = Limits.of(law)
+    optimum = optimal_widths(law, budget, e, limits)
+    if not optimum.exists.all():
+        raise InputError(explain_no_optimum(law, e, optimum.exists))
+    variables = budget.models(law, optimum.free, e, limits)
     check = law.check(**variables)
     check.refuse(force)
     # Numbers, where one budget and one E were asked for.
     n_active = variables["n_active"][()]
     tokens = variables["tokens"][()]
     columns = {
-        "flops": budget,
+        "flops": budget_flops,
         "experts": e,
         "n_active": n_active,
         "tokens": tokens,
@@ -110,24 +113,6 @@ def compute_optimal(
         "loss": law.loss(**variables),
     }
     return ComputeOptimum(columns=columns, check=check)
-
-
-def _optimum_without_limits(law: Formula, flops: FloatArray, experts: FloatArray) -> Fields:
-    """Return N_act, D, E and the law's other variables at the optimum, in closed form where there is one."""
-    if law.form.is_chinchilla:
-        coefficients = law.chinchilla_coefficients(experts)
-        exists = has_optimum(coefficients)
-        if exists.all():
-            n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(flops, 1.0))
-            return {"n_active": n_active, "tokens": tokens, "experts": experts}
-    else:
-        budget = Budget.each(flops)
-        limits = Limits.of(law)
-        optimum = optimal_widths(law, budget, experts, limits)
-        exists = optimum.exists
-        if exists.all():
-            return budget.models(law, optimum.free, experts, limits)
-    raise InputError(explain_no_optimum(law, experts, exists))
 
 
 def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, cast
+from typing import Annotated
 
 import numpy as np
 from typing_extensions import Unpack
@@ -48,7 +48,7 @@ from scaling_law.planning.question import (
     RunFields,
     SeveralExperts,
 )
-from scaling_law.rates.batch import OF_PAPER, cite
+from scaling_law.rates.batch import GIVEN, OF_PAPER, cite
 from scaling_law.rates.law import source_of_rate
 from scaling_law.size.architecture import (
     ADAM_BYTES,
@@ -67,8 +67,14 @@ FEWEST_GPUS = 8
 MOST_GPUS = 8192
 # Sequences of a micro-batch of train.py, where nothing says more.
 MICRO_BATCH = 32
-# The law of a learning rate that the user chose.
-GIVEN = "given"
+# Fields of the learning rate; a row of `optimal` has all but the regret.
+OF_RATE = (
+    "learning_rate",
+    "learning_rate_law",
+    "learning_rate_batch",
+    "learning_rate_regret",
+    "learning_rate_interval",
+)
 # Share of a short run that warm-up may take.
 WARMUP_SHARE = 0.1
 
@@ -225,10 +231,14 @@ class Plan(Answer):
         lines["batch"] = self._describe_batch()
         lines["warm-up, decay"] = f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens"
         lines["peak learning rate"] = self._describe_rate()
-        lines["training"] = self._describe_flops()
+        lines["training"] = f"{format_flops(self.training_flops)} FLOPs"
+        if len(self.branches) > 1:
+            all_branches = f"{format_flops(self.total_flops)} FLOPs with all branches"
+            lines["training"] = f"{all_branches}, {lines['training']} of the longest run"
         if self.serving_share:
             lines["budget"] = f"{1 - self.serving_share:.0%} training, {self.serving_share:.0%} serving"
-        lines["time"] = self._describe_time()
+        gpus = self.time or f"of {self.gpus} × {self.gpu} (assumed; --gpu and --gpus name others)"
+        lines["time"] = f"{self._describe_hours()}{':' if self.time else ''} {gpus}"
         lines["memory"] = self._describe_memory()
         if self.placement is not None and self.time is not None and self.time.cluster is not None:
             lines["memory in training"] = str(self.placement)
@@ -253,23 +263,11 @@ class Plan(Answer):
             return f"{rate} ({self.rate_source})"
         return f"{rate} ({self.rate_source}; expected to cost {self.learning_rate_regret:.4f} nats)"
 
-    def _describe_flops(self) -> str:
-        longest = f"{format_flops(self.training_flops)} FLOPs"
-        if len(self.branches) == 1:
-            return longest
-        return f"{format_flops(self.total_flops)} FLOPs with all branches, {longest} of the longest run"
-
     def _describe_hours(self) -> str:
         text = f"{_format_hours(self.gpu_hours)} GPU-hours"
         if self.gpu_hours_interval is not None:
             text += " ({} to {})".format(*map(format_rough, self.gpu_hours_interval))
         return text
-
-    def _describe_time(self) -> str:
-        hours = self._describe_hours()
-        if self.time is None:
-            return f"{hours} of {self.gpus} × {self.gpu} (assumed; --gpu and --gpus name others)"
-        return f"{hours}: {self.time}"
 
     def _describe_memory(self) -> str:
         memory = {
@@ -319,6 +317,9 @@ def plan(
     # Integral rows have one.
     assert architecture is not None
 
+    section = model_section(architecture)
+    if table.limits.like:
+        section = table.limits.like.model_section(row.d_model, row.experts)
     ramp = table.ramp
     cluster = None if cluster is None else cluster.with_ramp(ramp)
     schedule = _Schedule.of(ramp, row.tokens, branches)
@@ -341,7 +342,7 @@ def plan(
             "training_flops": list(map(architecture.training_flops, schedule.branches)),
         },
         architecture=architecture,
-        model=_model_section(table.limits, row),
+        model=section,
         routed_experts=row.routed_experts,
         tokens=schedule.tokens,
         branches=schedule.branches,
@@ -411,33 +412,14 @@ class _Schedule:
         return cls(tokens, steps, (*shorter, tokens), warmup, total, warnings)
 
 
-def _model_section(limits: Limits, row: OptimalRow) -> Fields:
-    """Write the section `model` of the configuration of a row's architecture."""
-    if limits.like:
-        return limits.like.model_section(row.d_model, row.experts)
-    return model_section(cast(Architecture, row.architecture))
-
-
 def _read_rate(row: OptimalRow, learning_rate: float | None) -> Fields:
     """Return the fields of the learning rate: the given one, or that of the row's law."""
     if learning_rate is not None:
-        return {
-            "learning_rate": learning_rate,
-            "learning_rate_law": GIVEN,
-            "learning_rate_batch": None,
-            "learning_rate_regret": None,
-            "learning_rate_interval": None,
-        }
-    law = row.learning_rate_from
-    # Every answer has one.
-    assert law is not None
-    return {
-        "learning_rate": row.learning_rate,
-        "learning_rate_law": law.source,
-        "learning_rate_batch": row.learning_rate_batch,
-        "learning_rate_regret": None if row.learning_rate is None else law.regret,
-        "learning_rate_interval": row.learning_rate_interval,
-    }
+        return {**dict.fromkeys(OF_RATE), "learning_rate": learning_rate, "learning_rate_law": GIVEN}
+    rate = {name: row.get(name) for name in OF_RATE}
+    if row.learning_rate is not None:
+        rate["learning_rate_regret"] = row.learning_rate_from.regret
+    return rate
 
 
 def _explain_differences(limits: Limits, architecture: Architecture) -> Iterator[str]:

@@ -32,7 +32,7 @@ from scaling_law.machine.efficiency import Engine
 from scaling_law.machine.gpus import parse_memory
 from scaling_law.machine.throughput import Throughput
 from scaling_law.rates.law import LearningRateLaw
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Interval
 from scaling_law.size.family import Family
 from scaling_law.size.recipe import BatchRamp, RampStage, parse_stages
 
@@ -195,7 +195,7 @@ class RunFields(TypedDict, total=False):
 
 
 Mfu = Annotated[
-    float | tuple[float, float] | None,
+    float | Interval | None,
     field("MFU to assume instead of the rates of public runs: 0.4.", rare=True),
 ]
 EngineName = Annotated[

@@ -247,7 +247,7 @@ def scale_out(
     )
 
 
-def _explain(source: Model | None, cluster: Cluster, architecture: Architecture) -> tuple[str, ...]:
+def _explain(source: Model | None, cluster: Cluster, architecture: Architecture) -> Strings:
     """Say what the numbers rest on, for a model that was read."""
     if source is None:
         return ()

@@ -155,19 +155,19 @@ class Speedup(Answer):
         return f"{self.claim}\n{model}"
 
     def _footnotes(self) -> list[str]:
-        return [] if self.asymptote is None else [self._describe_asymptote(self.asymptote)]
-
-    def _describe_asymptote(self, asymptote: float) -> str:
         """Name the baseline's asymptote, and the factors that its other values would give."""
+        asymptote = self.asymptote
+        if asymptote is None:
+            return []
         text = f"Asymptote of {self.baseline}: {asymptote:.3f} nats"
         bounds = self.asymptote_interval or (asymptote - 0.05, asymptote + 0.05)
         places = "{} to {}".format(*format_ends(*bounds))
         if self.exponent is None or self.factor == np.inf:
-            return f"{text}, 95 % of its draws {places}" if self.asymptote_interval else text
+            return [f"{text}, 95 % of its draws {places}" if self.asymptote_interval else text]
         factors = " to ".join(cell(self.at_asymptote(bound), COLUMNS["compute"]) for bound in bounds)
-        return (
+        return [
             f"{text}, α = {self.exponent:.4f}. With the asymptote at {places} it would take {factors} times the FLOPs."
-        )
+        ]
 
 
 @reads

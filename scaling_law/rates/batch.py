@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.formulas.files import power_law, read_laws
 from scaling_law.size.architecture import training_flops
@@ -172,7 +173,7 @@ def describe_batches(batches: tuple[PublishedBatch, ...]) -> str:
 
 
 @cache
-def _batch_laws() -> tuple[dict[str, Any], ...]:
+def _batch_laws() -> tuple[Fields, ...]:
     return tuple(row for row in read_laws().values() if row["answers"] in BATCHES)
 
 

@@ -14,18 +14,19 @@ none, and "public:LAB" calibrated to the recipe of a lab. `python -m studies lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, given, unknown
+from hub.base.fields import Field, Parser, parse_numbers, reads
 from hub.base.notices import Notice, about
 from hub.base.paths import local_path
 from hub.base.types import Strings
@@ -56,6 +57,27 @@ Count: TypeAlias = float | None
 PHANTOM_POSITIONS = 512
 
 
+def parse_range(bounds: Any, field: str) -> Interval:
+    """Read the least and the greatest value among the runs behind a law."""
+    numbers = parse_numbers(bounds, field)
+    if numbers.shape != (2,) or not 0 < numbers[0] <= numbers[1] < math.inf:
+        raise InputError(f"{field}={bounds!r} must be two positive numbers, the lower first")
+    return float(numbers[0]), float(numbers[1])
+
+
+def parse_covariance(rows: Any, field: str) -> tuple[tuple[float, ...], ...]:
+    """Read the covariance of all coefficients."""
+    matrix = parse_numbers(rows, field)
+    size = len(COEFFICIENTS)
+    if matrix.shape != (size, size) or not np.isfinite(matrix).all():
+        raise InputError(f"{field}={rows!r} must be five rows of five finite numbers")
+    return tuple(map(tuple, matrix.tolist()))
+
+
+Range = Annotated[Interval | None, Parser(parse_range)]
+
+
+@reads
 @dataclass(frozen=True, repr=False)
 class LearningRateLaw(Listed):
     """Peak LR = exp(intercept + slope_n ln N + slope_e ln E) D^slope_d B^slope_batch, with N counted by `reading`.
@@ -74,24 +96,15 @@ class LearningRateLaw(Listed):
     reading: Reading = "code"
     source: str = ""
     rmse: float | None = None
-    n_range: Interval | None = None
-    experts_range: Interval | None = None
-    vocab_size: int = VOCAB_SIZE
+    n_range: Range = None
+    experts_range: Range = None
+    vocab_size: Annotated[int, Field(ge=1)] = VOCAB_SIZE
     slope_d: float = 0.0
     slope_batch: float = 0.0
-    tokens_range: Interval | None = None
-    batch_range: Interval | None = None
+    tokens_range: Range = None
+    batch_range: Range = None
     regret: float | None = None
-    covariance: tuple[tuple[float, ...], ...] | None = None
-
-    def __post_init__(self) -> None:
-        for names, is_valid, requirement in _FIELDS:
-            for name in names.split():
-                value = getattr(self, name)
-                if not is_valid(value):
-                    raise InputError(f"{name}={value!r} must be {requirement}")
-                if isinstance(value, (tuple, list)):
-                    object.__setattr__(self, name, _frozen(value))
+    covariance: Annotated[tuple[tuple[float, ...], ...] | None, Parser(parse_covariance)] = None
 
     @classmethod
     @cache
@@ -302,51 +315,9 @@ class PeakRate(NamedTuple):
         return tuple(about("learning rate", text, "learning rate extrapolates") for text in self.check.warnings)
 
 
-def peak_rate(
-    law: LearningRateLaw | None, model: Sized, experts: float, tokens: float, batch_tokens: float
-) -> PeakRate:
-    """Return the rate of a model with this E by this law; None stands for `DEFAULT_LAW`."""
-    law = law or LearningRateLaw.published(DEFAULT_LAW)
-    return law.peak(float(law.counted(model)), experts, tokens, batch_tokens)
-
-
 def source_of_rate(law: str, batches: Iterable[float | None]) -> str:
     """Name the law of a rate, and the batch or batches for which it holds."""
     tokens = sorted({batch for batch in batches if batch is not None})
     if not tokens:
         return f"{law}; a law without the batch"
     return f"{law}; for batches of {span(tokens, '{:,.0f}'.format)} tokens"
-
-
-def _frozen(value: Any) -> Any:
-    """Convert lists in lists of numbers to tuples of floats."""
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_frozen, value))
-    return float(value)
-
-
-def _is_finite(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
-
-
-def _are_finite(values: Any, count: int, *counts: int) -> bool:
-    """Return whether these are so many finite numbers, or lists of them."""
-    if not isinstance(values, (tuple, list)) or len(values) != count:
-        return False
-    return all(_are_finite(value, *counts) if counts else _is_finite(value) for value in values)
-
-
-def _is_range(bounds: Any) -> bool:
-    return bounds is None or (_are_finite(bounds, 2) and 0 < bounds[0] <= bounds[1])
-
-
-# Names of fields, a check of their values, and the words for what these must be.
-_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("reading", READINGS.__contains__, "'code' or 'paper'"),
-    (" ".join(COEFFICIENTS), _is_finite, "a finite number"),
-    ("vocab_size", lambda size: type(size) is int and size >= 1, "an integer of at least 1"),
-    ("regret", lambda nats: nats is None or _is_finite(nats), "a finite number of nats, or None"),
-    ("n_range experts_range tokens_range batch_range", _is_range, "two positive numbers, the lower first"),
-    ("covariance", lambda rows: rows is None or _are_finite(rows, 5, 5), "five rows of five finite numbers, or None"),
-)

@@ -35,7 +35,7 @@ from scaling_law.runs.settings import SAME
 from scaling_law.runs.table import Runs
 from scaling_law.runs.tuning import models_of
 from scaling_law.size.architecture import total_parameters
-from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray, Interval
 
 Extra = Literal["tokens", "batch"]
 Mask = BoolArray
@@ -97,7 +97,7 @@ class SettingsGrid:
         return len(self.size)
 
     @cached_property
-    def _rank(self) -> Rows:
+    def rank(self) -> Rows:
         """The place of each run [n] among those of its model, from 0 for that of least loss."""
         order = np.lexsort((self.loss, self.model))
         place = np.argsort(order)
@@ -106,13 +106,8 @@ class SettingsGrid:
     @cached_property
     def best(self) -> Rows:
         """The run of least loss of each model [models]."""
-        rows = np.flatnonzero(self._rank == 0)
+        rows = np.flatnonzero(self.rank == 0)
         return rows[np.argsort(self.model[rows])]
-
-    def near_best(self, within: float) -> Mask:
-        """Mark the runs [n] whose loss is `within` nats of the best of their model, and the best three of each."""
-        is_near = self.loss <= self.loss[self.best][self.model] + within
-        return is_near | (self._rank < 3)
 
     def regret(self, law: LearningRateLaw, model: int) -> float:
         """Compute the loss at the law's rate above that of the model's best run, at the batch of that run; nats.
@@ -176,7 +171,7 @@ class LearningRateFit(Summarised):
     runs: int
     models: Sequence[Fields] = ()
 
-    def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
+    def intervals(self, level: float = 0.95) -> dict[str, Interval]:
         """Return 95 % intervals of the `coefficients`, by the bootstrap over models."""
         return {name: percentile_interval(values, level) for name, values in self.draws.items()}
 
@@ -262,7 +257,8 @@ def fit_learning_rate(
     grid = SettingsGrid.of(tables, reading)
     if "batch" in extras and grid.batch is None:
         raise RunsError("batch: no model has runs of several batch_tokens; fit the law without it")
-    near = grid.near_best(within)
+    is_near = grid.loss <= grid.loss[grid.best][grid.model] + within
+    near = is_near | (grid.rank < 3)
     source = _describe_source(tables, grid, near, reading, within)
     metadata = {"reading": reading, "source": source, **_find_ranges(tables, grid, near, extras)}
     surface = _Surface(grid, near, extras, huber_delta)

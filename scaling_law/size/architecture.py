@@ -150,39 +150,11 @@ def is_parameters(variable: str) -> bool:
     return variable.startswith("n_")
 
 
-def width_of_active(n_active: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
-    """Find the fractional d_model of this N_act under the d / 64 rule."""
-    return width_of_total(n_active, 1, vocab_size)
-
-
 def width_of_total(n_total: ArrayLike, experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
-    """Find the fractional d_model of this N_total under the d / 64 rule."""
+    """Find the fractional d_model of this N_total under the d / 64 rule: the one real root of its cubic."""
     linear, cubic = size_in_width(experts, vocab_size)
-    return solve_width(linear, 0.0, cubic, n_total)
-
-
-def solve_width(linear: ArrayLike, quadratic: ArrayLike, cubic: ArrayLike, value: ArrayLike) -> Any:
-    """Find the d > 0 with linear·d + quadratic·d² + cubic·d³ = value (all ≥ 0, broadcasts), as for every size here.
-
-    Newton's method cannot fail: from the right of the root of a convex increasing function it descends monotonically.
-    """
-    a, b, c, target = np.broadcast_arrays(*(np.asarray(v, float) for v in (linear, quadratic, cubic, value)))
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        # Each term alone bounds the root from above.
-        bounds = [
-            np.where(a > 0, target / a, np.inf),
-            np.where(b > 0, np.sqrt(target / b), np.inf),
-            np.where(c > 0, np.cbrt(target / c), np.inf),
-        ]
-        d = np.min(bounds, axis=0)
-        for _ in range(60):
-            excess = d * (a + d * (b + d * c)) - target
-            slope = a + d * (2 * b + 3 * d * c)
-            step = excess / slope
-            d = d - step
-            if not np.any(np.abs(step) > 1e-14 * np.abs(d)):
-                break
-    return d if d.ndim else float(d)
+    scale = np.sqrt(linear / cubic / 3.0)
+    return 2.0 * scale * np.sinh(np.arcsinh(np.asarray(n_total) / (2.0 * cubic * scale**3)) / 3.0)
 
 
 def _width_and_depth(d_model: ArrayLike, n_blocks: ArrayLike | None) -> tuple[NDArray[Any], NDArray[Any]]:

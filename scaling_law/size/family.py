@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError, shorten
-from hub.base.types import Fields
+from hub.base.types import Fields, Strings
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, Span
-from scaling_law.size.arrays import FloatArray
+from scaling_law.size.arrays import FloatArray, Interval
 from scaling_law.size.ladder import ROUNDING, Ladder, list_widths
 from scaling_law.size.model_configs import (
     EXPERT_FIELDS,
@@ -251,7 +251,7 @@ class Family(Ladder):
         return [1.0] * self.has_dense_twin + sorted(counts)
 
     @cached_property
-    def _widths_in_experts(self) -> tuple[float, float]:
+    def _widths_in_experts(self) -> Interval:
         """Widths of the shared experts, and of all that is active, over that of a routed expert."""
         a = self._rungs.models[0]
         shared = a.shared_experts * a.d_shared / a.d_expert
@@ -466,7 +466,7 @@ def _with_vocabulary(family: Family, vocab_size: int | None, counted_vocab_size:
 
 
 @lru_cache(maxsize=32)
-def _read_released(names: tuple[str, ...]) -> Family:
+def _read_released(names: Strings) -> Family:
     """Read the family of models that are shipped, once; a file or a repository may change."""
     return _family_of(", ".join(names), list(map(_read_member, names)))
 

@@ -20,7 +20,7 @@ from scaling_law.size.architecture import (
     Architecture,
     kv_cache_elements,
     variables_of_width,
-    width_of_active,
+    width_of_total,
 )
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.widths import Widths
@@ -134,7 +134,7 @@ class PaperLadder(Ladder):
         return bytes_per_element * kv_cache_elements(d_model, tokens)
 
     def width_of_active(self, n_active: ArrayLike) -> Any:
-        return width_of_active(n_active, self.vocab_size)
+        return width_of_total(n_active, 1, self.vocab_size)
 
     def beside(self, d_model: FloatArray) -> tuple[FloatArray, FloatArray]:
         below = HEAD_DIM * np.maximum(np.floor(d_model * (1 + ROUNDING) / HEAD_DIM), 1.0)

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from hub.base.types import Fields
 from scaling_law.size.architecture import Architecture
 
 
-def model_section(a: Architecture) -> dict[str, Any]:
+def model_section(a: Architecture) -> Fields:
     """Write the fields of a model of `Architecture.split`; the vocabulary is the tokenizer's.
 
     Split experts make a Qwen3-MoE, with shared ones a Qwen2-MoE, whose single shared expert is as wide as all of them.

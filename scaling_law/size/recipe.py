@@ -61,8 +61,6 @@ class BatchRamp:
             raise InputError(f"batch_ramp: the first stage starts at {starts[0]} tokens; it must start at 0")
         if any(later <= earlier for earlier, later in pairwise(starts)):
             raise InputError(f"batch_ramp: stages start at {starts} tokens; each must start after the one before")
-        if sequence_length < 1:
-            raise InputError(f"sequence_length={sequence_length!r} must be at least 1")
         if any(stage.sequences < 1 for stage in stages):
             raise InputError(f"batch_ramp: sequences {[s.sequences for s in stages]}; each must be at least 1")
         self.stages = tuple(stages)

@@ -474,15 +474,14 @@ def _experts(blocks: nn.ModuleList) -> list[nn.Module]:
     holders = [
         module for name, module in blocks.named_modules() if "shared" not in name and _count_experts(module) > 1
     ]
-    stacked = [module for module in holders if _holds_stacked_matrices(module)]
+    stacked = []
+    for module in holders:
+        if any(parameter.ndim == 3 for parameter in module.parameters(recurse=False)):
+            stacked.append(module)
     if holders and not stacked:
         holder = type(holders[0]).__name__
         raise InputError(f"{holder}: its experts are not stacked matrices, [experts, …]; {_OTHER_TYPE}")
     return stacked
-
-
-def _holds_stacked_matrices(module: nn.Module) -> bool:
-    return any(parameter.ndim == 3 for parameter in module.parameters(recurse=False))
 
 
 def _read_architecture(

@@ -152,15 +152,12 @@ def _products_of_keys(slopes: FlopsByModule, has_state: bool) -> int:
     Those of an indexer are not of attention, nor are those of a scan in a block that has a state beside its keys.
     """
     attention = [name for name in slopes if not has_state or "att" in name.rpartition(".")[2]]
-    outermost = [name for name in attention if not _is_within(name, attention)]
+    folders = tuple(f"{name}." for name in attention)
+    outermost = [name for name in attention if not name.startswith(folders)]
     indexers = [name for name in slopes if name.endswith(".indexer")]
     flops = sum(_batched_flops(slopes[name]) for name in outermost)
     flops -= sum(_batched_flops(slopes[name]) for name in indexers)
     return round(flops / 2)
-
-
-def _is_within(name: str, modules: list[str]) -> bool:
-    return any(name.startswith(f"{module}.") for module in modules)
 
 
 def _batched_flops(counts: Mapping[str, float]) -> float:
@@ -222,7 +219,10 @@ def _span_of_state(
 
 def _loose_states(output: Any, blocks: nn.ModuleList, keys: list[Span]) -> list[list[Span]]:
     """Read states that a class hands out in its own way (RWKV, MiniMax), or keeps in its blocks (RecurrentGemma)."""
-    values = [_beside_layers(value) for name, value in (output or {}).items() if name != "logits"]
+    values = []
+    for name, value in (output or {}).items():
+        if name != "logits":
+            values.append({**vars(value), "layers": None} if hasattr(value, "layers") else value)
     recurrent_blocks = sum(not span.multiplied for span in keys)
     states: list[list[Span]] = []
     for block, span in zip(blocks, keys, strict=True):
@@ -235,10 +235,6 @@ def _loose_states(output: Any, blocks: nn.ModuleList, keys: list[Span]) -> list[
             buffers = [[*vars(module).values()] for module in block.modules()]
             states.append(_span_of_state([*_tensors(buffers)], []))
     return states
-
-
-def _beside_layers(value: Any) -> Any:
-    return {**vars(value), "layers": None} if hasattr(value, "layers") else value
 
 
 def _elements(tensors: list[Tensor]) -> int:

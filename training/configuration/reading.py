@@ -32,9 +32,6 @@ PRESETS = Path(__file__).parents[1] / "configs" / "presets"
 ALIASES = {"--dry-run": "--run.dry_run=true", "--push-to-hub": "--run.push_to_hub"}
 _NUMBER = re.compile(r"nan|[-+]?(inf|[\d.]+(e[-+]?\d+)?)")
 
-# Fields of earlier versions, as configurations of runs hold them, with the value by which they did nothing.
-FORMER_FIELDS = {("run", "stop_hopeless"): False}
-
 
 def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArguments:
     """Read `--preset NAME …`, `--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
@@ -99,37 +96,25 @@ def from_dict(values: Fields, flags: Sequence[str] = (), output_dir: str = "") -
     except ConfigurationError as error:
         problems.append(str(error))
     sections = merge({"run": {}}, preset, values, _read_flags(flags, problems))
-    _drop_former_fields(sections, problems)
     run = sections["run"]
-    if isinstance(run, dict) and run.get("output_dir") is None:
-        # Every other default is valid; this one is checked.
-        run["output_dir"] = output_dir
+    if isinstance(run, dict):
+        if run.get("output_dir") is None:
+            # Every other default is valid; this one is checked.
+            run["output_dir"] = output_dir
+        # Configurations of earlier versions hold this field, which did nothing if it was false.
+        former_value = run.pop("stop_hopeless", False)
+        if str(former_value).lower() != "false":
+            problems.append(f"run.stop_hopeless: {former_value!r}; this field was removed: leave it out")
     try:
         arguments = TrainingArguments.model_validate(sections)
     except ValidationError as error:
-        problems += describe_errors(error, _list_keys())
+        keys = [*SECTIONS]
+        for section, model in SECTIONS.items():
+            keys += [f"{section}.{name}" for name in model.model_fields]
+        problems += describe_errors(error, keys)
     if problems:
         raise ConfigurationError("invalid configuration:\n  " + "\n  ".join(problems))
     return arguments
-
-
-def _list_keys() -> list[str]:
-    """List the sections and, with their section, all fields."""
-    keys = [*SECTIONS]
-    for section, model in SECTIONS.items():
-        keys += [f"{section}.{name}" for name in model.model_fields]
-    return keys
-
-
-def _drop_former_fields(sections: Fields, problems: list[str]) -> None:
-    """Leave out fields of earlier versions that have the value by which they did nothing."""
-    for (section, name), idle_value in FORMER_FIELDS.items():
-        fields = sections.get(section)
-        if not isinstance(fields, dict) or name not in fields:
-            continue
-        value = fields.pop(name)
-        if value != idle_value and str(value).lower() != str(idle_value).lower():
-            problems.append(f"{section}.{name}: {value!r}; this field was removed: leave it out")
 
 
 def _read_flags(flags: Sequence[str], problems: list[str]) -> dict[str, Fields]:
@@ -201,14 +186,11 @@ def _help() -> str:
         lines += ["", f"{section}: {model.__doc__}"]
         for name, field in model.model_fields.items():
             description = " ".join((field.description or "").split())
-            lines.append(f"  --{section}.{name:<24} {description} [{_format_default(field.default)}]")
+            default = field.default
+            if isinstance(default, list):
+                default = " ".join(map(str, default))
+            lines.append(f"  --{section}.{name:<24} {description} [{'' if default is None else default}]")
     return "\n".join(lines)
-
-
-def _format_default(default: Any) -> Any:
-    if isinstance(default, list):
-        return " ".join(map(str, default))
-    return "" if default is None else default
 
 
 @dataclass(frozen=True)

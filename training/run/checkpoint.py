@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from hub.base import atomic
 from hub.base.atomic import sha256_of, sync
 from hub.base.disk import WriteError, describe_full_disk, share_disk, size_of
+from hub.base.types import Fields
 from hub.base.units import format_bytes
 from training.configuration.arguments import TrainingArguments
 from training.configuration.schedule import Branch
@@ -151,7 +152,7 @@ def advise_on_space(arguments: TrainingArguments) -> str:
     return f"remove what you do not need, such as {things}, and start again: nothing that was saved is lost"
 
 
-def _state_of(session: Session, with_optimizer: bool) -> dict[str, Any]:
+def _state_of(session: Session, with_optimizer: bool) -> Fields:
     """Return model and optimizer by the parameters' names, which are the same however the model is wrapped.
 
     An optimizer without a state is left out: asking torch for it would count a step that was not taken.

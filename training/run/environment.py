@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from hub.base.errors import InputError
+from hub.base.types import Strings
 from hub.record.run_record import to_plain
 from training.configuration.arguments import ConfigurationError, RunArguments
 
@@ -44,7 +45,7 @@ class Refusal(NamedTuple):
     """The advice for a variable that is refused, and the values with which it asks for nothing."""
 
     advice: str
-    harmless_values: tuple[str, ...] = _OFF
+    harmless_values: Strings = _OFF
 
 
 # Variables of Accelerate that are refused. A `*` stands for any letters.

@@ -141,7 +141,12 @@ def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
         return session
 
     first, memory = peak_bytes(accelerator.device, make_first)
-    sessions = [_with_batch(first, batch) for batch in batches]
+    sessions = []
+    for batch in batches:
+        # The data are `RandomTokens`, a dataclass.
+        data = replace(first.data, micro_batch_sequences=batch.run.micro_batch_sequences)
+        schedule = batch.schedule_at(first.schedule.peak)
+        sessions.append(replace(first, arguments=batch, data=data, schedule=schedule))
     # These steps warm up.
     for session in sessions:
         timed_step(session)
@@ -163,13 +168,6 @@ def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
     del first, session, sessions
     release(accelerator.device)
     return measurements
-
-
-def _with_batch(session: Session, batch: TrainingArguments) -> Session:
-    """Return the session with another batch."""
-    # The data are `RandomTokens`, a dataclass.
-    data = replace(session.data, micro_batch_sequences=batch.run.micro_batch_sequences)
-    return replace(session, arguments=batch, data=data, schedule=batch.schedule_at(session.schedule.peak))
 
 
 def measure_grid(grid: Grid, repeats: int) -> Throughput | None:

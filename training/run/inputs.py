@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hub.base.types import Fields
 from training.configuration.arguments import SECTIONS, ConfigurationError, ModelArguments, TrainingArguments
@@ -94,11 +93,6 @@ def _is_compared_by_content(name: str, arguments: TrainingArguments) -> bool:
     data = RunData.of(Path(arguments.run.output_dir))
     was_local = data.dataset is not None and name not in {pin.kind for pin in data.pins}
     return name in FIELDS and was_local and is_local_path(getattr(arguments.data, name))
-
-
-def has_same_files(dataset: Mapping[str, Any], dataset_before: Mapping[str, Any]) -> bool:
-    """Return whether two identities are of local files with the same names and contents."""
-    return dataset["revision"] == dataset_before["revision"] and str(dataset["revision"]).startswith("sha256:")
 
 
 def _warn_of_unreached_tokens(arguments: TrainingArguments) -> None:

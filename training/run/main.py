@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hub.base import atomic
 from hub.base.disk import explain_full_disk
 from hub.base.output import guard_output, log_to_stderr
+from hub.base.types import Fields
 from hub.record.names import final_branch_name
 from hub.record.run_record import RunRecord
 from scaling_law import Law
@@ -189,7 +189,8 @@ class Run:
         stored = pins.RunData.of(self.folder)
         cache = self.data.tokens.cache
         tokenizer = results.tokenizer_identity(self.session)
-        if stored.dataset and inputs.has_same_files(cache.dataset, stored.dataset):
+        revision = str(cache.dataset["revision"])
+        if stored.dataset and revision == stored.dataset["revision"] and revision.startswith("sha256:"):
             # A folder that was renamed holds the same data, which records go on to name as before.
             cache.recipe["source"]["dataset"] = stored.dataset["id"]
         identity = {"dataset": cache.dataset, "tokenizer": tokenizer}
@@ -343,7 +344,7 @@ class Run:
                     raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
         return False
 
-    def _forecast(self, branch: Branch | None, folder: Path, lines: list[dict[str, Any]]) -> RunForecast:
+    def _forecast(self, branch: Branch | None, folder: Path, lines: list[Fields]) -> RunForecast:
         """Make the forecast of the final loss from the lines of the trunk and, in a branch's decay, of the branch."""
         branches = self.branches
         if branch:

@@ -95,7 +95,10 @@ def _directions(
     for parameter, gradient, momentum in tensors:
         rows = parameter.shape[-2] // group[_PARTS]
         columns = parameter.shape[-1]
-        if isinstance(parameter, DTensor) and _cuts_matrices(parameter):
+        # Single matrices may be cut, and not only a stack of them.
+        if isinstance(parameter, DTensor) and any(
+            getattr(placement, "dim", 0) >= parameter.ndim - 2 for placement in parameter.placements
+        ):
             share = DTensor.from_local(
                 direction(_share(gradient), _share(momentum)),
                 parameter.device_mesh,
@@ -110,11 +113,6 @@ def _directions(
         pieces = [share.split(number) for share in shares]
         for weights, gradients, momenta in zip(*pieces, strict=True):
             yield weights, direction(gradients, momenta)
-
-
-def _cuts_matrices(parameter: DTensor) -> bool:
-    """Return whether single matrices are cut, and not only a stack of them."""
-    return any(getattr(placement, "dim", 0) >= parameter.ndim - 2 for placement in parameter.placements)
 
 
 def _update(batch: list[tuple[Tensor, Tensor]], group: Fields, skips: Tensor | None) -> None:

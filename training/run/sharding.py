@@ -39,6 +39,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import PreTrainedModel
 
+from hub.base.types import Strings
 from modeling_switch_moe import SwitchMoeForCausalLM, expert_parallel
 from training.configuration.arguments import ConfigurationError, RunArguments, TrainingArguments
 from training.configuration.model_classes import ModelClassArguments
@@ -52,13 +53,11 @@ if TYPE_CHECKING:
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 
 
-def _is_not_of_gathers(record: logging.LogRecord) -> bool:
-    """Tell DTensor's warnings of sums in several steps from those of gathers, which move bits and add nothing."""
-    return "sequential all_gather operations" not in record.getMessage()
-
-
-# A weight that is divided and then sharded along the same dimension cannot be gathered in one step.
-logging.getLogger("torch.distributed.tensor._redistribute").addFilter(_is_not_of_gathers)
+# A weight that is divided and then sharded along the same dimension cannot be gathered in one step. This moves
+# bits and adds nothing, unlike the sums in several steps of which DTensor warns, too.
+logging.getLogger("torch.distributed.tensor._redistribute").addFilter(
+    lambda record: "sequential all_gather operations" not in record.getMessage()
+)
 # Largest share of a parameter over the mean share; above it another dimension is cut.
 _UNEVEN = 1.1
 # Largest share of a block's weights that every process has whole; of a block with more all are gathered in fp32.
@@ -136,7 +135,7 @@ class Layout:
         return f"{replicas}sharded over {self.shards} processes{experts}{tensor}"
 
     @property
-    def fsdp_dimensions(self) -> tuple[str, ...]:
+    def fsdp_dimensions(self) -> Strings:
         """The dimensions of a mesh over which FSDP2 replicates and shards."""
         return ("replicas", "shards") if self.replicas > 1 else ("shards",)
 
@@ -358,7 +357,9 @@ def _divide_experts(model: PreTrainedModel, layout: Layout, half: bool, reshard:
         module = model.get_submodule(name)
         modules.add(module)
         _check_divided("run.expert_parallel", name, module.parameters(recurse=False), layout.experts)
-        policy = HALF if half and not stays_single(module) else SINGLE
+        # Some parameters of a module must stay fp32: those that autocast is not known to round.
+        names = {name for name, _ in module.named_parameters(recurse=False)}
+        policy = HALF if half and names <= {*causal_model.rounded_parameters(module)} else SINGLE
         _group(mesh[layout.fsdp_dimensions], module, policy, reshard)
         assert isinstance(module, FSDPModule)
         # An expert's gradient has the tokens of `layout.experts` processes before it is summed over the others.
@@ -512,9 +513,3 @@ def sharded_dimension(shape: tuple[int, ...], world: int) -> int:
     if math.ceil(shape[0] / world) * world <= _UNEVEN * shape[0]:
         return 0
     return next((dimension for dimension, size in enumerate(shape) if size % world == 0), 0)
-
-
-def stays_single(module: nn.Module) -> bool:
-    """Tell whether some of a module's own parameters must stay fp32: those that autocast is not known to round."""
-    names = {name for name, _ in module.named_parameters(recurse=False)}
-    return not names <= {*causal_model.rounded_parameters(module)}

@@ -130,19 +130,14 @@ def submitting(sweep: Sweep) -> Iterator[None]:
         raise EngineError(f"{sweep.folder}: another `run` has been submitting it for {LOCK_SECONDS} s") from None
 
 
-def was_submitted(engine: Engine, folder: Path) -> bool:
-    """Return whether the engine may have jobs of the sweep in this folder."""
-    return engine.name in _read_submits(folder)
-
-
-def _read_submits(folder: Path) -> dict[str, str]:
+def read_submits(folder: Path) -> dict[str, str]:
     """Read the engines to which a sweep was submitted, each with a text that no engine reads any more."""
     return dict(atomic.read_json(folder / SUBMITS, [], list[tuple[str, str]]))
 
 
 def note_submit(engine: Engine, sweep: Sweep) -> None:
     """Note that the engine gets jobs; done before any is sent, so that `queue` finds those of a killed submit."""
-    submits = _read_submits(sweep.folder)
+    submits = read_submits(sweep.folder)
     atomic.write_json(sweep.folder / SUBMITS, [*({engine.name: ""} | submits).items()])
 
 

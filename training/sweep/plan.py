@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hub.base.errors import InputError
 from hub.base.tables import Summarised, Table
+from hub.base.types import Fields, Strings
 from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.machine.layout import DoesNotFit, Placement
 from scaling_law.machine.memory import saved_bytes
@@ -123,7 +124,7 @@ class SweepPlan(Summarised):
         """Share of the FLOPs that shared trunks save."""
         return 1 - self.total("training_flops") / self.total("separate_flops")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return plain JSON values."""
         return {
             **asdict(self),
@@ -186,7 +187,7 @@ class SweepPlan(Summarised):
         return f"time: {self.timed_by}, one run at a time{cost}"
 
 
-def _table_row(run: RunPlan) -> tuple[str, ...]:
+def _table_row(run: RunPlan) -> Strings:
     progress = f" {run.share_done:.0%}" if 0 < run.share_done < 1 else ""
     return (
         run.name,

@@ -24,9 +24,9 @@ from training.sweep.engine import (
     Job,
     Outcome,
     note_submit,
+    read_submits,
     seconds_of,
     select_unfinished,
-    was_submitted,
 )
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.run import STOP_SECONDS
@@ -157,7 +157,7 @@ class Slurm(Engine):
 
     def queue(self, runs: Sequence[SweepRun]) -> Mapping[Job, Queued]:
         """Return the state of the jobs by squeue, which forgets a job some minutes after its end."""
-        if not runs or not was_submitted(self, runs[0].folder.parent):
+        if not runs or self.name not in read_submits(runs[0].folder.parent):
             return {}
         queue: dict[Job, Queued] = {}
         # Arrays with jobs that may be of these runs and are not noted, each with one of its jobs.
@@ -173,7 +173,9 @@ class Slurm(Engine):
         runs_by_name = {run.name: run for run in runs}
         for array, job_id in arrays.items():
             script = _command(["scontrol", "write", "batch_script", job_id, "-"])
-            for i, name in enumerate(_run_names(script)):
+            # The names of the runs in a script of `preview`, by task.
+            names = script.partition("\nRUNS=(\n")[2].partition("\n)\n")[0]
+            for i, name in enumerate(shlex.split(names)):
                 job = Job(self.name, f"{array}_{i}")
                 if name in runs_by_name and job in queue and queue[job].alive:
                     job.add_to(runs_by_name[name])
@@ -212,11 +214,6 @@ srun --kill-on-bad-exit=1 bash -c '
 def _mark(folder: Path) -> str:
     """Return the end of a job's name, by which the queue tells whose folder its runs are in."""
     return "." + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-
-
-def _run_names(script: str) -> list[str]:
-    """Read the names of the runs in a script of `preview`, by task."""
-    return shlex.split(script.partition("\nRUNS=(\n")[2].partition("\n)\n")[0])
 
 
 def _largest_array() -> int:

@@ -94,24 +94,15 @@ def lock_of(run: SweepRun) -> FileLock:
     return FileLock(run.folder / ".sweep.lock")
 
 
-def is_locked(run: SweepRun) -> bool:
-    """Return whether a sweep executes the run, on any machine that shares its folder."""
-    if not run.folder.exists():
-        return False
-    try:
-        with lock_of(run).acquire(timeout=0):
-            return False
-    except Timeout:
-        return True
-
-
 def find_process(run: SweepRun) -> Holder | None:
     """Find the process at work on a run, whoever started it: of a sweep, or else of a training; None without one.
 
     A sweep that is killed leaves its runs training; its launcher has the lock until it ends.
     """
     trainer = find_trainer(run.folder)
-    if not is_locked(run):
+    if not run.folder.exists():
+        return trainer
+    with suppress(Timeout), lock_of(run).acquire(timeout=0):
         return trainer
     executor = Executor.load(run.folder)
     if executor.find() or not executor.is_here:
@@ -125,14 +116,17 @@ def find_process(run: SweepRun) -> Holder | None:
     return trainer
 
 
-def state(run: SweepRun, queued: State | None = None) -> State:
+def state(run: SweepRun) -> State:
+    """Find the state of a run from its folder."""
+    return _state(run, find_process(run))
+
+
+def _state(run: SweepRun, process: Holder | None, queued: State | None = None) -> State:
     """Find the state of a run, which may be `queued` on an engine; a stopped run is `waiting`, too."""
     diverged = any(record.status == "diverged" for record in run.records())
     if run.complete:
         return "diverged" if diverged else "finished"
-    if not run.folder.exists():
-        return "waiting"
-    if find_process(run):
+    if process:
         return "running"
     if queued in ("waiting", "running"):
         return queued
@@ -145,9 +139,9 @@ def state(run: SweepRun, queued: State | None = None) -> State:
 
 def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) -> RunStatus:
     """Find state, progress, speed and cost of a run, with its engine's jobs, the decisive one last."""
-    run_state = state(run, jobs[-1].state if jobs else None)
-    line = newest_line(run)
     process = find_process(run)
+    run_state = _state(run, process, jobs[-1].state if jobs else None)
+    line = newest_line(run)
     queue = [job.text for job in jobs if job.alive] or [job.text for job in jobs[-1:]]
     tokens = run.target_tokens if run_state == "finished" else trained_tokens(run)
     speed = line.get("tokens_per_second")

@@ -8,7 +8,7 @@ import pytest
 from hub.base.tables import as_text
 from scaling_law import Architecture, ExtrapolationError, Limits
 from scaling_law import published as shelf
-from scaling_law.size.architecture import width_of_active
+from scaling_law.size.architecture import width_of_total
 
 EXPERTS = [1, 2, 4, 8, 16, 32]
 
@@ -20,7 +20,7 @@ def test_optima_of_many_budgets_are_the_minima_along_them(name):
     assert found.loss.shape == (2, 6)
     np.testing.assert_allclose(6 * found.n_active * found.tokens, np.array([[1e20], [1e22]]) * np.ones(6), rtol=1e-12)
     for scale in (0.97, 1.03):
-        sizes = Limits.of(law).variables(width_of_active(found.n_active * scale, law.vocab_size), EXPERTS, 1.0)
+        sizes = Limits.of(law).variables(width_of_total(found.n_active * scale, 1, law.vocab_size), EXPERTS, 1.0)
         at = {"tokens": found.tokens / scale} | {name: sizes[name] for name in law.variables if name != "tokens"}
         assert np.all(law.loss(**at) > found.loss)
     frame = found.to_dataframe()

@@ -13,7 +13,7 @@ from scaling_law import (
 )
 from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
-from scaling_law.size.architecture import total_parameters, width_of_active
+from scaling_law.size.architecture import total_parameters, width_of_total
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +147,9 @@ def test_hours_of_both_models(law):
     answer = few.speedup(8, 1, flops=1e21, gpus=8, throughput=h100, batch=PAPER_RAMP)
     best, same = answer.rows
     cluster, limits = Cluster(8, h100, ramp=PAPER_RAMP), Limits()
-    own = cluster.seconds(limits.widths(width_of_active(answer.n_active), 8.0), answer.tokens)
+    own = cluster.seconds(limits.widths(width_of_total(answer.n_active, 1), 8.0), answer.tokens)
     for row in (best, same):
-        seconds = cluster.seconds(limits.widths(width_of_active(row.n_active), 1.0), row.tokens)
+        seconds = cluster.seconds(limits.widths(width_of_total(row.n_active, 1), 1.0), row.tokens)
         assert row.hours == pytest.approx(seconds / 3600)
         assert row.time == pytest.approx(seconds / own)
         assert row.time_interval[0] < row.time < row.time_interval[1]
@@ -185,7 +185,7 @@ def test_at_equal_hours_the_baseline_has_the_size_of_fewest_hours(law):
 def test_at_equal_memory_the_baseline_has_as_many_parameters(law):
     answer = law.speedup(1, 8, match="memory", flops=1e21)
     (row,) = answer.rows
-    memory = [total_parameters(width_of_active(n), e) for n, e in ((answer.n_active, 1), (row.n_active, 8))]
+    memory = [total_parameters(width_of_total(n, 1), e) for n, e in ((answer.n_active, 1), (row.n_active, 8))]
     assert memory[0] == pytest.approx(memory[1])
     assert law.loss(row.n_active, row.tokens, 8) == pytest.approx(answer.loss)
     assert row.data == pytest.approx(row.tokens / answer.tokens)
