@@ -182,7 +182,7 @@ input[type=range]::-webkit-slider-thumb { box-shadow: 0 0 0 1px var(--neutral-50
     h1 { font-size: 1.15em !important; }
     .question .form { grid-template-columns: 1fr 1fr; }
     .question:not(.run) .info-text { display: none; }
-    .question .form > .block { padding: 0.1em 0.6em; }
+    .question .form > .block:not(.slider) { padding: 0.1em 0.6em !important; }
     .question [data-testid="block-info"] { font-size: 0.8125rem; }
     .question :is(input, textarea) { padding-inline: 0.4em !important; }
     #view .wrap { display: grid; grid-template-columns: 1fr 1fr; }
