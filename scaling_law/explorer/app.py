@@ -16,19 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, fields
 from functools import partial, wraps
-from html import escape
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from hub.base.commands import status_of
-from hub.base.errors import InputError, redact
+from hub.base.errors import InputError
 from hub.base.types import Fields
 from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
-from scaling_law.explorer.programs import pick_law, tools
+from scaling_law.explorer.programs import Form, pick_law, tools
 from scaling_law.explorer.question import (
     CHOICES,
     FLOPS,
@@ -40,8 +38,16 @@ from scaling_law.explorer.question import (
     Question,
     parse_field,
 )
+from scaling_law.explorer.run_pages import (
+    READ_LOG,
+    RUN_FIELDS,
+    RUN_PAGES,
+    SKIP,
+    describe_problem,
+    describe_refusal,
+    fill_page,
+)
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
-from scaling_law.formulas.conditions import ExtrapolationError
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.shelf import SHELF
 from scaling_law.law_files import law_to_json
@@ -79,8 +85,6 @@ SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {
 # Step of a slider, and those whose right end is an empty text, no limit.
 STEP = 0.05
 UNLIMITED = ("memory",)
-# As gradio.skip(), which leaves a component alone.
-SKIP: Fields = {"__type__": "update"}
 # Components of an answer: those of `_results`, and the link.
 SHOWN = 8
 TURN = "String(performance.now() + Math.random())"
@@ -101,6 +105,13 @@ FIT_PRINT = """<script>addEventListener('beforeprint', () => {
         picture.setAttribute('viewBox', `0 0 ${width} ${height}`);
     }
 })</script>"""
+# Gradio applies the rules of CSS for narrow windows to what is inside the page, not to what is around it.
+NARROW = """<style>@media (max-width: 640px) {
+    .gradio-container.gradio-container > .main { padding: 0.5em 1em !important; }
+    .nav-holder { padding: 0 !important; }
+    .nav-holder nav { flex-wrap: nowrap !important; gap: 0 !important; padding: 0 1em !important; }
+    .nav-holder nav a { padding: 0.3em 0.5em !important; font-size: 0.875em !important; }
+}</style>"""
 LINK = "(query) => { history.replaceState(null, '', query ? '?' + query : location.pathname); }"
 SAVE = f"""(text) => {{
     const link = document.createElement('a');
@@ -112,6 +123,11 @@ CSS = """
 .gradio-container { max-width: 1400px !important; margin: 0 auto !important; }
 .gradio-container > .main { max-width: none !important; padding: 1em 1.5em !important; }
 .question { flex: 0 0 290px !important; }
+.question.run { flex: 0 0 480px !important; }
+.question.run .form { display: grid; grid-template-columns: 1fr 1fr; align-items: end; }
+.run .form { background: var(--block-background-fill); }
+.run .form > .broad { grid-column: 1 / -1 !important; }
+#problem p, .answer { scroll-margin-bottom: 60vh; }
 .problem { border-left: 4px solid #D55E00; padding: 0.5em 0.8em; }
 .answer { font-size: 1.15em; }
 .wide { overflow-x: auto; contain: inline-size; }
@@ -156,17 +172,18 @@ footer .divider { display: none; }
 .question .form > .slider { overflow: visible !important; }
 input[type=range]::-webkit-slider-thumb { box-shadow: 0 0 0 1px var(--neutral-500) !important; }
 @media (max-width: 960px) {
-    .question { flex: 1 0 100% !important; }
+    .question, .question.run { flex: 1 0 100% !important; }
     .question .form { display: grid; grid-template-columns: repeat(4, 1fr); align-items: end; }
     .question .form { background: var(--block-background-fill); }
     .question .form > .block { min-width: 0 !important; padding: 0.25em 0.8em; }
     .question .form > .broad { grid-column: span 2; }
 }
 @media (max-width: 640px) {
-    h1 { font-size: 1.4em !important; }
-    .gradio-container > .main { padding: 1em !important; }
+    h1 { font-size: 1.15em !important; }
     .question .form { grid-template-columns: 1fr 1fr; }
-    .question .info-text { display: none; }
+    .question:not(.run) .info-text { display: none; }
+    .question .form > .block:not(.slider) { padding: 0.1em 0.6em !important; }
+    .question [data-testid="block-info"] { font-size: 0.8125rem; }
     .question :is(input, textarea) { padding-inline: 0.4em !important; }
     #view .wrap { display: grid; grid-template-columns: 1fr 1fr; }
     #view label { font-size: 0.875em; padding: 0.4em 0.6em; }
@@ -184,7 +201,7 @@ CSS += "".join(
     f'.gradio-container:has(#problem [data-field="{name}"])'
     f" :is(#{name} :is(input:not([type=radio]), textarea), fieldset#{name})"
     " { box-shadow: inset 0 0 0 2px #D55E00 !important; }\n"
-    for name in FIELDS
+    for name in [*FIELDS, *RUN_FIELDS]
 )
 
 
@@ -254,6 +271,9 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
         saved.success(None, law_text, None, js=SAVE)
         for tool in tools(laws, reads_files):
             gr.api(_with_messages(tool), api_name=tool.__name__)
+    for run_page in RUN_PAGES:
+        with app.route(run_page.action, run_page.path):
+            fill_page(run_page, Form(laws, run_page.tool, reads_files))
     return app
 
 
@@ -351,7 +371,7 @@ def _refresh(laws: Mapping[str, Law], opening: str, answered: str, turn: str, *s
         Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))
     # The link asked for what no field could take.
     except ValueError as error:
-        problem = _message(error, "problem") + problem
+        problem = describe_problem(error, "problem") + problem
     return [*sliders, problem, *results, echo]
 
 
@@ -364,20 +384,9 @@ def _answer_components(laws: Mapping[str, Law], question: Question, dark: bool) 
     try:
         results = answer(question, pick_law(laws, question.law), DARK if dark else LIGHT)
     except ValueError as error:
-        return [_message(error), *[SKIP] * (SHOWN - 1)]
+        return [describe_problem(error), *[SKIP] * (SHOWN - 1)]
     save = {**SKIP, "visible": question.law not in (PUBLISHED, *SHELF)}
     return ["", *(getattr(results, field.name) for field in fields(results)), save, question.query()]
-
-
-def _message(error: Exception, kind: str = "problem unanswered") -> str:
-    """Write a problem; `data-field` is the field that it begins with, if any."""
-    message = str(error)
-    # The page cannot force an answer.
-    if isinstance(error, ExtrapolationError):
-        message = error.reason
-    name = message.partition("=")[0]
-    field = name if name in FIELDS else ""
-    return f'<p class="{kind}" role="alert" data-field="{field}">{escape(message)}</p>'
 
 
 def _slider_positions(question: Question) -> dict[str, float]:
@@ -441,9 +450,7 @@ def _with_messages(tool: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return tool(*arguments, **keywords)
         except Exception as error:
-            if status_of(error) is None and not isinstance(error, ValueError):
-                raise
-            raise gr.Error(redact(str(error)), print_exception=False) from None
+            raise gr.Error(describe_refusal(error), print_exception=False) from None
 
     return checked
 
@@ -491,13 +498,14 @@ def settings() -> Fields:
     preloads = [f'<link rel="modulepreload" href="./assets/{file.name}">' for file in plotly]
     return {
         "theme": gr.themes.Base(**fonts).set(
+            button_primary_background_fill="*primary_600",
             body_text_color_subdued="*neutral_600",
             body_text_color_subdued_dark="*neutral_300",
             block_info_text_color="*neutral_600",
             block_info_text_color_dark="*neutral_300",
         ),
         "css": CSS,
-        "head": "".join([*preloads, NO_BASE, FIT_PRINT]),
+        "head": "".join([*preloads, NO_BASE, FIT_PRINT, NARROW, READ_LOG]),
         "mcp_server": True,
         "footer_links": ["api"],
         "share": False,

@@ -9,29 +9,39 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
 from hub.base.errors import InputError, given, unknown
-from hub.base.fields import Reader, arguments_of, field, meaning_of
+from hub.base.fields import Parser, Reader, arguments_of, field, meaning_of
 from hub.base.types import Fields, Strings
-from scaling_law.explorer.question import FITTED, LAW_FILE, PUBLISHED, RELEASED
+from scaling_law.explorer.question import FITTED, LAW_FILE, PUBLISHED, RELEASED, check_released
 from scaling_law.fitting.fitting import fit as fit_runs
 from scaling_law.forecasting.diagnose import diagnose as diagnose_run
+from scaling_law.forecasting.running import live as forecast_runs
 from scaling_law.law import Law
 from scaling_law.law.describe import describe as describe_model
 from scaling_law.planning.question import Count, Experts, LimitFields, Parameters, SeveralSizes, Tokens
 from scaling_law.planning.speedup import ALLOWED_LIMITS
-from scaling_law.runs.loading import load_runs
+from scaling_law.runs.loading import load_runs, read_histories
+from scaling_law.runs.run_logs import TRAINER_STATE
 
-# Characters of a field, so that a list of numbers takes seconds at most.
+# Characters of a field, so that a list of numbers takes seconds at most, and those and the runs of the text of a log.
 LONGEST = 1000
+LONGEST_LOG = 2_000_000
+MOST_RUNS = 50
+Model = Annotated[str, field("A released model such as qwen3-30b-a3b, org/model, a folder or a config.json.")]
+LOG_TEXT = "a table with a header, JSON lines, or trainer_state.json"
 
 
-def optimal(law: Law, **question: Any) -> Fields:
+def optimal(law: Law, **question: Any) -> Any:
     """Find the best model for a training budget: how many experts, parameters and tokens, with the predicted loss."""
-    return law.optimal(**question, integral=True).to_dict()
+    return law.optimal(**question, integral=True)
 
 
 def plan(law: Law, **question: Any) -> Fields:
@@ -64,9 +74,9 @@ def loss(
     }
 
 
-def reach(law: Law, **question: Any) -> Fields:
+def reach(law: Law, **question: Any) -> Any:
     """Find the cheapest training budget that reaches a loss; or, given a budget, the least memory that does."""
-    return law.reach(**question).to_dict()
+    return law.reach(**question)
 
 
 def speedup(
@@ -79,16 +89,14 @@ def speedup(
         field("Instead of flops, for the crossover tokens: active parameters, 1.1B or 1e8,1e9."),
     ] = None,
     **question: Any,
-) -> Fields:
+) -> Any:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off."""
-    return law.speedup(experts, n_active=n_active, **question).to_dict()
+    return law.speedup(experts, n_active=n_active, **question)
 
 
-def describe(
-    law: Law, model: Annotated[str, field("org/model on the Hub, a folder, or a config.json.")], **question: Any
-) -> Fields:
+def describe(law: Law, model: Model, **question: Any) -> Any:
     """Describe a model in the terms of a law (parameters, effective E, FLOPs, memory), from its config.json."""
-    return describe_model(model, law=law, **question).to_dict()
+    return describe_model(model, law=law, **question)
 
 
 def fit(
@@ -101,16 +109,52 @@ def fit(
         Any, field("What runs leave open is as in other labs' laws (public), or as in a law: published.")
     ] = None,
     where: Annotated[str | None, field("A filter on the columns: E in {1, 8}.")] = None,
-) -> Fields:
+) -> Any:
     """Fit a law to a table of runs, and say how far it misses them and what they determine."""
-    return fit_runs(load_runs(runs, where=where), kind, prior=prior).to_dict()
+    return fit_runs(load_runs(runs, where=where), kind, prior=prior)
 
 
-def diagnose(
-    law: Law, model: Annotated[str, field("org/model on the Hub, a folder, or a config.json.")], **question: Any
-) -> Fields:
+def diagnose(law: Law, model: Model, **question: Any) -> Any:
     """Say whether a run is as fast as public runs lead to expect: normal, low with usual causes, or cannot say."""
-    return diagnose_run(model, **question).to_dict()
+    return diagnose_run(model, law=law, **question)
+
+
+def live(
+    law: Law, log: Annotated[str, field(f"The text of the log ({LOG_TEXT}), or its path.")], **question: Any
+) -> Any:
+    """Forecast the final loss of a run while it trains, and say whether it is off its track."""
+    if not _is_text(log):
+        return forecast_runs(log, law=law, **question)
+    with TemporaryDirectory() as folder:
+        # The run has the name of the folder or of the file.
+        path = Path(folder, "log", "log.csv")
+        if log.startswith(_JSON):
+            path = path.with_name(TRAINER_STATE if '"log_history"' in log else "log.json")
+        path.parent.mkdir()
+        path.write_text(log, encoding="utf-8", errors="replace")
+        try:
+            n_runs = len(read_histories(path))
+            if n_runs > MOST_RUNS:
+                raise InputError(f"{path}: {n_runs:,} runs; at most {MOST_RUNS} are read from the text of a log")
+            return forecast_runs(path, law=law, **question)
+        except ValueError as error:
+            raise InputError(str(error).replace(f"{path.parent}/", "")) from None
+
+
+# What the text of a log in JSON begins with.
+_JSON = ("{", "[")
+
+
+def _is_text(log: str) -> bool:
+    """Return whether this is the text of a log, not its path."""
+    return "\n" in log or log.startswith(_JSON)
+
+
+def parse_log(log: str, field: str = "log") -> str:
+    """Read the text of a log. InputError for anything else, such as its path."""
+    if not _is_text(log):
+        raise InputError(given(field, log[:100]), f" must be the text of a log: {LOG_TEXT}")
+    return log
 
 
 class Tool(NamedTuple):
@@ -119,30 +163,41 @@ class Tool(NamedTuple):
     One that `reads_files` reads files and repositories of whoever runs the server.
     """
 
-    answer: Callable[..., Fields]
+    answer: Callable[..., Any]
     asks: Callable[..., Any] | None = None
     without: Strings = ()
     reads_files: bool = False
 
 
+LAW_NAME = Annotated[str, field('Name of the scaling law: "published".')]
 _NO_SPEEDUP = (
     "model",
     "tokens",
     "between",
     *(name for name in LimitFields.__annotations__ if name not in ALLOWED_LIMITS),
 )
+DIAGNOSE = Tool(diagnose, diagnose_run)
+LIVE = Tool(live, forecast_runs, ("source",))
 TOOLS = (
     Tool(optimal, Law.optimal, ("integral",)),
     Tool(plan, Law.plan),
     Tool(loss),
     Tool(reach, Law.reach, ("max_parameters",)),
     Tool(speedup, Law.speedup, _NO_SPEEDUP),
-    Tool(describe, describe_model, ("source",), reads_files=True),
+    Tool(describe, describe_model, ("source",)),
     Tool(fit, reads_files=True),
-    Tool(diagnose, diagnose_run, ("law", "peers"), reads_files=True),
+    DIAGNOSE,
+    LIVE,
 )
 # Arguments of Python and the shell alone.
 _NOT_OFFERED = ("law", "throughput", "force", "learning_rate", "learning_rate_law", "revision")
+# What a server for others takes where its own reads files and repositories; None is not offered.
+FOR_OTHERS = {
+    "like": RELEASED,
+    "model": Annotated[str, field("A released model such as qwen3-30b-a3b."), Parser(check_released)],
+    "log": Annotated[str, field(f"The text of the log: {LOG_TEXT}."), Parser(parse_log)],
+    "peers": None,
+}
 
 
 def pick_law(laws: Mapping[str, Law], name: str) -> Law:
@@ -153,64 +208,93 @@ def pick_law(laws: Mapping[str, Law], name: str) -> Law:
 
 
 def tools(laws: Mapping[str, Law], reads_files: bool = True) -> list[Callable[..., Fields]]:
-    """Make the tools on these laws; those that read files and the Hub only if asked for."""
-    return [_make(laws, tool, reads_files) for tool in TOOLS if reads_files or not tool.reads_files]
+    """Make the tools on these laws; what reads files and the Hub only if asked for."""
+    return [_make(Form(laws, tool, reads_files)) for tool in TOOLS if reads_files or not tool.reads_files]
 
 
-def _make(laws: Mapping[str, Law], tool: Tool, reads_files: bool) -> Callable[..., Fields]:
-    """Make a tool a function: it takes texts, and the name of a law."""
-    fields = arguments_of(tool.answer)
-    if tool.asks is not None:
-        fields = arguments_of(tool.asks) | fields
-    types = {}
-    required = []
-    for name, argument in fields.items():
-        if name in (*_NOT_OFFERED, *tool.without):
-            continue
-        types[name] = argument.annotation
-        if argument.default is argument.empty:
-            required.append(name)
-    if "like" in types and not reads_files:
-        types["like"] = RELEASED
-    types["law"] = Annotated[str, field('Name of the scaling law: "published".')]
+@dataclass(frozen=True)
+class Form:
+    """The fields of a tool on these laws, and the answers to their texts."""
 
-    readers = {name: Reader(kind, reads_text=True) for name, kind in types.items()}
+    laws: Mapping[str, Law]
+    tool: Tool
+    reads_files: bool = True
 
-    def ask(*arguments: Any, **keywords: Any) -> Fields:
+    @cached_property
+    def arguments(self) -> Mapping[str, inspect.Parameter]:
+        """The arguments with their types: those that are needed, the others, and the name of a law."""
+        arguments = arguments_of(self.tool.answer)
+        if self.tool.asks is not None:
+            arguments = arguments_of(self.tool.asks) | arguments
+        offered = []
+        for name, argument in arguments.items():
+            kind = argument.annotation
+            if not self.reads_files:
+                kind = FOR_OTHERS.get(name, kind)
+            if kind is not None and name not in (*_NOT_OFFERED, *self.tool.without):
+                offered.append(argument.replace(annotation=kind))
+        offered.sort(key=_has_default)
+        law = inspect.Parameter("law", inspect.Parameter.KEYWORD_ONLY, default=PUBLISHED, annotation=LAW_NAME)
+        return {argument.name: argument for argument in (*offered, law)}
+
+    @cached_property
+    def readers(self) -> Mapping[str, Reader]:
+        return {name: Reader(argument.annotation, reads_text=True) for name, argument in self.arguments.items()}
+
+    def read(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """Read values as texts, without the empty ones. InputError for one that is too long."""
         texts = {}
-        for name, value in signature.bind(*arguments, **keywords).arguments.items():
+        for name, value in values.items():
             # Programs may send numbers, too.
             text = "" if value is None else str(value).strip()
-            if len(text) > LONGEST:
-                raise InputError(f"{name}={text[:20]!r}… has {len(text):,} characters; at most {LONGEST:,} are read")
+            longest = LONGEST_LOG if name == "log" else LONGEST
+            if len(text) > longest:
+                raise InputError(f"{name}={text[:20]!r}… has {len(text):,} characters; at most {longest:,} are read")
             if text:
                 texts[name] = text
-        law_name = texts.pop("law", PUBLISHED)
-        law = pick_law(laws, law_name)
-        question = {}
-        for name, text in texts.items():
-            question[name] = readers[name](name, text)
-        for name in required:
-            if name not in question:
+        return texts
+
+    def answer(self, texts: Mapping[str, str]) -> Any:
+        """Answer the texts of some fields. InputError for a field that is missing, or cannot be read."""
+        question = {name: self.readers[name](name, text) for name, text in texts.items()}
+        law = pick_law(self.laws, question.pop("law", PUBLISHED))
+        for name, argument in self.arguments.items():
+            if name not in question and not _has_default(argument):
                 raise InputError(given(name), " is needed")
         if question.get("prior", "public") != "public":
-            question["prior"] = pick_law(laws, question["prior"])
-        result = tool.answer(law, **question)
-        if tool.answer is plan:
-            result["command"] = plan_command(texts, law_name)
+            question["prior"] = pick_law(self.laws, question["prior"])
+        return self.tool.answer(law, **question)
+
+
+def _has_default(argument: inspect.Parameter) -> bool:
+    return argument.default is not argument.empty
+
+
+def _make(form: Form) -> Callable[..., Fields]:
+    """Make a function of a form: it takes texts, and the name of a law."""
+    answer = form.tool.answer
+
+    def ask(*arguments: Any, **keywords: Any) -> Fields:
+        texts = form.read(signature.bind(*arguments, **keywords).arguments)
+        result = form.answer(texts)
+        if not isinstance(result, dict):
+            result = result.to_dict()
+        if answer is plan:
+            law = texts.pop("law", PUBLISHED)
+            result["command"] = plan_command(texts, law)
         return plain(result)
 
     parameters = []
-    lines = [str(tool.answer.__doc__), "", "Args:"]
-    for name in sorted(types, key=lambda name: name not in required):
-        default = inspect.Parameter.empty if name in required else ""
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters.append(inspect.Parameter(name, kind, default=default, annotation=str))
-        lines.append(f"    {name}: {meaning_of(types[name])}")
+    lines = [str(answer.__doc__), "", "Args:"]
+    for name, argument in form.arguments.items():
+        default = "" if _has_default(argument) else argument.empty
+        kind = argument.POSITIONAL_OR_KEYWORD
+        parameters.append(argument.replace(default=default, kind=kind, annotation=str))
+        lines.append(f"    {name}: {meaning_of(argument.annotation)}")
     signature = inspect.Signature(parameters, return_annotation=dict)
     ask.__signature__ = signature  # type: ignore[attr-defined]
-    ask.__annotations__ = {**dict.fromkeys(types, str), "return": dict}
-    ask.__name__ = tool.answer.__name__
+    ask.__annotations__ = {**dict.fromkeys(form.arguments, str), "return": dict}
+    ask.__name__ = answer.__name__
     ask.__doc__ = "\n".join([*lines, ""])
     return ask
 

@@ -21,7 +21,7 @@ from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wins
 from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths, parse_experts
 from scaling_law.planning.question import LimitFields, ModelFields
-from scaling_law.planning.trusted import BestModels, prefer_trusted, trusted_models, trusted_widths
+from scaling_law.planning.trusted import BestModels, budgets_trusted, prefer_trusted, trusted_models, trusted_widths
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval, Intervals, Variables
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # Memory limits among whose models a map looks for the best, down to this share of the least that it shows.
 RUNGS = 1000
 LEAST_MEMORY = 1e-3
+# Memory limits at which the edge of the trusted region is computed.
+EDGE_POINTS = 200
 # A curve along a budget has widths up to so many times above and below the best.
 WIDTHS = 4.0
 # A curve along tokens has so many times fewer and more than its table.
@@ -87,7 +89,8 @@ class MemoryCurves:
     """The best loss of each E under each memory limit, and the regions where each E is best.
 
     `memory` [points] are limits: bytes, or parameters where the limits count a byte for each; `loss` is that of the
-    best model under each. From `boundaries` on more experts have the lowest loss, trusted or not; there is one for
+    best model under each. Answers are trusted from the limit `edge` on, None where it is not in the figure. From
+    `boundaries` on more experts have the lowest loss, trusted or not; there is one for
     each pair of E, the last, and none for a law without draws.
     """
 
@@ -96,6 +99,7 @@ class MemoryCurves:
     regions: tuple[Region, ...]
     loss: FloatArray
     boundaries: tuple[Boundary, ...]
+    edge: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +108,8 @@ class BestExperts:
 
     `tied`: the loss of another E is equal within its error, as in `OptimalTable.comparison`. `inside`: the best model
     lies within the law's fitted range. `trusted`: it lies no further outside than backtests support. All are
-    [rows, columns], as are `experts` and `loss` (nats per token).
+    [rows, columns], as are `experts` and `loss` (nats per token). `edge` has budgets and memory limits along the edge
+    of the trusted region, NaN between its two sides and without one.
     """
 
     flops: FloatArray
@@ -114,6 +119,7 @@ class BestExperts:
     tied: BoolArray
     inside: BoolArray
     trusted: BoolArray
+    edge: Intervals
 
 
 def interval_of(draws: FloatArray) -> Intervals | None:
@@ -213,7 +219,21 @@ def memory_curves(
         regions=tuple(Region(float(e[column]), segment) for segment, column in split_where_changes(best)),
         loss=loss[np.arange(len(best)), best],
         boundaries=() if law.draws is None or draws is None else _boundaries(e, memory, loss, draws),
+        edge=_find_edge(memory, *budgets_trusted(law, budget, e, limits, memory)),
     )
+
+
+def _find_edge(memory: FloatArray, low: FloatArray, high: FloatArray) -> float | None:
+    """Find the memory limit from which a budget lies between the least and the largest one, as shares of it.
+
+    None if that is outside of the limits, or no smaller one holds a trusted model of any budget.
+    """
+    i = int(np.argmax((low <= 1) & (high >= 1)))
+    if i == 0 or np.isnan(high[i - 1]):
+        return None
+    # Between two limits, so that the edge does not jump with the budget.
+    position = np.interp(0.0, np.log(high[i - 1 : i + 1]), [0.0, 1.0])
+    return float(memory[i - 1] * (memory[i] / memory[i - 1]) ** position)
 
 
 def _best_within(
@@ -409,4 +429,11 @@ def best_experts(
         tied=ties.sum(axis=-1) > 1,
         inside=np.take_along_axis(is_compared & check.inside, best, -1)[..., 0],
         trusted=np.take_along_axis(is_compared & check.trusted, best, -1)[..., 0],
+        edge=_draw_edge(law, e, limits, np.geomspace(memory_limits[0], memory_limits[-1], EDGE_POINTS)),
     )
+
+
+def _draw_edge(law: Formula, experts: FloatArray, limits: Limits, memory: FloatArray) -> Intervals:
+    """Return the budgets and memory limits along both sides of the trusted region."""
+    low, high = budgets_trusted(law, Budget.of(1.0), experts, limits, memory)
+    return np.concatenate([low, [np.nan], high]), np.concatenate([memory, [np.nan], memory])

@@ -28,6 +28,7 @@ DASHED = (0, (4, 2))
 OUTSIDE = "outside the fitted range"
 INTERVAL = "95 % interval"
 BOUNDARY = "95 % interval of the boundary"
+EDGE = "edge of the trusted region"
 LOSS = "loss (nats per token)"
 TOKENS = "training tokens D"
 ACTIVE = "active parameters N_act"

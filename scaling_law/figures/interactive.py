@@ -139,6 +139,8 @@ def loss_by_memory(
     if limit is not None and low <= limit <= high:
         line = {"color": page.ink, "width": 1.5, "dash": "dot"}
         traces.append(_scatter("limit", [limit, limit], [lowest, highest], "lines", line=line, showlegend=True))
+    if by_memory.edge is not None:
+        traces.append(_edge([by_memory.edge] * 2, [lowest, highest], page))
     if answer is not None and low <= answer[0] <= high:
         traces.append(_star("answer", *answer))
     x_axis = _log_axis("memory limit", (low, high), format_bytes, page)
@@ -215,6 +217,9 @@ def best_by_budget(
         memory = [model.memory for model in models]
         texts = [model.text for model in models]
         traces.append(_markers("models", flops, memory, marker, hoverinfo="text", hovertext=texts))
+    budgets, limits = grid.edge
+    if np.isfinite(budgets).any():
+        traces.append(_edge(budgets, limits, page))
     if question is not None and question[1] is not None:
         traces.append(_star("question", question[0], question[1]))
     x_axis = _log_axis(
@@ -353,6 +358,12 @@ def _markers(name: str, x: Any, y: Any, marker: Fields, **look: Any) -> Fields:
         "markers",
         **{"marker": marker, "showlegend": True, **look},
     )
+
+
+def _edge(x: Any, y: Any, page: Page) -> Fields:
+    """Make the edge of the trusted region."""
+    line = {"color": page.ink, "width": 1.5, "dash": "dashdot"}
+    return _scatter(drawing.EDGE, x, y, "lines", line=line, showlegend=True)
 
 
 def _star(name: str, x: float, y: float) -> Fields:

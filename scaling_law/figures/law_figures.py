@@ -130,6 +130,8 @@ def memory_optimal(
         )
     for curve in by_memory.curves:
         drawing.draw(ax, curve)
+    if by_memory.edge is not None:
+        ax.axvline(by_memory.edge, color=drawing.DARK, linestyle="-.", linewidth=1.0, label=drawing.EDGE)
     bars: Fields = {
         "color": drawing.DARK,
         "markersize": 5,

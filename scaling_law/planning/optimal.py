@@ -87,8 +87,8 @@ def optimal(
         accuracy: tasks whose accuracy to expect at each loss: "arc_easy,hellaswag" (docs/answers.md#accuracy).
         question: the fields of `Limits`: memory="80GB" and so on.
 
-    Answers with the best trusted model where it spends at least half of the budget: the trusted region limits models
-    as memory does. Else with the best model without that limit, and the best trusted one as `edge`.
+    Answers with the best trusted model where some trusted one spends at least half of the budget: the trusted region
+    limits models as memory does. Else with the best model without that limit, and the best trusted one as `edge`.
 
     ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError
     where no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
@@ -108,8 +108,8 @@ def optimal(
     optima = models
     trusted = models if force else _find_trusted(law, budget, limits, models)
     best_trusted = trusted.best_trusted
-    shares = budget.share_spent(best_trusted.d_model, best_trusted.variables, limits)
-    spends_enough = bool(np.all(shares >= LEAST_SHARE)) and shares.size > 0
+    shares = budget.share_spent(trusted.d_model, trusted.variables, limits)
+    spends_enough = bool(np.any(shares[trusted.check.trusted] >= LEAST_SHARE))
     if spends_enough:
         models = trusted
     elif models.check.beyond.all():
@@ -129,7 +129,7 @@ def optimal(
 
     columns = columns_of_models(models, draws)
     edge = None
-    if shares.size and not spends_enough:
+    if best_trusted.experts.size and not spends_enough:
         edge = OptimalRow(*rows_of(columns_of_models(best_trusted, None)))
     table = OptimalTable(
         columns=columns,

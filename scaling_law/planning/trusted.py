@@ -25,7 +25,7 @@ from scaling_law.size.arrays import BoolArray, Columns, FloatArray, Intervals, V
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Share of the budget that the best trusted model spends at least, or the answer is the best model, trusted or not.
+# Share of the budget that a trusted model spends at least, or the answer is the best model, trusted or not.
 LEAST_SHARE = 0.5
 
 
@@ -78,6 +78,32 @@ def trusted_widths(law: Formula, experts: FloatArray, limits: Limits) -> Interva
     least = ladder.width_of_active(low * (1 + ROUNDING))
     largest = ladder.width_of_active(high * (1 - ROUNDING))
     return np.maximum(least, ladder.smallest), np.minimum(largest, limits.width_limit(experts))
+
+
+def budgets_trusted(
+    law: Formula, budget: Budget, experts: FloatArray, limits: Limits, memory: FloatArray
+) -> Intervals:
+    """Return the least and the largest budget whose answer is trusted within each memory limit, as shares of `budget`.
+
+    The least buys the smallest trusted model, and the largest is one of which a trusted model spends `LEAST_SHARE`.
+    Both are NaN where no model is trusted. More memory never narrows them.
+    """
+    least, largest = trusted_widths(law, experts, limits)
+    within = limits.width_of_memory(memory[:, None], experts)
+
+    def share(widths: FloatArray, end: int) -> FloatArray:
+        variables = limits.models(law, widths, experts, 1.0)
+        tokens = tokens_trusted(law, variables, limits)[end]
+        shares = budget.share_spent(widths, {**variables, "tokens": tokens}, limits)
+        return np.where(within >= least * (1 - ROUNDING), shares, np.nan)
+
+    low = share(np.broadcast_to(least, within.shape), 0)
+    high = share(np.clip(within, least, largest), 1) / LEAST_SHARE
+    is_trusted = low <= high
+    low = np.where(is_trusted, low, np.inf).min(axis=-1)
+    high = np.where(is_trusted, high, -np.inf).max(axis=-1)
+    has_models = is_trusted.any(axis=-1)
+    return np.where(has_models, low, np.nan), np.where(has_models, high, np.nan)
 
 
 def find_trusted(law: Formula, budget: Budget, experts: FloatArray, limits: Limits, integral: bool) -> WidthOptimum:
@@ -151,15 +177,15 @@ class BestModels:
 def prefer_trusted(
     law: Formula, budget: Budget, limits: Limits, models: BestModels, trusted: BestModels
 ) -> tuple[BestModels, BoolArray]:
-    """Answer each question with its best trusted model, if this spends `LEAST_SHARE` of the budget, as `optimal` does.
+    """Answer each question with its trusted models, if one spends `LEAST_SHARE` of the budget, as `optimal` does.
 
     Returns the models that answer, and which of them are compared: trusted ones, or all of a question without one.
     """
     check = limits.check(law, models.variables)
     trusted = trusted.replaced(np.isfinite(models.loss) & check.trusted, models)
-    best = np.argmin(trusted.loss, axis=-1)[..., None]
     shares = budget.share_spent(trusted.d_model, trusted.variables, limits)
-    has_answer = np.isfinite(np.take_along_axis(trusted.loss, best, -1))
-    has_answer &= np.take_along_axis(shares, best, -1) >= LEAST_SHARE
+    spends_enough = np.isfinite(trusted.loss) & (shares >= LEAST_SHARE)
+    # Of any E: the best one may change with the budget, and the answer would be trusted or not from one to the next.
+    has_answer = spends_enough.any(axis=-1, keepdims=True)
     is_trusted = has_answer & np.isfinite(trusted.loss)
     return models.replaced(is_trusted, trusted), is_trusted | ~has_answer

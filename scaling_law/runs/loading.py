@@ -27,6 +27,7 @@ from scaling_law.runs.rows import (
     Row,
     RunsError,
     columns_of,
+    first_words,
     is_loss,
     is_missing,
     names_of,
@@ -197,7 +198,8 @@ def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]
         table.rows = [{name: column[-1] for name, column in histories[0].items()}]
 
     if not histories:
-        raise RunsError(f"{table.origin}: no log, whose lines are steps of a run; there are {names_of(table.rows)}")
+        columns = first_words(names_of(table.rows), 20)
+        raise RunsError(f"{table.origin}: no log, whose lines are steps of a run; there are {columns}")
 
     return [*zip(table.rows, histories, strict=True)]
 

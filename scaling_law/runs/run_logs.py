@@ -134,9 +134,10 @@ def _read_trainer_runs(root: Path, states: list[Path], end: End) -> Iterator[Row
     for run, (_, path) in sorted(newest.items()):
         content = path.read_bytes()
         state = strict_json.loads(content, what=str(path), max_bytes=len(content), finite=False)
-        if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
-            raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history")
-        metrics = {**end(collect(state["log_history"])), **state}
+        lines = state.get("log_history") if isinstance(state, dict) else None
+        if not isinstance(lines, list) or not all(isinstance(line, dict) for line in lines):
+            raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history of steps")
+        metrics = {**end(collect(lines)), **state}
         has_ended = metrics.get("global_step", 0) >= metrics.get("max_steps", 0)
         yield row_of(_name(run, root), metrics, _read_sizes(path), "final" if has_ended else "running")
 

@@ -96,7 +96,7 @@ def test_wrong_input_is_one_message_and_changes_nothing_else(laws, changes, mess
 
 @pytest.mark.parametrize(("message", "field"), [("memory='a lot' is no quantity", "memory"), ("nothing fits", "")])
 def test_a_problem_names_the_field_that_it_is_about(message, field):
-    assert f'data-field="{field}"' in app._message(ValueError(message))
+    assert f'data-field="{field}"' in app.describe_problem(ValueError(message))
 
 
 def asked(laws, question, answered="", turn="", positions=(22.0, 2.25, 10.9), link=""):

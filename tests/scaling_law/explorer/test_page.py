@@ -17,9 +17,11 @@ import pytest
 from scaling_law import Budget, ExtrapolationError
 from scaling_law.explorer import app
 from scaling_law.explorer.answer import POINTS, answer, best_models
+from scaling_law.explorer.programs import LONGEST_LOG
 from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, UNITS, VIEWS, Question
 from scaling_law.figures.curves import memory_curves
 from scaling_law.figures.interactive import DARK
+from tests.scaling_law.explorer.test_programs import LOG, RUN
 
 pytestmark = pytest.mark.browser
 NEEDED = ["n_active", "tokens", "experts", "loss"]
@@ -361,8 +363,9 @@ UNREADABLE = """() => {
         const hasText = [...part.childNodes].some(node => node.nodeType === 3 && node.data.trim());
         if (hasText && part.clientWidth > 1 && cuts(part)) found.push('cut off ' + name(part));
     }
-    const plot = document.querySelector('.js-plotly-plot'), frame = plot.getBoundingClientRect();
-    const texts = [...plot.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()])
+    const plot = document.querySelector('.js-plotly-plot'), frame = plot?.getBoundingClientRect();
+    const texts = [...plot?.querySelectorAll('text') ?? []]
+        .map(text => [text.textContent, text.getBoundingClientRect()])
         .filter(([text, box]) => text.trim() && box.width > 0);
     texts.forEach(([text, box], i) => {
         if (box.left < frame.left || box.right > frame.right || box.top < frame.top || box.bottom > frame.bottom)
@@ -433,12 +436,67 @@ def test_a_printed_figure_is_as_wide_as_its_sheet(visit):
     assert sheet > 1200  # the form is not printed
 
 
+# The fields of each page about a run, its button, and what answers.
+RUN_PAGES = {
+    "live": ({"log": LOG, **RUN}, "Forecast a run", "final loss"),
+    "diagnose": (
+        {"model": "qwen3-30b-a3b", "gpu": "h100", "gpus": "64", "layout": "ep=8", "tokens_per_second": "900K"},
+        "Diagnose a run",
+        "normal: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUN_PAGES)
+def test_a_page_about_a_run_answers_by_keyboard_and_can_be_read(visit, name):
+    values, button, verdict = RUN_PAGES[name]
+    page = visit(name, drawn=False, viewport={"width": 390, "height": 844})
+    page.wait_for_selector("#law")
+    first, *others = values
+    for field in others:
+        field_of(page, field).fill(values[field])
+    page.get_by_role("button", name=button).press("Enter")
+    page.wait_for_selector(f"#problem [data-field={first}]")
+    assert "is needed" in page.inner_text("[role=alert]")
+    assert page.locator(".result:visible").count() == 0
+    if name == "live":
+        log = {"name": "any.csv", "mimeType": "text/csv", "buffer": values[first].encode()}
+        page.set_input_files("#log_file", log)
+    else:
+        field_of(page, first).fill(values[first])
+    # The field after it is reached by Tab, and Enter in it asks.
+    field_of(page, first).focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#table table")
+    assert verdict in page.inner_text(".answer [role=status]")
+    page.wait_for_timeout(500)
+    box = page.locator(".answer [role=status]").bounding_box()
+    assert 0 <= box["y"] < 844 - box["height"]
+    for width in (390, 800, 1400):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate(UNREADABLE) == []
+
+
+def test_no_more_of_a_file_is_read_than_a_log_may_have(visit):
+    page = visit("live", drawn=False)
+    page.wait_for_selector("#log_file")
+    large = b"step,loss\n" + b"1,2\n" * LONGEST_LOG
+    page.set_input_files("#log_file", {"name": "log.csv", "mimeType": "text/csv", "buffer": large})
+    page.wait_for_function("n => document.querySelector('#log textarea').value.length === n", arg=LONGEST_LOG + 1)
+    page.get_by_role("button", name="Forecast a run").click()
+    page.wait_for_selector("#problem [data-field=log]")
+    assert "at most 2,000,000 are read" in page.inner_text("[role=alert]")
+
+
+@pytest.mark.parametrize("path", ["", *RUN_PAGES])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessibility(visit, scheme):
+def test_accessibility(visit, scheme, path):
     axe = Path(os.environ.get("AXE", "build/axe/package/axe.min.js"))
     if not axe.is_file():
         pytest.skip(f"no axe-core at {axe}: `make test-browser` fetches it with npm")
-    page = visit(color_scheme=scheme)
+    page = visit(path, drawn=not path, color_scheme=scheme)
+    page.wait_for_selector("#law")
     page.evaluate(axe.read_text(encoding="utf-8"))
     found = page.evaluate("() => axe.run()")["violations"]
     serious = {

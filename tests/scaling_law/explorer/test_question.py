@@ -149,3 +149,9 @@ def test_the_legend_names_what_is_drawn_and_nothing_else(published, question, th
     names = {trace.name for trace in figure.data if trace.showlegend}
     assert there <= names
     assert not absent & names
+
+
+def test_a_family_is_a_released_one():
+    assert str(parse_field("like", "qwen3-30b-a3b")) == "qwen3-30b-a3b"
+    with pytest.raises(ValueError, match="like='/etc/passwd' is unknown"):
+        parse_field("like", "/etc/passwd")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import Budget, ExtrapolationError, JointLaw, Limits
+from scaling_law import Budget, ExtrapolationError, JointLaw, Limits, published
 from scaling_law.figures.curves import best_experts, memory_curves
 from scaling_law.size.architecture import active_parameters, inference_flops, total_parameters, training_flops
 from tests.conftest import examples
@@ -267,3 +267,50 @@ def test_trusted_tokens_are_those_that_the_check_trusts():
         assert np.all(trusted == expected)
     for tokens in 10 ** rng.uniform(8, 13, 20):
         assert not LAW.check(n_active[~has_tokens], tokens, experts[~has_tokens]).trusted.any()
+
+
+@pytest.fixture(scope="module")
+def edge_grid():
+    flops = np.geomspace(1e17, 1e25, 161)
+    memory = np.geomspace(5e8, 5e12, 60)
+    return flops, memory, best_experts(LAW.replace(draws=None), flops, memory, EXPERTS, kv_tokens=16384)
+
+
+def test_the_edge_of_the_map_is_that_of_its_cells(edge_grid):
+    # At 3.2e22 FLOPs five neighbours differed.
+    flops, memory, grid = edge_grid
+    budgets, limits = grid.edge
+    low, high = (
+        np.interp(np.log(memory), np.log(limits[side]), budgets[side]) for side in (slice(200), slice(201, 401))
+    )
+    # Between the points of the edge it is interpolated.
+    is_clear = (np.abs(np.log(flops / high[:, None])) > 0.01) & (np.abs(np.log(flops / low[:, None])) > 0.01)
+    is_inside = (flops >= low[:, None]) & (flops <= high[:, None])
+    assert np.all((grid.trusted == is_inside)[is_clear])
+    assert is_inside.any()
+    assert np.all(np.diff(grid.trusted.astype(int), axis=0) >= 0)
+
+
+@examples(10, 200)
+@given(st.floats(17.5, 23).map(lambda x: 10**x), st.floats(1.0, 1.02))
+def test_the_edge_moves_little_and_upwards_with_the_budget(flops, factor):
+    law = LAW.replace(draws=None)
+    sizes = {"kv_tokens": 16384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
+    edges = [
+        memory_curves(law, Budget.of(budget), points=120, prefers_trusted=True, **sizes).edge
+        for budget in (flops, flops * factor)
+    ]
+    if None in edges:
+        # Nothing is trusted above, and below the edge no model of any budget.
+        assert not 1e20 < flops < 3.1e22
+        return
+    below, above = edges
+    assert 1 - 1e-3 <= above / below <= factor**1.5 * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("conditions", [None, "of one E"])
+def test_a_law_without_a_trusted_region_has_no_edge(conditions):
+    law = LAW.replace(conditions=None) if conditions is None else published("krajewski_e16")
+    grid = best_experts(law, [1e20, 1e22], [1e10, 1e12])
+    assert np.isnan(grid.edge[0]).all()
+    assert memory_curves(law, Budget.of(1e20)).edge is None
