@@ -83,9 +83,17 @@ def take(tables: Mapping[str, Runs], cells: Sequence[Cell]) -> Path:
                     ratios.append(np.log([cell.over_chosen(error), cell.over_better(error)]))
             log_density = round(float(np.concatenate(log_densities).mean()), 3)
             over_chosen, over_better = np.round(np.sum(ratios, axis=0), 3).tolist()
-            records.append(
-                Misfit(scale, dependence, lab, log_density, len(ratios), over_chosen, over_better, *counts.tolist())
+            record = Misfit(
+                scale,
+                dependence,
+                lab,
+                log_density,
+                len(ratios),
+                over_chosen,
+                over_better,
+                *counts.tolist(),
             )
+            records.append(record)
     return write_csv(RECORDS, rows_of(records, Misfit))
 
 

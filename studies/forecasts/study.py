@@ -54,7 +54,7 @@ class Records:
 
     @cached_property
     def compared(self) -> list[Cell]:
-        """Those of them whose runs determine a fresh fit."""
+        """The cells at hand whose runs determine a fresh fit."""
         return [cell for cell in self.at_hand if cell.chosen]
 
     def at(self, cut: str) -> list[Cell]:
@@ -204,13 +204,19 @@ def fits(records: Records) -> Iterator[Part]:
         shares = []
         biases = []
         for lab in sorted({cell.lab for cell in group}):
-            cells_of_lab = [cell for cell in group if cell.lab == lab]
-            n_runs_of_lab = sum(cell.held_out for cell in cells_of_lab)
-            shares.append(sum(cell.plain_inside for cell in cells_of_lab) / n_runs_of_lab)
-            biases.append(sum(cell.plain_bias * cell.held_out for cell in cells_of_lab) / n_runs_of_lab)
-        share = sum(cell.plain_inside for cell in group) / n_runs
-        bias = sum(cell.plain_bias * cell.held_out for cell in group) / n_runs
+            share, bias = _of_fits([cell for cell in group if cell.lab == lab])
+            shares.append(share)
+            biases.append(bias)
+        share, bias = _of_fits(group)
         yield cut, n_runs, f"{share:.1%}", f"{np.mean(shares):.1%}", f"{bias:+.3f}", f"{np.mean(biases):+.3f}"
+
+
+def _of_fits(group: Sequence[Cell]) -> tuple[float, float]:
+    """Return the share of runs in the intervals of fits under the prior, and how far ln L lies above their laws."""
+    n_runs = sum(cell.held_out for cell in group)
+    share = sum(cell.plain_inside for cell in group) / n_runs
+    bias = sum(cell.plain_bias * cell.held_out for cell in group) / n_runs
+    return share, bias
 
 
 def simulated_labs(records: Records) -> Iterator[Part]:
