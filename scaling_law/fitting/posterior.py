@@ -1,20 +1,21 @@
 """Laws of some runs under a prior: the mode of the posterior, its draws, and forecasts with what laws miss.
 
 Runs are not independent about a law: their errors share what it misses. So the spread of a law counts `DEPENDENCE`
-runs as one. A forecast has a misfit besides, in ln L: for ln N and for ln D three functions, which are zero below
-knots within the runs and linear above,
+runs as one. A forecast has a misfit besides, in ln L: two functions each of x = ln N, ln D and ln ND, which are zero
+below knots within the runs and linear above,
 
-    ln L = ln f(N, D) + Σ_k w_k max(0, ln N − u_k) + Σ_k w'_k max(0, ln D − v_k)
+    ln L = ln f(N, D) + Σ_x Σ_k w_xk max(0, x − u_xk)
 
 whose slopes w are normal about 0 with the standard deviation `MISFIT`. The last knots lie at the largest run, so
-errors grow beyond it. With these numbers 90 % intervals hold 87 % of other labs' held-out runs, labs weighing equally,
-but 71 % of all runs furthest out in compute (docs/studies/forecasts.md). Nothing is added for extrapolation.
+errors grow beyond it, and along ND also where N and D alone are within the runs. Nothing is added for extrapolation.
+docs/studies/forecasts.md says how many of other labs' held-out runs the intervals hold.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,9 @@ from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.draws import draw_normal
 
-# Runs that are worth one beside a misfit, whose slopes have this deviation; in the spread of a law alone `DEPENDENCE`.
-DEPENDENCE_WITH_MISFIT = 2.0
-MISFIT = 0.006
-# Knots of the misfit, as shares of the range of ln N and of ln D.
-KNOTS = (1 / 3, 2 / 3, 1.0)
+# Standard deviation of the slopes of a misfit, and its knots as shares of the range of ln N, ln D and ln ND.
+MISFIT = 0.003
+KNOTS = (1 / 2, 1.0)
 # Runs that the population's noise is worth when the noise of a set is estimated.
 NOISE_DOF = 4.0
 # Moves of each walker that draws from a posterior.
@@ -43,17 +42,22 @@ SWEEPS = 40
 ROUNDS = 4
 
 
+# Knots by the variables of a product.
+Knots = dict[tuple[str, ...], FloatArray]
+
+
 @dataclass(frozen=True)
 class Posterior:
     """A problem under a prior, with the θ [p] of greatest posterior density, the noise of a run there, and the misfit.
 
-    `knots` have three values of ln x for each variable whose misfit is open; `scale` is the deviation of its slopes.
+    `knots` have values of ln x for each product x of variables whose misfit is open; `scale` is the deviation of its
+    slopes.
     """
 
     problem: Problem
     theta: FloatArray
     noise: float
-    knots: dict[str, FloatArray]
+    knots: Knots
     scale: float
 
     @property
@@ -90,10 +94,10 @@ class Posterior:
         residuals = objective.residuals(thetas)
         functions = functions_of(self.problem.columns, self.knots)
         weighted = functions.T * influence / self.noise**2
+        information = weighted @ functions
         prior_precision = np.eye(len(weighted)) / self.scale**2
-        likeliest = -residuals @ weighted.T @ np.linalg.inv(weighted @ functions + prior_precision)
-        precision = weighted @ functions / objective.penalty.dependence + prior_precision
-        spread = np.asarray(np.linalg.inv(precision), float)
+        likeliest = -residuals @ weighted.T @ np.linalg.inv(information + prior_precision)
+        spread = np.asarray(np.linalg.inv(information / objective.penalty.dependence + prior_precision), float)
         return likeliest + draw_normal(np.zeros(len(spread)), spread, len(thetas), (seed or 0, 1))
 
 
@@ -164,7 +168,7 @@ def posterior(
 ) -> Posterior:
     """Fit a law of this kind to runs whose ln L has inverse variances in proportion to `weights` [n].
 
-    `misfit` is the deviation of the slopes of a misfit, 0 for none.
+    `misfit` is the deviation of the slopes of a misfit, 0 for none; so many runs as `dependence` are worth one.
     """
     problem = make_problem(runs, kind, weights=weights)
     return _find_mode(problem, for_kind(prior, problem.settings.law), prior.noise, misfit, dependence)
@@ -203,9 +207,10 @@ def _find_mode(
     natural = prior.coordinates.natural(prior.mean)
     theta = np.clip(np.linalg.solve(objective.to_natural, natural), problem.lower, problem.upper)
     knots = find_knots(problem) if misfit > 0 else {}
+    precision = np.asarray(np.linalg.inv(prior.covariance))
     noise = usual_noise
     for _ in range(ROUNDS):
-        objective.penalty = penalty_of(prior, noise, dependence)
+        objective.penalty = Penalty(prior.mean, precision, prior.dof, noise**2, dependence, prior.coordinates)
         if knots:
             functions = functions_of(problem.columns, knots)
             objective.misfit = Misfit.of(functions * misfit / noise, objective.weight)
@@ -214,29 +219,28 @@ def _find_mode(
     return Posterior(problem, theta, noise, knots, misfit)
 
 
-def find_knots(problem: Problem) -> dict[str, FloatArray]:
-    """Return the knots of the misfit in the size and in D, where these vary."""
-    sizes = [name for name in problem.columns if is_size(name)]
+def find_knots(problem: Problem) -> Knots:
+    """Return the knots of the misfit in the size, in D and in their product."""
+    sizes = [*filter(is_size, problem.columns)]
+    names = (*sizes[:1], *({"tokens"} & {*problem.columns}))
     knots = {}
-    for name in (*sizes[:1], "tokens"):
-        logs = np.log(problem.columns.get(name, np.ones(1)))
-        if np.ptp(logs) > 0:
-            knots[name] = logs.min() + np.ptp(logs) * np.array(KNOTS)
+    for variables in (*combinations(names, 1), *combinations(names, 2)):
+        logs = _log_product(problem.columns, variables)
+        knots[variables] = logs.min() + np.ptp(logs) * np.array(KNOTS)
     return knots
 
 
-def functions_of(columns: Any, knots: dict[str, FloatArray]) -> FloatArray:
+def functions_of(columns: Any, knots: Knots) -> FloatArray:
     """Return what the slopes of the misfit multiply in ln L, [n, k], of runs or their columns."""
     functions = []
-    for name, knots_of_name in knots.items():
-        functions.append(np.maximum(np.log(columns[name])[:, None] - knots_of_name, 0.0))
+    for variables, knots_of_product in knots.items():
+        functions.append(np.maximum(_log_product(columns, variables)[:, None] - knots_of_product, 0.0))
     return np.hstack(functions)
 
 
-def penalty_of(prior: Prior, noise: float, dependence: float) -> Penalty:
-    """Make the penalty of the prior beside runs of this noise."""
-    precision = np.asarray(np.linalg.inv(prior.covariance))
-    return Penalty(prior.mean, precision, float(prior.dof), noise**2, dependence, prior.coordinates)
+def _log_product(columns: Any, variables: tuple[str, ...]) -> FloatArray:
+    """Return ln of the product of these variables [n]."""
+    return np.asarray(sum(np.log(columns[name]) for name in variables))
 
 
 def _estimate_noise(problem: Problem, theta: FloatArray, usual_noise: float) -> float:

@@ -320,12 +320,12 @@ def prior(
     """
     if isinstance(name, str) and (name in ("published", "printed", *SHELF) or "/" in name or Path(name).exists()):
         name = choose_law(name, flag="prior")
-    if isinstance(name, Law) and experts is None:
+    if isinstance(name, Law):
+        if experts:
+            raise InputError(f"experts={experts!r} must be None beside a law")
         return prior_of(name, prior())
-    if not isinstance(name, Law) and not (isinstance(name, str) and name == "public"):
+    if not isinstance(name, str) or name != "public":
         raise InputError(f"prior={name!r} {WANTED}")
-    if experts not in (None, "pooled", "published") or isinstance(name, Law):
-        raise InputError(f"experts={experts!r} must be 'pooled', 'published' or None, and None beside a law")
     return _population(experts)
 
 

@@ -26,7 +26,7 @@ from scaling_law.figures import drawing
 from scaling_law.fitting.diagnostics import UNIQUE, find_outliers
 from scaling_law.fitting.fitting import say_far_away
 from scaling_law.fitting.holdout import count_sizes, distances
-from scaling_law.fitting.posterior import DEPENDENCE_WITH_MISFIT, MISFIT, Posterior, posterior
+from scaling_law.fitting.posterior import DEPENDENCE, MISFIT, Posterior, posterior
 from scaling_law.fitting.prior import Prior, read_prior, vague
 from scaling_law.fitting.repetition import REPEATED, count_worth, with_unique_tokens
 from scaling_law.forecasting.repetition import fit_worth, say_repetition
@@ -216,7 +216,7 @@ def forecast(
     else:
         notes = (*notes, *say_repetition(table))
     kind = choose_kind(kind or _usual_kind(fitted_runs, fitted_steps)).name
-    fitted_law = posterior(fitted_runs, law_prior, kind, misfit=MISFIT, dependence=DEPENDENCE_WITH_MISFIT)
+    fitted_law = posterior(fitted_runs, law_prior, kind, misfit=MISFIT, dependence=DEPENDENCE)
     prediction = _predict(fitted_law, fitted_steps)
     fan_shape = (len(points), len(STEPS))
     fans = (
@@ -287,7 +287,7 @@ class _Prediction:
 
 
 def _predict(fitted_law: Posterior, points: Runs) -> _Prediction:
-    """Predict points by a law with its misfit."""
+    """Predict points by a law with its misfit. In the constant c the forecast is the line of the draws in ln c."""
     draws, thetas = fitted_law.forecast(points, DRAWS)
     low, log_loss, high = np.quantile(draws, (ONE_SIGMA[0], 0.5, ONE_SIGMA[1]), axis=0)
     spread = np.hypot(0.5 * (high - low), fitted_law.noise)
@@ -296,10 +296,10 @@ def _predict(fitted_law: Posterior, points: Runs) -> _Prediction:
         return _Prediction(log_loss, spread, np.zeros(len(points)))
     place = objective.names.index(objective.constants[0])
     log_constants = np.log(objective.coefficients(thetas)[:, place])
-    away = log_constants - log_constants.mean()
-    slopes = away @ (draws - draws.mean(axis=0)) / max(float(away @ away), 1e-300)
-    moved = np.abs(slopes) * np.ptp(np.quantile(log_constants, QUARTILES))
-    share = np.minimum(moved / (spread * np.ptp(norm.ppf(QUARTILES))), 1.0)
+    centred = log_constants - log_constants.mean()
+    slopes = centred @ (draws - draws.mean(axis=0)) / max(float(centred @ centred), 1e-300)
+    distances_by_constant = np.abs(slopes) * np.ptp(np.quantile(log_constants, QUARTILES))
+    share = np.minimum(distances_by_constant / (spread * np.ptp(norm.ppf(QUARTILES))), 1.0)
     return _Prediction(log_loss, spread, share)
 
 

@@ -47,7 +47,9 @@ class Models:
     def read(cls, path: Path) -> Models:
         """Read the models of the public table."""
         rows = hub.load_rows(path).rows
-        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        columns = {}
+        for name in rows[0]:
+            columns[name] = np.array([row[name] for row in rows])
         accuracies = {}
         losses = {}
         for name, values in columns.items():

@@ -1,4 +1,4 @@
-"""What the library forecasts on the list of splits, and two designs beside it, as numbers: cells.csv.
+"""What the library forecasts on the list of splits, and three designs beside it, as numbers: cells.csv.
 
 A lab left out is not in the population of laws behind its own forecasts, nor in what says how wide these are.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from scaling_law import Prior, Runs
 from scaling_law.fitting.holdout import distances
-from scaling_law.fitting.posterior import DEPENDENCE, DEPENDENCE_WITH_MISFIT, MISFIT, posterior
+from scaling_law.fitting.posterior import DEPENDENCE, MISFIT, posterior
 from scaling_law.fitting.prior import OTHER_CORPUS, POPULATION
 from scaling_law.forecasting.forecast import DRAWS, ONE_SIGMA
 from studies.common import read_csv, rows_of, write_csv
@@ -26,11 +26,13 @@ RECORDS = Path(__file__).with_name("cells.csv")
 
 @dataclass(frozen=True)
 class Cell:
-    """A split: RMSE in nats of the fresh forms (0 where not determined) and of three designs, and what intervals hold.
+    """A split: RMSE in nats of the fresh forms (0 where not determined) and of four designs, and what intervals hold.
 
-    `chosen` is the fresh form that rolling origins choose, `stack` the error of `forecast` before 29 November, `plain`
-    that of one law without misfit. `inside_*` of the `runs_*` furthest out in C, N or D lie in their 90 % intervals.
-    `inside_plain` of all lie in those of the law without misfit.
+    `chosen` is the fresh form that rolling origins choose, `stack` the error of `forecast` before 29 November,
+    `additive` that of 29 November, whose misfit had functions of N and of D alone, `plain` that of a law fitted under
+    the prior, without misfit; ln L is `plain_bias` above it in the mean, and `plain_inside` runs lie in its 90 %
+    intervals. `forecast` is the library's, 0 where the set's table was not at hand. `inside_*` of the `runs_*`
+    furthest out in C, N or D lie in its 90 % intervals.
     """
 
     set: str
@@ -42,7 +44,10 @@ class Cell:
     interaction: float
     chosen: str
     stack: float
+    additive: float
     plain: float
+    plain_bias: float
+    plain_inside: int
     forecast: float
     runs_c: int
     inside_c: int
@@ -50,7 +55,6 @@ class Cell:
     inside_n: int
     runs_d: int
     inside_d: int
-    inside_plain: int
 
     @property
     def fresh(self) -> dict[str, float]:
@@ -82,28 +86,26 @@ class Cell:
 
 
 def take(tables: Mapping[str, Runs]) -> Path:
-    """Forecast every split again; the errors of the stack stay what they were."""
-    before = {(cell.set, cell.cut): cell for cell in read()}
-    cells = []
+    """Forecast the splits of these sets again; the errors of the two designs before stay what they were."""
+    cells = {(cell.set, cell.cut): replace(cell, forecast=0.0) for cell in read()}
     for split in splits_of(tables):
-        train, held_out = split.divide(tables[split.set])
-        train = replace(train, experts=np.ones(len(train)))
-        cells.append(make_cell(split, train, held_out, before[split.set, split.cut].stack))
-    return write_csv(RECORDS, rows_of(cells, Cell))
+        train, held_out = divide(split, tables)
+        cells[split.set, split.cut] = make_cell(split, train, held_out, cells[split.set, split.cut])
+    return write_csv(RECORDS, rows_of(cells.values(), Cell))
 
 
-def make_cell(split: Split, train: Runs, held_out: Runs, stack: float) -> Cell:
-    """Forecast the held-out runs of a split."""
+def divide(split: Split, tables: Mapping[str, Runs]) -> tuple[Runs, Runs]:
+    """Return the fitted runs of a split, as of one E, and the held-out ones."""
+    train, held_out = split.divide(tables[split.set])
+    return replace(train, experts=np.ones(len(train))), held_out
+
+
+def make_cell(split: Split, train: Runs, held_out: Runs, before: Cell) -> Cell:
+    """Forecast the held-out runs of a split, with the errors of two designs from the record before."""
     fresh, chosen = fit_fresh(train, held_out)
     prior = prior_without((split.lab,))
-    plain = forecast_runs(train, held_out, prior, 0.0, DEPENDENCE)
-    forecast = forecast_runs(train, held_out, prior, MISFIT, DEPENDENCE_WITH_MISFIT)
-    inside = forecast.inside(held_out.loss)
-    direction = np.argmax(distances(train, held_out), axis=0)
-    counts = []
-    for place in range(3):
-        is_furthest = direction == place
-        counts += [int(is_furthest.sum()), int(inside[is_furthest].sum())]
+    plain = fit_under(train, held_out, prior)
+    forecast = forecast_runs(train, held_out, prior, MISFIT, DEPENDENCE)
     return Cell(
         split.set,
         split.lab,
@@ -113,17 +115,24 @@ def make_cell(split: Split, train: Runs, held_out: Runs, stack: float) -> Cell:
         round(fresh.get("chinchilla", 0.0), 4),
         round(fresh.get("interaction", 0.0), 4),
         chosen,
-        stack,
+        before.stack,
+        before.additive,
         round(plain.rmse(held_out.loss), 4),
-        round(forecast.rmse(held_out.loss), 4),
-        counts[0],
-        counts[1],
-        counts[2],
-        counts[3],
-        counts[4],
-        counts[5],
+        round(float(np.mean(np.log(held_out.loss) - plain.log_loss)), 4),
         int(plain.inside(held_out.loss).sum()),
+        round(forecast.rmse(held_out.loss), 4),
+        *count_inside(train, held_out, forecast),
     )
+
+
+def count_inside(train: Runs, held_out: Runs, forecast: Forecast) -> list[int]:
+    """Return the number of runs furthest out in C and of those in their 90 % intervals, and the same for N and D."""
+    inside = forecast.inside(held_out.loss)
+    furthest = np.argmax(distances(train, held_out), axis=0)
+    counts = []
+    for direction in range(3):
+        counts += [int(np.sum(furthest == direction)), int(np.sum(inside[furthest == direction]))]
+    return counts
 
 
 def forecast_runs(train: Runs, held_out: Runs, prior: Prior, misfit: float, dependence: float) -> Forecast:
@@ -132,6 +141,15 @@ def forecast_runs(train: Runs, held_out: Runs, prior: Prior, misfit: float, depe
     draws, _ = law.forecast(held_out, DRAWS)
     low, log_loss, high = np.quantile(draws, (ONE_SIGMA[0], 0.5, ONE_SIGMA[1]), axis=0)
     return Forecast(log_loss, np.hypot(0.5 * (high - low), law.noise))
+
+
+def fit_under(train: Runs, held_out: Runs, prior: Prior) -> Forecast:
+    """Forecast by the law of greatest posterior density, as a fit under the prior does, without misfit."""
+    law_posterior = posterior(train, prior, "interaction", dependence=DEPENDENCE)
+    draws, _ = law_posterior.forecast(held_out, DRAWS)
+    low, high = np.quantile(draws, ONE_SIGMA, axis=0)
+    log_loss = np.log(law_posterior.law.loss(held_out.n_active, held_out.tokens))
+    return Forecast(log_loss, np.hypot(0.5 * (high - low), law_posterior.noise))
 
 
 def prior_without(labs: Collection[str]) -> Prior:

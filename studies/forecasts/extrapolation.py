@@ -82,7 +82,8 @@ def misses_of(tables: Mapping[str, Runs]) -> Iterator[Miss]:
     for router, divisor in product(ROUTERS, DIVISORS):
         runs = without_embeddings(read_source(CLARK)[router])
         is_held_out = runs.n_active > runs.n_active.max() / divisor
-        train, held_out = runs.subset(~is_held_out), runs.subset(is_held_out)
+        train = runs.subset(~is_held_out)
+        held_out = runs.subset(is_held_out)
         routed = fit(train, "routed").law
         errors = np.log(held_out.loss / routed.loss(n_active=held_out.n_active, experts=held_out.experts))
         yield from _misses(ROUTED + router, "deepmind", f"N/{divisor}", train, held_out, errors, np.zeros(len(errors)))
@@ -219,7 +220,7 @@ def extrapolation(misses: Misses) -> Iterator[Part]:
     selections = [(cut, np.where(cuts == cut, everything, 0.0)) for cut in CUT_NAMES]
     for name, weights in (*selections, ("all", everything), ("all, labs equally", equal)):
         weights = weights / weights.sum()
-        shares = [weights @ (errors <= width * total) for total in totals for width in NORMAL]
+        shares = [weights @ (errors <= width * total) for total, width in product(totals, NORMAL)]
         is_counted = weights > 0
         yield (
             name,
@@ -235,8 +236,10 @@ def growth(misses: Misses) -> Iterator[Part]:
     yield "ln L for each factor of e outside", *DIRECTIONS
     yield "all labs", *(f"{value:.4f}" for value in misses.growth)
     labs = sorted({row.lab for row in misses.of_one_e})
-    without = np.array([grow([row for row in misses.of_one_e if row.lab != lab]) for lab in labs])
-    spans = zip(without.min(axis=0), without.max(axis=0), strict=True)
+    without = []
+    for lab in labs:
+        without.append(grow([row for row in misses.of_one_e if row.lab != lab]))
+    spans = zip(np.min(without, axis=0), np.max(without, axis=0), strict=True)
     yield "one lab left out", *(f"{low:.4f} to {high:.4f}" for low, high in spans)
 
 

@@ -79,14 +79,14 @@ def vague_of_experts() -> Prior:
 
 
 def member_of(
-    runs: Runs, name: str, lab: str, terms: tuple[str, ...] = (), about: Prior | None = None, **source: Any
+    runs: Runs, name: str, lab: str, terms: tuple[str, ...] = (), vague_prior: Prior | None = None, **source: Any
 ) -> Member:
     """Make a member of a set of runs, from its law under a vague prior and the curvature there.
 
-    The law is of the kind of `about` (None: Chinchilla's). With `terms`, only these coordinates stay; the others take
-    any value that the vague prior allows.
+    The law is of the kind of `vague_prior` (None: Chinchilla's). With `terms`, only these coordinates stay; the others
+    take any value that the vague prior allows.
     """
-    start = about or vague()
+    start = vague_prior or vague()
     mode = posterior(runs, start, start.kind)
     objective = mode.problem.objective
     natural = objective.to_natural @ mode.theta
@@ -149,10 +149,10 @@ def estimate(
     dof: float,
     dependence: float,
     rounds: int = 100,
-    about: Prior | None = None,
+    vague_prior: Prior | None = None,
     assumed: FloatArray | None = None,
 ) -> Prior:
-    """Estimate the population of these members, laws of the kind of the vague prior `about` (None: Chinchilla's).
+    """Estimate the population of these members, laws of the kind of `vague_prior` (None: Chinchilla's).
 
     `shrinkage` is the part of the covariances that is dropped, from 0 to 1. `assumed`, a covariance [k, k], counts as
     that of `ASSUMED_LABS` more labs. ValueError for fewer than two labs, or for none where a covariance is assumed.
@@ -164,7 +164,7 @@ def estimate(
         raise InputError(f"prior: a population needs members of two labs, not of {sorted({*labs})}")
     # The sets of a lab share its weight.
     weights = np.array([1.0 / labs.count(lab) for lab in labs])
-    start = about or vague()
+    start = vague_prior or vague()
     size = len(start.mean)
     assumed_labs = 0.0 if assumed is None else ASSUMED_LABS
     assumed_sum = np.zeros((size, size)) if assumed is None else ASSUMED_LABS * assumed
@@ -245,12 +245,12 @@ def terms_of_experts(members: Iterable[Member], population: Prior) -> Prior:
     Labs are too few for correlations, so there are none. What no member tells is vague, about the published law's.
     """
     law = JointLaw.published()
-    about = vague_of_experts()
+    vague_prior = vague_of_experts()
     sets = list(members)
     if not sets:
-        return about
-    assumed = np.diag(np.diag(spread_between_labs(law, about.coordinates, population.covariance)))
-    return estimate(sets, 1.0, population.dof, DEPENDENCE, about=about, assumed=assumed)
+        return vague_prior
+    assumed = np.diag(np.diag(spread_between_labs(law, vague_prior.coordinates, population.covariance)))
+    return estimate(sets, 1.0, population.dof, DEPENDENCE, vague_prior=vague_prior, assumed=assumed)
 
 
 def read_population(path: Path) -> tuple[list[Member], dict[str, Any], list[Member], str]:

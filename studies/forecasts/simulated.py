@@ -66,24 +66,24 @@ def simulate(truth: str, seed: int) -> Simulated | None:
     if losses.min() < LOSSES[0] or losses.max() > LOSSES[1]:
         return None
     noise = np.exp(rng.uniform(np.log(0.002), np.log(0.01)))
-    measured = losses * np.exp(noise * rng.standard_normal(len(n)))
-    runs = Runs.from_columns(n, n * ratio, 1.0, measured, "run")
+    noisy_losses = losses * np.exp(noise * rng.standard_normal(len(n)))
+    runs = Runs.from_columns(n, n * ratio, 1.0, noisy_losses, "run")
     largest = int(np.argmax(runs.flops))
-    at = {"n_active": n[largest] * MODELS[:, 0], "tokens": n[largest] * ratio[largest] * MODELS[:, 1]}
-    expected = loss(at["n_active"], at["tokens"])
+    models = {"n_active": n[largest] * MODELS[:, 0], "tokens": n[largest] * ratio[largest] * MODELS[:, 1]}
+    expected = loss(models["n_active"], models["tokens"])
     errors = []
     for kind in FRESH:
         try:
-            errors.append(rms(fit(runs, kind).law.loss(**at) - expected))
+            errors.append(rms(fit(runs, kind).law.loss(**models) - expected))
         except ValueError:
             continue
     if not errors:
         return None
-    rows = forecast(runs, at).rows
+    rows = forecast(runs, models).rows
     new_runs = expected * np.exp(noise * rng.standard_normal(len(MODELS)))
-    held = [int(row["low"] <= new_run <= row["high"]) for row, new_run in zip(rows, new_runs, strict=True)]
+    is_inside = [int(row["low"] <= new_run <= row["high"]) for row, new_run in zip(rows, new_runs, strict=True)]
     error = rms(np.array([row["loss"] for row in rows]) - expected)
-    return Simulated(truth, seed, len(n), max(error, SEEDS), max(min(errors), SEEDS), *held)
+    return Simulated(truth, seed, len(n), max(error, SEEDS), max(min(errors), SEEDS), *is_inside)
 
 
 def _draw_loss(truth: str, rng: np.random.Generator) -> Callable[[Any, Any], FloatArray]:
@@ -146,10 +146,12 @@ def simulated(records: list[Simulated]) -> Iterator[Part]:
         "largest",
         *(f"in 90 %, {name}" for name in NAMES),
     )
-    groups = {truth: [record for record in records if record.truth == truth] for truth in (INSIDE, *OUTSIDE)}
+    groups: dict[str, list[Simulated]] = {}
+    for truth in (INSIDE, *OUTSIDE):
+        groups[truth] = [record for record in records if record.truth == truth]
     groups["all outside"] = [record for record in records if record.truth != INSIDE]
     for name, group in groups.items():
         ratios = np.array([record.error / record.better for record in group])
-        held = np.mean([record.held for record in group], axis=0)
+        shares = np.mean([record.held for record in group], axis=0)
         mean = float(np.exp(np.log(ratios).mean()))
-        yield name, len(group), f"{mean:.2f}", f"{ratios.max():.1f}", *(f"{share:.0%}" for share in held)
+        yield name, len(group), f"{mean:.2f}", f"{ratios.max():.1f}", *(f"{share:.0%}" for share in shares)

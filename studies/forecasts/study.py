@@ -1,10 +1,11 @@
-"""The page on forecasts, from the records: of cells (cells.csv) and of simulated laboratories (simulated.csv).
+"""The page on forecasts, from the records: cells.csv, misfits.csv and simulated.csv (simulated laboratories).
 
 `designs` says how the model behind `forecast` was chosen.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from hub.base.errors import InputError
+from scaling_law.fitting.posterior import DEPENDENCE, MISFIT
 from studies.common import Page, Part
-from studies.forecasts import cells, simulated
+from studies.forecasts import cells, misfits, simulated
 from studies.forecasts.cells import Cell
 from studies.forecasts.methods import FRESH, by_lab
 from studies.forecasts.sets import read_sets
@@ -29,20 +31,31 @@ WORST = 2.0
 COVERAGE = (0.85, 0.95)
 # Of two designs the simpler is taken if it is within this of the other.
 MARGIN = 0.03
-DESIGNS = {"one law": "plain", "one law with a misfit": "forecast", "the stack": "stack"}
+DESIGNS = {
+    "one law": "plain",
+    "with a misfit in N and D": "additive",
+    "with a misfit in N, D and C": "forecast",
+    "the stack": "stack",
+}
 
 
 @dataclass(frozen=True)
 class Records:
-    """The cells of all splits, and the simulated laboratories."""
+    """The cells of all splits, what scales of the misfit give for them, and the simulated laboratories."""
 
     cells: Sequence[Cell]
+    misfits: list[misfits.Misfit]
     simulated: list[simulated.Simulated]
 
     @cached_property
+    def at_hand(self) -> list[Cell]:
+        """The cells of the sets whose tables were at hand."""
+        return [cell for cell in self.cells if cell.forecast]
+
+    @cached_property
     def compared(self) -> list[Cell]:
-        """The cells whose runs determine a fresh fit."""
-        return [cell for cell in self.cells if cell.chosen]
+        """The cells at hand whose runs determine a fresh fit."""
+        return [cell for cell in self.at_hand if cell.chosen]
 
     def at(self, cut: str) -> list[Cell]:
         """Return the cells of a cut that are compared."""
@@ -60,16 +73,17 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def read() -> Records:
     """Read the records."""
-    return Records(cells.read(), simulated.read())
+    return Records(cells.read(), misfits.read(), simulated.read())
 
 
 def take(sources: Sequence[Path]) -> list[Path]:
-    """Forecast the splits again, from a folder that holds all public tables under their own names."""
+    """Forecast the splits again, from a folder that holds public tables under their own names."""
     (folder,) = sources
     tables, missing = read_sets(folder)
-    if missing:
+    if not tables:
         raise InputError("; ".join(missing))
-    return [cells.take(tables)]
+    print(*missing, sep="\n", file=sys.stderr)
+    return [cells.take(tables), misfits.take(tables, cells.read())]
 
 
 def methods(records: Records) -> Iterator[Part]:
@@ -116,12 +130,12 @@ def goals(records: Records) -> Iterator[Part]:
     yield f"cells of {MANY} runs above {WORST:g}", "0", value, _verdict(n_worse == 0)
     low, high = COVERAGE
     for direction in ("C", "N", "D"):
-        total, inside = np.sum([cell.held[direction] for cell in records.cells], axis=0)
+        total, inside = np.sum([cell.held[direction] for cell in records.at_hand], axis=0)
         share = inside / total
-        asked = f"{low:.0%} to {high:.0%}"
-        yield f"90 % intervals, runs furthest in {direction}", asked, f"{share:.1%}", _verdict(low <= share <= high)
-        share = _share_of_labs(records.cells, direction)
-        yield "the same, labs equally", asked, f"{share:.1%}", _verdict(low <= share <= high)
+        limits = f"{low:.0%} to {high:.0%}"
+        yield f"90 % intervals, runs furthest in {direction}", limits, f"{share:.1%}", _verdict(low <= share <= high)
+        share = _share_of_labs(records.at_hand, direction)
+        yield "the same, labs equally", limits, f"{share:.1%}", _verdict(low <= share <= high)
 
 
 def _share_of_labs(group: Sequence[Cell], direction: str) -> float:
@@ -139,7 +153,7 @@ def _verdict(is_met: bool) -> str:
 
 
 def designs(records: Records) -> Iterator[Part]:
-    """Compare the three designs on all cells."""
+    """Compare the designs on all cells."""
     many = [cell for cell in records.compared if cell.held_out >= MANY]
     yield (
         "design",
@@ -164,9 +178,9 @@ def designs(records: Records) -> Iterator[Part]:
 def labs(records: Records) -> Iterator[Part]:
     """List what the forecast does for each lab, of which nothing was used."""
     yield "lab", "cells", "error over the chosen fresh form's", "over the better's", "in 90 %"
-    for lab in sorted({cell.lab for cell in records.cells}):
+    for lab in sorted({cell.lab for cell in records.at_hand}):
         group = [cell for cell in records.compared if cell.lab == lab]
-        counts = np.sum([(cell.held_out, cell.inside) for cell in records.cells if cell.lab == lab], axis=0)
+        counts = np.sum([(cell.held_out, cell.inside) for cell in records.at_hand if cell.lab == lab], axis=0)
         yield (
             lab,
             len(group),
@@ -176,33 +190,53 @@ def labs(records: Records) -> Iterator[Part]:
         )
 
 
+def left_out(records: Records) -> Iterator[Part]:
+    """List what the scale and the dependence that other labs choose give for each lab."""
+    yield from misfits.misfits(records.misfits)
+
+
+def fits(records: Records) -> Iterator[Part]:
+    """List what the intervals of a law fitted under the prior hold, and its bias, ten times beyond the runs."""
+    yield "cut", "runs", "in 90 %", "labs equally", "ln L over the law's", "labs equally"
+    for cut in ("N/10", "C/10"):
+        group = [cell for cell in records.at_hand if cell.cut == cut]
+        n_runs = sum(cell.held_out for cell in group)
+        shares = []
+        biases = []
+        for lab in sorted({cell.lab for cell in group}):
+            share, bias = _of_fits([cell for cell in group if cell.lab == lab])
+            shares.append(share)
+            biases.append(bias)
+        share, bias = _of_fits(group)
+        yield cut, n_runs, f"{share:.1%}", f"{np.mean(shares):.1%}", f"{bias:+.3f}", f"{np.mean(biases):+.3f}"
+
+
+def _of_fits(group: Sequence[Cell]) -> tuple[float, float]:
+    """Return the share of runs in the intervals of fits under the prior, and how far ln L lies above their laws."""
+    n_runs = sum(cell.held_out for cell in group)
+    share = sum(cell.plain_inside for cell in group) / n_runs
+    bias = sum(cell.plain_bias * cell.held_out for cell in group) / n_runs
+    return share, bias
+
+
 def simulated_labs(records: Records) -> Iterator[Part]:
     """List what forecasts do for simulated laboratories."""
     yield from simulated.simulated(records.simulated)
 
 
 def forecasts(records: Records) -> Iterator[Part]:
-    """List every split with the RMSE of every method."""
-    designs_of_cells = ("forecast", "plain", "stack")
-    header = ("set", "lab", "cut", "fitted", "held out", *FRESH, "chosen", "forecast", "one law", "stack")
+    """List every split with the RMSE of every method; that of the forecast where the table was at hand."""
+    header = ("set", "lab", "cut", "fitted", "held out", *FRESH, "chosen", "N and D", "stack", "one law", "forecast")
     yield *header, "over chosen", "over the better", "in 90 %"
     for cell in sorted(records.cells, key=lambda cell: (cell.set, CUT_NAMES.index(cell.cut))):
         errors = [f"{cell.fresh[form]:.4f}" if form in cell.fresh else "" for form in FRESH]
-        ratios = ["", ""]
-        if cell.chosen:
-            ratios = [f"{ratio(cell.forecast):.2f}" for ratio in (cell.over_chosen, cell.over_better)]
-        yield (
-            cell.set,
-            cell.lab,
-            cell.cut,
-            cell.fitted,
-            cell.held_out,
-            *errors,
-            cell.chosen,
-            *(f"{getattr(cell, design):.4f}" for design in designs_of_cells),
-            *ratios,
-            f"{cell.inside / cell.held_out:.0%}",
-        )
+        before = (f"{cell.additive:.4f}", f"{cell.stack:.4f}")
+        forecasts = [""] * 5
+        if cell.forecast:
+            forecasts = [f"{cell.plain:.4f}", f"{cell.forecast:.4f}", "", "", f"{cell.inside / cell.held_out:.0%}"]
+        if cell in records.compared:
+            forecasts[2:4] = [f"{ratio(cell.forecast):.2f}" for ratio in (cell.over_chosen, cell.over_better)]
+        yield cell.set, cell.lab, cell.cut, cell.fitted, cell.held_out, *errors, cell.chosen, *before, *forecasts
 
 
 CLAIMS = {
@@ -210,6 +244,7 @@ CLAIMS = {
         r.over_chosen("forecast") <= (1 + MARGIN) * r.over_chosen("stack")
     ),
     "one law without a misfit is not": lambda r: r.over_chosen("plain") > (1 + MARGIN) * r.over_chosen("stack"),
+    "all labs choose what the library takes": lambda r: misfits.choose(r.misfits) == (MISFIT, DEPENDENCE),
 }
-BLOCKS = (methods, goals, labs, designs, simulated_labs)
+BLOCKS = (methods, goals, labs, designs, left_out, fits, simulated_labs)
 PAGE = Page(read, blocks=BLOCKS, tables=(forecasts,), claims=CLAIMS)

@@ -12,8 +12,19 @@ from hub.base.tables import markdown_of
 from scaling_law import ChinchillaLaw, Runs, forecast
 from scaling_law.fitting.prior import POPULATION
 from scaling_law.formulas.conditions import evidence, support_of
-from studies.common import TABLES
-from studies.forecasts import accuracy, cells, extrapolation, methods, population, simulated, splits, study, trust
+from studies.common import TABLES, read_csv
+from studies.forecasts import (
+    accuracy,
+    cells,
+    extrapolation,
+    methods,
+    misfits,
+    population,
+    simulated,
+    splits,
+    study,
+    trust,
+)
 from studies.forecasts.__main__ import FORECASTS
 from studies.forecasts.members import estimate, read_population
 from studies.forecasts.sets import GADRE_LOSS, NEOX, SETS, read_sets
@@ -134,13 +145,28 @@ def test_a_cell_is_what_the_library_forecasts_without_the_lab(tables):
     listed = splits.make_splits({"epoch": tables["epoch"]})
     split = next(dataclasses.replace(split, lab="nobody") for split in listed if split.cut == "C/10")
     train, held_out = split.divide(tables["epoch"])
-    cell = cells.make_cell(split, train, held_out, 0.5)
+    before = dataclasses.replace(cells.read()[0], stack=0.5, additive=0.25)
+    cell = cells.make_cell(split, train, held_out, before)
     at = {"n_active": held_out.n_active, "tokens": held_out.tokens}
     errors = forecast(train, at).columns["loss"] - held_out.loss
     assert cell.forecast == pytest.approx(max(np.sqrt(np.mean(errors**2)), methods.SEEDS), abs=2e-4)
     assert cell.runs_c + cell.runs_n + cell.runs_d == len(held_out)
     assert cell.chosen in cell.fresh
-    assert cell.stack == 0.5
+    assert (cell.stack, cell.additive) == (0.5, 0.25)
+
+
+def test_a_set_without_a_table_has_no_forecast(monkeypatch, tmp_path, tables):
+    """The others are forecast again; what two designs before gave stays."""
+    splits_of_epoch = splits.make_splits({"epoch": tables["epoch"]})
+    of_epoch = [split for split in splits_of_epoch if split.cut == "C/10"]
+    monkeypatch.setattr(cells, "splits_of", lambda tables: of_epoch)
+    before = cells.read()
+    monkeypatch.setattr(cells, "read", lambda: before)
+    monkeypatch.setattr(cells, "RECORDS", tmp_path / "cells.csv")
+    cells.take(tables)
+    after = read_csv(tmp_path / "cells.csv", cells.Cell)
+    assert [(cell.set, cell.cut) for cell in after if cell.forecast] == [("epoch", "C/10")]
+    assert [cell.stack for cell in after] == [cell.stack for cell in before]
 
 
 def test_goals_can_be_missed():
@@ -156,8 +182,21 @@ def test_goals_can_be_missed():
     assert "one law with a misfit is within the margin of the stack" in refuted
 
 
+def test_a_lab_takes_no_part_in_the_choice_of_its_misfit():
+    records = study.read().misfits
+    for lab in {record.lab for record in records}:
+        worse = [dataclasses.replace(record, log_density=-9.0) if record.lab == lab else record for record in records]
+        assert misfits.choose(worse, lab) == misfits.choose(records, lab)
+    favoured = [
+        dataclasses.replace(record, log_density=99.0) if record.setting == (0.024, 1.0) else record
+        for record in records
+    ]
+    assert misfits.choose(favoured) == (0.024, 1.0)
+    assert {record.setting for record in misfits.left_out(favoured)} == {(0.024, 1.0)}
+
+
 def test_the_page_is_of_its_records():
-    """Nothing is fitted: the page follows from cells.csv and simulated.csv."""
+    """Nothing is fitted: the page follows from cells.csv, misfits.csv and simulated.csv."""
     records = study.read()
     text = FORECASTS.read_text(encoding="utf-8")
     for block in study.PAGE.blocks:

@@ -91,7 +91,7 @@ FITS = [
 OTHERS = [
     (lambda: fit(NONE), "columns: no runs"),
     (lambda: Prior(USUAL.mean, -USUAL.covariance), "prior: mean and covariance must be of 5 coordinates"),
-    (lambda: prior(JOINT, experts="pooled"), "experts='pooled' must be .* None beside a law"),
+    (lambda: prior(JOINT, experts="pooled"), "experts='pooled' must be None beside a law"),
     (lambda: prior(experts="mean"), "experts='mean' is unknown; there are pooled, published, None"),
     (lambda: estimate(lab_laws(1, 3), 0.5, 4.0, 1.0), "two labs"),
     (lambda: hold_out(RUNS, "size"), "by='size'"),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from pydantic_core import to_json
 
-from scaling_law import ChinchillaLaw, JointLaw, Runs, forecast, load_runs
+from scaling_law import ChinchillaLaw, JointLaw, Runs, forecast, load_runs, prior
+from scaling_law.fitting.posterior import MISFIT, functions_of, posterior
 from scaling_law.forecasting import forecast as forecasting
 from tests.scaling_law.synthetic import synthetic_runs
 
@@ -73,11 +74,22 @@ def test_many_exact_runs_give_their_law():
     assert row["loss"] == pytest.approx(LAW.loss(1e10, 3e11), rel=0.004)
 
 
+def test_the_misfit_opens_along_compute_within_the_ranges_of_n_and_d():
+    """Below a cut in C the largest N and the largest D occur, but in no one run."""
+    runs = sweep(sizes=5e7 * 2.0 ** np.arange(6), ratios=5 * 2.0 ** np.arange(6))
+    below = runs.subset(runs.flops <= runs.flops.max() / 100)
+    corner = forecasting.points_of({"n_active": below.n_active.max(), "tokens": below.tokens.max()}, below)
+    knots = posterior(below, prior("public"), "interaction", misfit=MISFIT).knots
+    largest_of_runs = functions_of(below, knots).max(axis=0)
+    assert np.sum(functions_of(corner, knots) > largest_of_runs + 1e-9) == 2
+
+
 def test_without_a_prior_the_runs_decide_alone():
-    low = dataclasses.replace(LAW, c=0.9)
-    runs = sweep(sizes=5e7 * 2.0 ** np.arange(7), noise=0.001, law=low)
+    """Losses fall more slowly with N, and to a lower constant, than those of any lab."""
+    law = ChinchillaLaw(m=0.4 * 1e9**0.12, mu=-0.12, n=0.4 * 2e10**0.3, nu=-0.3, c=0.5)
+    runs = sweep(sizes=5e7 * 2.0 ** np.arange(7), noise=0.001, law=law)
     alone, public = (forecast(runs, FAR, prior=prior).rows[0] for prior in (None, "public"))
-    truth = low.loss(1e10, 3e11)
+    truth = law.loss(1e10, 3e11)
     assert abs(alone["loss"] - truth) <= abs(public["loss"] - truth) + 0.002
     assert alone["low"] < truth < alone["high"]
 
