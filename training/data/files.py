@@ -60,9 +60,12 @@ def _without_query(file: str) -> str:
 
 def open_file(file: str) -> BinaryIO:
     """Open a local file by its absolute path, or a URL with retries and the Hub's token."""
+    if os.path.isabs(file):
+        return open(file, "rb")
+    # A local file does not need `datasets`, which takes half a second to import.
     from datasets.utils.file_utils import xopen
 
-    return open(file, "rb") if os.path.isabs(file) else xopen(file, "rb")
+    return xopen(file, "rb")
 
 
 def size_of(file: str) -> int:
