@@ -197,7 +197,7 @@ def test_command_lines_are_those_of_the_programs(page):
             assert all(f'"{option}"' in source for option in words_with_dashes(line) - {"-m"}), line
         else:
             others = ("make ", "sbatch ", "pip ", "hf ", "lm_eval ", "python -m vllm.")  # the last: test_vllm.py
-            others += ("api=", "event=", "curl ", "'{")  # explorer/test_programs.py
+            others += ("api=", "event=", "log=", "question=", "curl ", "'{")  # explorer/test_programs.py
             assert f"{line} ".startswith(others), f"{page.name}: no test knows {line!r}"
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from hub.base import strict_json
 from hub.base.errors import InputError
 from hub.base.fields import UNREAD, reads
+from hub.base.notices import Notice
 from hub.base.tables import Summarised, Table
 from hub.base.types import Fields
 from scaling_law.fitting.penalty import Coordinates, natural_of, values_of
@@ -363,4 +364,4 @@ def read_prior(value: Any, runs: Runs | None = None) -> tuple[Prior, tuple[str, 
         return law_prior.in_units(*OTHER_CORPUS), ()
     ratio = f"×{np.exp(log_ratio):.2g} those of other labs' laws at these sizes"
     note = f"the losses ({runs.loss_name}) are {ratio}: the prior's scale is left free"
-    return law_prior.in_units(FREE_UNIT, OTHER_CORPUS[1]), (note,)
+    return law_prior.in_units(FREE_UNIT, OTHER_CORPUS[1]), (Notice(note, "the prior's scale is left free"),)

@@ -97,7 +97,12 @@ def take(tables: Mapping[str, Runs]) -> Path:
 def divide(split: Split, tables: Mapping[str, Runs]) -> tuple[Runs, Runs]:
     """Return the fitted runs of a split, as of one E, and the held-out ones."""
     train, held_out = split.divide(tables[split.set])
-    return replace(train, experts=np.ones(len(train))), held_out
+    return as_one_e(train), held_out
+
+
+def as_one_e(runs: Runs) -> Runs:
+    """Return the runs as of dense models."""
+    return replace(runs, experts=np.ones(len(runs)))
 
 
 def make_cell(split: Split, train: Runs, held_out: Runs, before: Cell) -> Cell:

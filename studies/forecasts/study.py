@@ -16,7 +16,7 @@ import numpy as np
 from hub.base.errors import InputError
 from scaling_law.fitting.posterior import DEPENDENCE, MISFIT
 from studies.common import Page, Part
-from studies.forecasts import cells, misfits, simulated
+from studies.forecasts import cells, heroes, misfits, simulated
 from studies.forecasts.cells import Cell
 from studies.forecasts.methods import FRESH, by_lab
 from studies.forecasts.sets import read_sets
@@ -46,6 +46,7 @@ class Records:
     cells: Sequence[Cell]
     misfits: list[misfits.Misfit]
     simulated: list[simulated.Simulated]
+    heroes: list[heroes.Hero]
 
     @cached_property
     def at_hand(self) -> list[Cell]:
@@ -73,7 +74,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def read() -> Records:
     """Read the records."""
-    return Records(cells.read(), misfits.read(), simulated.read())
+    return Records(cells.read(), misfits.read(), simulated.read(), heroes.read())
 
 
 def take(sources: Sequence[Path]) -> list[Path]:
@@ -83,7 +84,7 @@ def take(sources: Sequence[Path]) -> list[Path]:
     if not tables:
         raise InputError("; ".join(missing))
     print(*missing, sep="\n", file=sys.stderr)
-    return [cells.take(tables), misfits.take(tables, cells.read())]
+    return [cells.take(tables), misfits.take(tables, cells.read()), *heroes.take(tables)]
 
 
 def methods(records: Records) -> Iterator[Part]:
@@ -219,6 +220,11 @@ def _of_fits(group: Sequence[Cell]) -> tuple[float, float]:
     return share, bias
 
 
+def large_models(records: Records) -> Iterator[Part]:
+    """List what was forecast of two large models."""
+    yield from heroes.heroes(records.heroes)
+
+
 def simulated_labs(records: Records) -> Iterator[Part]:
     """List what forecasts do for simulated laboratories."""
     yield from simulated.simulated(records.simulated)
@@ -246,5 +252,5 @@ CLAIMS = {
     "one law without a misfit is not": lambda r: r.over_chosen("plain") > (1 + MARGIN) * r.over_chosen("stack"),
     "all labs choose what the library takes": lambda r: misfits.choose(r.misfits) == (MISFIT, DEPENDENCE),
 }
-BLOCKS = (methods, goals, labs, designs, left_out, fits, simulated_labs)
+BLOCKS = (methods, goals, labs, designs, left_out, fits, large_models, simulated_labs)
 PAGE = Page(read, blocks=BLOCKS, tables=(forecasts,), claims=CLAIMS)

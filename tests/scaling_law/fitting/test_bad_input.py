@@ -119,7 +119,10 @@ OTHERS = [
         lambda: speedup(runs_of(), runs_of().take(np.arange(3))),
         "3 runs of the baseline .* 4 are needed",
     ),
-    (lambda: LearningRateLaw(1.0, 1.0, 1.0, slope_batch=np.nan), "slope_batch=nan must be a finite number"),
+    (
+        lambda: LearningRateLaw(1.0, 1.0, 1.0, slope_batch=np.nan),
+        r"slope_batch=nan must be a number, finite and up to 1e\+60",
+    ),
     (lambda: FULL.at(1e8, 8), "tokens=None must be given, the tokens of the run, on which"),
     (lambda: FULL.at(1e8, 8, batch_tokens=1e5), "tokens=None"),
     (lambda: FULL.at(1e8, 8, 2e9), "batch_tokens=None must be given, the tokens of a batch"),

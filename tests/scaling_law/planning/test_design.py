@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from hub.base.errors import InputError
 from scaling_law import ExtrapolationError, JointLaw, Runs, fit, load_runs
-from scaling_law.fitting import posterior
-from scaling_law.formulas.conditions import DEPENDENCE
 from scaling_law.law.shelf import choose_law
 from scaling_law.planning import advantage, candidate_grid, log_optimal_parameters, predicted_loss
 from scaling_law.planning.design import Candidates, budget_grid, next_runs
@@ -237,7 +235,6 @@ def test_under_a_prior_the_promise_is_what_the_posterior_says():
     chosen = design.candidates.take(design.chosen)
     refit = posterior_of(np.append(n_active, chosen.n_active), np.append(tokens, chosen.tokens))
     assert design.deviation_after == pytest.approx(deviation_of(refit), rel=0.3)
-    assert DEPENDENCE == posterior.DEPENDENCE
 
 
 def test_each_answer_beyond_the_guard_is_refused(law):
