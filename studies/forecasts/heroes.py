@@ -51,7 +51,7 @@ class Hero:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the measured loss lies in the interval."""
+        """True if the measured loss lies in the interval."""
         return self.low <= self.measured <= self.high
 
 
