@@ -60,7 +60,7 @@ def pytest_collection():
 def pytest_collection_finish():
     """Leave what was imported out of later garbage collections, each of which would take half a second for it.
 
-    And collect a tenth as often: what tests import, too, such as torch's compiler, stays in every full collection.
+    Collect a tenth as often, since modules imported by tests, such as torch's compiler, stay in every full collection.
     """
     gc.collect()
     gc.freeze()

@@ -180,7 +180,7 @@ class _Commands(_PlainFlags, typer.core.TyperGroup):
             module, _, function = place.partition(":")
             app = App(single=True)
             callback = getattr(import_module(module), function)
-            # One that is made only where it is called.
+            # Commands of `scaling-law` are built on first use.
             if isinstance(callback, partial):
                 callback = callback()
             app.command(name, rich_help_panel=panel)(callback)

@@ -192,7 +192,7 @@ def allowed_by(problem: Any) -> str:
     reason = re.sub(r"^Input should be (a valid )?|, (got|unable).*", "", problem["msg"])
     reason = re.sub(r"^an instance of (?=[^AEIOU])", "a ", reason).replace("an instance of", "an")
     for words, ours in _ALLOWED.items():
-        reason = re.sub(f"^{words}\\b", ours, reason)
+        reason = re.sub(f"^{words}(?!\\w)", ours, reason)
     return reason
 
 

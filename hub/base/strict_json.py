@@ -131,7 +131,7 @@ _DECODERS = {
 
 
 def _check_bounds(values: Iterable[Any], depth: int, finite: bool) -> None:
-    """Check values which may hold containers down to this depth; not by a call for each, of which tables have many."""
+    """Check values, and containers in them down to this depth, without a call for each: tables have many."""
     for value in values:
         if value is None or type(value) is str:
             continue

@@ -29,6 +29,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "bytes": format_bytes,
     "factors": format_interval,
     "share": lambda share: f"{min(share, 1.0):.0%}",
+    "ends": lambda bounds: "{:.2f} to {:.2f}".format(*bounds),
     "signed": lambda bounds: "{:+.4f} to {:+.4f}".format(*bounds),
     "losses": lambda bounds: "…".join(format_ends(*bounds)),
     "trust": lambda is_trusted: "" if is_trusted else "not trusted",

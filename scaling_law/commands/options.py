@@ -106,7 +106,7 @@ def command(
     asks: Callable[..., Any] | None = None,
     without: Strings = (),
 ) -> Callable[..., Any]:
-    """Make a command of a function when it is called, with the options `shown` in this order, and --json.
+    """Turn a function into a command, built on first use, with the options `shown` in this order, and --json.
 
     An option is an `Annotated` parameter of the function, or one of `options`, or an argument of the question that it
     `asks`; without a list all of its own are shown, and those of the question but for some, and --law. The function
@@ -169,7 +169,7 @@ def command(
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         return run
 
-    # It is made where it is called, so that no command makes the others of its module.
+    # Built on first use, so that running one command does not build the others in its module.
     return lambda function: partial(made, function)
 
 

@@ -7,6 +7,7 @@ the command of its name prints with `--json`.
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,10 +32,11 @@ from scaling_law.planning.speedup import ALLOWED_LIMITS
 from scaling_law.runs.loading import load_runs, read_histories
 from scaling_law.runs.run_logs import TRAINER_STATE
 
-# Characters of a field, so that a list of numbers takes seconds at most, and those and the runs of the text of a log.
+# Characters of a field, so that a list of numbers takes seconds at most; of the text of a log, and its runs and cells.
 LONGEST = 1000
 LONGEST_LOG = 2_000_000
 MOST_RUNS = 50
+MOST_CELLS = 1_000_000
 Model = Annotated[str, field("A released model such as qwen3-30b-a3b, org/model, a folder or a config.json.")]
 LOG_TEXT = "a table with a header, JSON lines, or trainer_state.json"
 
@@ -125,6 +127,8 @@ def live(
     """Forecast the final loss of a run while it trains, and say whether it is off its track."""
     if not _is_text(log):
         return forecast_runs(log, law=law, **question)
+    if _count_cells(log) > MOST_CELLS:
+        raise InputError(f"log has more than {MOST_CELLS:,} cells (lines × columns); leave out lines or columns")
     with TemporaryDirectory() as folder:
         # The run has the name of the folder or of the file.
         path = Path(folder, "log", "log.csv")
@@ -148,6 +152,14 @@ _JSON = ("{", "[")
 def _is_text(log: str) -> bool:
     """Return whether this is the text of a log, not its path."""
     return "\n" in log or log.startswith(_JSON)
+
+
+def _count_cells(log: str) -> int:
+    """Count the cells of the table that a log fills, or some more: short texts may have many lines and columns."""
+    if log.startswith(_JSON):
+        return log.count("{") * len({*re.findall(r'"([^"]*)"\s*:', log)})
+    lines = log.splitlines()
+    return len(lines) * max(len(re.findall("[,;\t|]", line)) + 1 for line in lines)
 
 
 def parse_log(log: str, field: str = "log") -> str:

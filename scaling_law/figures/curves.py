@@ -90,8 +90,8 @@ class MemoryCurves:
 
     `memory` [points] are limits: bytes, or parameters where the limits count a byte for each; `loss` is that of the
     best model under each. Answers are trusted from the limit `edge` on, None where it is not in the figure. From
-    `boundaries` on more experts have the lowest loss, trusted or not; there is one for
-    each pair of E, the last, and none for a law without draws.
+    `boundaries` on more experts have the lowest loss, trusted or not; there is one for each pair of E, the last, and
+    none for a law without draws.
     """
 
     memory: FloatArray

@@ -31,7 +31,7 @@ Limits = Mapping[str, tuple[float, float]]
 Logs = Mapping[str, FloatArray]
 Slopes = list[FloatArray]
 Designs = list[FloatArray]
-# Precision, as a share of the others', of a direction that a penalty leaves free.
+# Relative ridge for directions that a penalty leaves free.
 FREE = 1e-10
 
 

@@ -168,7 +168,7 @@ def posterior(
 ) -> Posterior:
     """Fit a law of this kind to runs whose ln L has inverse variances in proportion to `weights` [n].
 
-    `misfit` is the deviation of the slopes of a misfit, 0 for none; so many runs as `dependence` are worth one.
+    `misfit` is the deviation of the slopes of a misfit, 0 for none; `dependence` runs count as one.
     """
     problem = make_problem(runs, kind, weights=weights)
     return _find_mode(problem, for_kind(prior, problem.settings.law), prior.noise, misfit, dependence)

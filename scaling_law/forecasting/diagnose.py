@@ -120,7 +120,10 @@ class Diagnosis(Answer):
         return [row.cells(*names) for row in self.rows]
 
     def _footnotes(self) -> list[str]:
-        return ["rows: the public runs nearest in size; speed: theirs over that which the other runs lead to expect"]
+        notes = ["rows: the public runs nearest in size; speed: theirs over that which the other runs lead to expect"]
+        if self.law_loss is not None:
+            notes.append("the law's loss is for its corpus, tokenizer and recipe, not the run's")
+        return notes
 
     @property
     def warnings(self) -> Strings:
@@ -215,7 +218,7 @@ def _reason_not_to_say(gpu: Gpu, weights: float, runs: Sequence[PublicRun]) -> s
 
 def _read_layout(layout: str | None, gpus: int) -> dict[str, int]:
     """Read degrees of parallelism, "tp=8,pp=4". InputError for others than there are, and for more than the GPUs."""
-    fields = read_pairs(layout) if layout else {}
+    fields = read_pairs(layout.strip(", ")) if layout else {}
     degrees = whole(fields, *fields)
     if degrees is None or not {*DEGREES} >= {*fields}:
         raise InputError(given("layout", layout), f" must be degrees of {', '.join(DEGREES)}, as in tp=8,pp=4")

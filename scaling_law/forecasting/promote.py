@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 from hub.base.errors import InputError, given
 from hub.base.fields import Field, field, reads
 from hub.base.tables import Tables
-from hub.base.types import Fields
+from hub.base.types import Fields, Strings
 from hub.base.units import format_flops
 from scaling_law.answer.answer import Answer, rows_of
 from scaling_law.answer.columns import tabulate
@@ -124,6 +124,9 @@ class Promotion(Answer):
         if self.next_runs is None:
             return f"undecided, and two more runs at up to {NEXT[-1]:g} × C would hardly decide: {facts}"
         return f"two more runs decide ({format_flops(self.next_runs['flops'])} FLOPs each): {facts}"
+
+    # A narrow terminal gets the table in pieces, with nothing cut.
+    _first: ClassVar[Strings] = ()
 
     def _cells(self) -> list[Fields]:
         cells = []

@@ -25,12 +25,13 @@ from scaling_law.runs.columns import aliases_of
 from scaling_law.runs.loading import read_histories
 from scaling_law.runs.logged import STEPS
 from scaling_law.runs.rows import Row, RunsError, is_loss, number
-from scaling_law.runs.trunks import LEARNING_RATES
 from scaling_law.size.arrays import FloatArray
 
 # Columns of the training loss, and settings with the steps at which a run ends, by their last word.
 LOSSES = ("loss", "train_loss", "training_loss", "lm_loss")
 ENDS = ("max_steps", "total_steps", "num_training_steps", "max_iters", "train_iters", "num_iterations")
+# What changes along a run; a peak learning rate stays as it is.
+RATES = ("learning_rate", "lr")
 SCHEDULE = "Learning rates to come: cosine, cosine:0.1 (falls to a tenth of the peak), linear, wsd:0.2 (to 0 over the "
 SCHEDULE += "last fifth) or constant. [default: as the rates in the log show it]"
 TOO_EARLY = f"no forecast before {FIRST_SHARE:.0%} of the tokens, within twice the warm-up, and without a law or a "
@@ -178,10 +179,12 @@ def _read_log(
 ) -> TrainingCurve:
     """Make the curve of a run's log. InputError names all that is missing."""
     series = {column: np.array([*map(number, cells)], float) for column, cells in columns.items()}
+    if not series:
+        raise InputError(f"{name}: the log has no lines yet")
     nothing = np.full(len(next(iter(series.values()))), np.nan)
     steps = next((series[column] for column in STEPS if column in series), nothing)
     tokens_of_lines = series.get(aliases_of([*series]).get("tokens", "tokens"), steps * (batch or np.nan))
-    rates = next((series[column] for column in series if _last_word(column) in LEARNING_RATES), nothing)
+    rates = next((series[column] for column in series if _last_word(column) in RATES), nothing)
     losses = series[_loss_column(series, loss, name)]
     is_line = (losses > 0) & np.isfinite(losses) & (tokens_of_lines > 0)
     tokens_of_lines, places = np.unique(tokens_of_lines[is_line], return_index=True)

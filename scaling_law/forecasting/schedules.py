@@ -69,6 +69,8 @@ def recognize(shares: FloatArray, rates: FloatArray, warmup: float) -> tuple[str
         values[form] = (levels[-1] - at_zero[-1]) / (1 - at_zero[-1])
     values["wsd"] = (1 - shares[-1]) / max(levels[-1], SAME_RATE)
     for form, value in values.items():
+        # A schedule that falls to 0 may be a rounding error below it.
+        value = max(value, 0.0) if value > -SAME_RATE else value
         if 0 <= value <= 1 and np.abs(_form(shares, form, value, warmup) - levels).max() < SAME_RATE:
             return form, float(value)
     return None

@@ -63,7 +63,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables", "omitted", "doubts", "prior_limits")
 # What `draws` says of a law under a prior: these draws have the error of extrapolation.
 POSTERIOR = "the posterior under the prior, in which several runs count as one"
-# Runs that count as one in them.
+# Number of runs that count as one in these draws.
 DEPENDENCE = 8.0
 # Earlier versions joined the ranges of a prior's runs to those of the fitted runs.
 JOINED = "an earlier version saved this law with the ranges of its runs and of its prior's together: fit it again"

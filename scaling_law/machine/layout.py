@@ -475,6 +475,12 @@ def _is_divisible(model: Sized, option: Option) -> Any:
     return divides_experts & divides_heads & divides_blocks
 
 
+def _divisors(number: int) -> list[int]:
+    """List the divisors of a number, the largest first."""
+    small = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
+    return sorted({*small, *(number // k for k in small)}, reverse=True)
+
+
 def _powers(most: int) -> Iterator[int]:
     return (2**k for k in range(int(most).bit_length()))
 
@@ -497,7 +503,7 @@ def _candidate_layouts(engine: str, gpus: int, shared: int, largest: int, node: 
         if unused or shared % replicas:
             continue
         sequences = largest // replicas
-        sizes = [size for size in range(sequences, 0, -1) if sequences % size == 0]
+        sizes = _divisors(sequences)
         for shape in _shardings(replicas, replicas * cp == 1, node):
             uses = Option(1, gradient_checkpointing=False, **shape).uses
             if not uses <= features or ("fsdp" in uses and tp * pp > 1):

@@ -12,13 +12,13 @@ power of two.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from typing_extensions import Unpack
 
 from hub.base.errors import InputError, given
-from hub.base.fields import reads
+from hub.base.fields import Field, reads
 from hub.base.notices import Notice
 from hub.base.types import Strings
 from scaling_law.planning.question import RunFields
@@ -57,7 +57,9 @@ class BatchRule:
 
     @classmethod
     @reads
-    def of(cls, gpus: int = 1, needs_sequence: bool = True, **fields: Unpack[RunFields]) -> BatchRule:
+    def of(
+        cls, gpus: Annotated[int, Field(ge=1)] = 1, needs_sequence: bool = True, **fields: Unpack[RunFields]
+    ) -> BatchRule:
         """Read what a question says: a number of tokens, stages of a ramp, the text of either, or a `BatchRamp`.
 
         InputError names the field, the value and what is allowed.

@@ -184,8 +184,8 @@ class OptimalTable(Answer):
     `equal_flops` the answer for that many FLOPs. `cluster` are the GPUs named beside a budget of FLOPs, to serve or to
     train. `largest` says that no larger E than the best was considered. `trusted_losses`: E → least loss of its
     trusted models that the budget and the limits allow; `losses_without_evidence`: the same of all models within the
-    range guard. `edge` is the best trusted model where it spends less than half of the budget: then rows are the best
-    models, trusted or not.
+    range guard. `edge` is the best trusted model where none spends half of the budget: then rows are the best models,
+    trusted or not.
     """
 
     _row: ClassVar[type[Row]] = OptimalRow

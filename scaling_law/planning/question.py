@@ -217,7 +217,7 @@ class ClusterFields(TypedDict, total=False):
     which also has tensor, pipeline and context parallelism and a distributed optimizer.
     """
 
-    gpus: Annotated[int | None, Field(ge=1), field("GPUs that train together.")]
+    gpus: Annotated[int | None, Field(ge=1, le=10**7), field("GPUs that train together.")]
     gpu: Annotated[
         str | None,
         field(f"{GPU_FORMS} Step times follow its data sheet and rates of public runs unless --throughput is given."),

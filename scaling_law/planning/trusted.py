@@ -86,7 +86,8 @@ def budgets_trusted(
     """Return the least and the largest budget whose answer is trusted within each memory limit, as shares of `budget`.
 
     The least buys the smallest trusted model, and the largest is one of which a trusted model spends `LEAST_SHARE`.
-    Both are NaN where no model is trusted. More memory never narrows them.
+    Both are NaN where no model is trusted, and where tokens are served, since the best trusted model is then not the
+    largest. More of the ascending `memory` never narrows them.
     """
     least, largest = trusted_widths(law, experts, limits)
     within = limits.width_of_memory(memory[:, None], experts)
@@ -98,8 +99,9 @@ def budgets_trusted(
         return np.where(within >= least * (1 - ROUNDING), shares, np.nan)
 
     low = share(np.broadcast_to(least, within.shape), 0)
-    high = share(np.clip(within, least, largest), 1) / LEAST_SHARE
-    is_trusted = low <= high
+    # The trusted region may end at a smaller model than memory holds.
+    high = np.fmax.accumulate(share(np.clip(within, least, largest), 1) / LEAST_SHARE, axis=0)
+    is_trusted = (low <= high) & (limits.inference_tokens == 0)
     low = np.where(is_trusted, low, np.inf).min(axis=-1)
     high = np.where(is_trusted, high, -np.inf).max(axis=-1)
     has_models = is_trusted.any(axis=-1)

@@ -35,7 +35,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 INPUTS = ("n_active", "tokens", "experts")
 COUNTS = (*INPUTS, "n_total", "n_active_non_embedding", "n_total_non_embedding")
 # Sizes that trackers nest in other fields.
-SIZES = (*INPUTS, "n_total", "d_model", "n_blocks", "n_heads", "vocab_size")
+_NESTED = (*INPUTS, "n_total", "d_model", "n_blocks", "n_heads", "vocab_size")
 # As configurations of transformers have it; E only where each token goes to one of the experts.
 _ROUTED = "num_experts"
 _EXPERTS_PER_TOKEN = {"num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k", "topk"}
@@ -71,9 +71,9 @@ def aliases_of(present: Collection[str]) -> dict[str, str]:
     last_words = {column: re.split(r"[./]", column)[-1] for column in present}
     is_routed = not _EXPERTS_PER_TOKEN.isdisjoint(last_words.values())
 
-    for name in dict.fromkeys((*ALIASES, *SIZES)):
+    for name in dict.fromkeys((*ALIASES, *_NESTED)):
         columns = [spelling for spelling in ALIASES.get(name, ()) if spelling in present][:1]
-        words = [name] if name in SIZES else []
+        words = [name] if name in _NESTED else []
         if name == "experts" and not is_routed:
             words.append(_ROUTED)
         for word in words:

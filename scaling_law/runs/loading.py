@@ -92,8 +92,8 @@ def load_runs(
             default), the "minimum", or "smoothed", the mean of the last 5 %; `.read_as` says which.
         config: which config (subset) of a dataset on the Hub that is no index of runs, or which of its files; all
             splits of it are read, parquet, JSON lines, JSON or CSV. None: the only one, or "default".
-        mapping: `columns` that are kept in a YAML file (or as a dict of our fields alone), which those of `columns`
-            come after and replace. The error for a column that is missing proposes one.
+        mapping: `columns` that are kept in a YAML file (or a dict of them). `columns` adds to it; a field in both is
+            replaced where it stands. The error for a missing column proposes one.
 
     Runs of other classes than ours (`model_type`) have as `experts` the E of laws, total over active feed-forward
     width, and their routed experts in `routed_experts`. Columns that are named as in the paper or in our own tables

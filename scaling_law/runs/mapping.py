@@ -1,4 +1,4 @@
-"""Mappings from our columns to those of a table: kept in a file, or proposed where a table names them otherwise."""
+"""Mappings from our columns to those of a table: read from a file, or proposed for a table with other column names."""
 
 from __future__ import annotations
 
@@ -9,28 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from hub.base import strict_yaml
-from hub.base.errors import InputError, given, literal, unknown
+from hub.base.errors import InputError, given, literal
 from hub.base.paths import local_path
 from hub.base.types import Strings
 from hub.base.units import format_count
-from scaling_law.runs.columns import ALIASES, COUNTS, INPUTS, SIZES, Column, with_columns
+from scaling_law.runs.columns import INPUTS, Column, with_columns
 from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number
-from scaling_law.runs.trunks import RATES
-from scaling_law.size.architecture import DESIGN_VARIABLES
 
-# What a mapping may name; a field may also be a step towards a later one.
-FIELDS: Strings = (*ALIASES, *COUNTS, *SIZES, *RATES, *DESIGN_VARIABLES)
-FIELDS = tuple(dict.fromkeys(("loss", *FIELDS, "parent_run_id", "seed", "tokens_per_second", "unique_tokens")))
 # Rows that a proposal shows.
 SHOWN_ROWS = 3
-# How columns are called that hold ours, the likeliest first, with underscores between the words.
+# Patterns for the names of columns that hold ours, the likeliest first, with underscores between the words.
 LOOKS_LIKE: Mapping[str, Strings] = {
     "n_active": (
         r".*activ\w*_param\w*|.*param\w*_activ\w*",
         r"(?!.*(total|expert|embed)).*(params?|parameters?)(_count)?",
-        r".*params|.*model_size|size|n",
+        r".*model_size|size|n",
     ),
-    "tokens": (r"(?!.*(per_|vocab|val|batch|unique)).*tokens?(_(seen|total|trained|consumed|processed))?",),
+    "tokens": (r"(?!.*(per_|vocab|val|batch|unique|warm|decay)).*tokens?(_(seen|total|trained|consumed|processed))?",),
     "experts": (r"(?!.*(shared|active|per_)).*experts",),
     "loss": (
         r".*(val|test|held_?out).*(loss|nll)|.*(loss|nll)_(val|eval|test)\w*",
@@ -38,7 +33,7 @@ LOOKS_LIKE: Mapping[str, Strings] = {
         r".*(ppl|perplexity)",
     ),
 }
-_EXPERTS_PER_TOKEN = (r".*experts_per_tok(en)?|.*top_?k",)
+_EXPERTS_PER_TOKEN = (r".*experts_per_tok(en)?|.*active_experts|.*experts_active|.*top_?k",)
 # The unit at the end of a column's name: tokens (B), params_M, tokens in billions.
 _UNIT = re.compile(r"[\W_]+(?:in[\W_]+)?(m|b|t|million|billion|trillion)s?\W*$", re.IGNORECASE)
 _FACTORS = {"m": "1e6", "b": "1e9", "t": "1e12"}
@@ -47,7 +42,7 @@ _FACTORS = {"m": "1e6", "b": "1e9", "t": "1e12"}
 def read_mapping(mapping: Mapping[str, Column] | str | Path | None) -> dict[str, Column]:
     """Read a mapping from our columns to those of a table, as `columns` of `load_runs`: a dict, or a YAML file of one.
 
-    RunsError for what is no such file, a field that is not ours, and two fields of one column.
+    RunsError for a file that cannot be read, values that are no columns, and two fields of one column.
     """
     if mapping is None:
         return {}
@@ -68,10 +63,9 @@ def read_mapping(mapping: Mapping[str, Column] | str | Path | None) -> dict[str,
         raise RunsError(f"{place} holds {literal(fields)}: {example}")
 
     field_of: dict[str, str] = {}
-    later = " ".join(map(str, fields.values()))
     for name, column in fields.items():
-        if name not in FIELDS and not re.search(rf"\b{re.escape(name)}\b", later):
-            raise RunsError(f"{place}: ", unknown("field ", name, FIELDS))
+        if not isinstance(name, str):
+            raise RunsError(f"{place}: {literal(name)} is not the name of a column")
         if column is None or isinstance(column, (bool, list, dict)):
             raise RunsError(f"{place}: {name}: {literal(column)} is not a column, an expression or a number")
         if isinstance(column, str) and number(column) is None:
@@ -88,7 +82,8 @@ def propose(rows: Sequence[Row], missing: Sequence[str]) -> dict[str, Column]:
     for name in names_of(rows):
         cells = [row.get(name) for row in rows]
         values = [number(cell) for cell in cells if not is_missing(cell)]
-        if values and None not in values:
+        # No expression can name a column with a backtick.
+        if values and None not in values and "`" not in name:
             numeric.append(name)
 
     proposal: dict[str, Column] = {}
@@ -103,10 +98,9 @@ def propose(rows: Sequence[Row], missing: Sequence[str]) -> dict[str, Column]:
 def describe(rows: Sequence[Row], proposal: Mapping[str, Column], origin: str) -> list[str]:
     """Say what a proposal takes each column for, how it would read the first rows, and what to type; as pieces."""
     resemblances = [f"{column} looks like {name}" for name, column in proposal.items()]
-    first_rows = rows[:SHOWN_ROWS]
-    lines = [f"\n{'; '.join(resemblances)}. So read, the table begins with"]
-    values, _ = with_columns(first_rows, proposal, origin)
-    for i, row in enumerate(values):
+    lines = [f"\n{'; '.join(resemblances)}. Read this way, the table begins"]
+    values, _ = with_columns(rows, proposal, origin)
+    for i, row in enumerate(values[:SHOWN_ROWS]):
         cells = []
         for name in dict.fromkeys((*INPUTS, *proposal)):
             value = number(row.get(name))
@@ -119,7 +113,7 @@ def describe(rows: Sequence[Row], proposal: Mapping[str, Column], origin: str) -
     fields = "".join(f"\n  {name}: {literal(column)}" for name, column in proposal.items())
     say_so = given("columns", {**proposal}, in_shell=f"\n  {options}")
     keep = given("mapping", "mine.yaml", in_shell="--mapping mine.yaml")
-    return [*lines, "\nIf that is right, add ", say_so, "\nor keep it in a file, ", keep, f", with{fields}"]
+    return [*lines, "\nIf this is right, add ", say_so, "\nor save it to a file, ", keep, f", with{fields}"]
 
 
 def _find(patterns: Strings, columns: Sequence[str]) -> str | None:
@@ -140,8 +134,8 @@ def _as_ours(field: str, column: str, columns: Sequence[str]) -> str:
     """Write a column in our terms: single parameters and tokens, E of routed experts, nats of a perplexity."""
     unit = _UNIT.search(column)
     experts_per_token = _find(_EXPERTS_PER_TOKEN, columns)
-    if field == "loss" and re.search("(ppl|perplexity)$", column):
-        return f"log(`{column}`)"
+    if field == "loss":
+        return f"log(`{column}`)" if re.search("(ppl|perplexity)$", column, re.IGNORECASE) else column
     if field == "experts" and experts_per_token:
         return f"`{column}` / `{experts_per_token}`"
     return f"`{column}` * {_FACTORS[unit[1][0].lower()]}" if unit else column

@@ -138,7 +138,8 @@ def _read_trainer_runs(root: Path, states: list[Path], end: End) -> Iterator[Row
         if not isinstance(lines, list) or not all(isinstance(line, dict) for line in lines):
             raise RunsError(f"{path}: no state of transformers' Trainer: it has no log_history of steps")
         metrics = {**end(collect(lines)), **state}
-        has_ended = metrics.get("global_step", 0) >= metrics.get("max_steps", 0)
+        step, last_step = (number(metrics.get(field)) or 0.0 for field in ("global_step", "max_steps"))
+        has_ended = step >= last_step
         yield row_of(_name(run, root), metrics, _read_sizes(path), "final" if has_ended else "running")
 
 

@@ -21,6 +21,9 @@ from hub.base.units import parse_count
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.arrays import FloatArray, IntArray
 
+# Of one batch: far more than any run has, and few enough to list the ways to cut it.
+MOST_SEQUENCES = 10**10
+
 
 @dataclass(frozen=True)
 class RampStage:
@@ -61,8 +64,11 @@ class BatchRamp:
             raise InputError(f"batch_ramp: the first stage starts at {starts[0]} tokens; it must start at 0")
         if any(later <= earlier for earlier, later in pairwise(starts)):
             raise InputError(f"batch_ramp: stages start at {starts} tokens; each must start after the one before")
-        if any(stage.sequences < 1 for stage in stages):
-            raise InputError(f"batch_ramp: sequences {[s.sequences for s in stages]}; each must be at least 1")
+        if sequence_length < 1:
+            raise InputError(f"sequence_length={sequence_length!r} must be at least 1")
+        if not all(1 <= stage.sequences <= MOST_SEQUENCES for stage in stages):
+            sizes = [stage.sequences for stage in stages]
+            raise InputError(f"batch_ramp: sequences {sizes}; each must be at least 1 and at most 1e10")
         self.stages = tuple(stages)
         self.sequence_length = sequence_length
         # First step of every stage, and the sequences before it.

@@ -56,7 +56,7 @@ class Hero:
 
 
 def take(tables: Mapping[str, Runs]) -> list[Path]:
-    """Forecast the models whose small runs are at hand."""
+    """Forecast the models whose small runs are at hand; the records of the others stay."""
     anchors = runs_of(ANCHORS)
     target = runs_of([MARIN_67B])
     small_runs = {("67B-A2B", "three anchors"): (anchors, target)}
@@ -68,7 +68,7 @@ def take(tables: Mapping[str, Runs]) -> list[Path]:
         grid = tables["marin_v16"]
         small_runs["129B-A16B", "isoFLOP grid"] = (grid, runs_of([_with_tokens(MARIN_129B, grid)]))
 
-    heroes = []
+    heroes = {(hero.model, hero.fitted_on): hero for hero in read()}
     prior = prior_without((LAB,))
     for (model, fitted_on), (runs, hero) in small_runs.items():
         forecast = forecast_runs(as_one_e(runs), hero, prior, MISFIT, DEPENDENCE)
@@ -76,8 +76,9 @@ def take(tables: Mapping[str, Runs]) -> list[Path]:
         width = NORMAL * float(forecast.spread[0])
         low, middle, high = np.round(np.exp(log_loss + width * np.array([-1, 0, 1])), 3).tolist()
         beyond = round(float(hero.flops[0] / runs.flops.max()))
-        heroes.append(Hero(model, fitted_on, len(runs), beyond, float(hero.loss[0]), middle, low, high))
-    return [write_csv(RECORDS, rows_of(heroes, Hero))]
+        measured = float(hero.loss[0])
+        heroes[model, fitted_on] = Hero(model, fitted_on, len(runs), beyond, measured, middle, low, high)
+    return [write_csv(RECORDS, rows_of(heroes.values(), Hero))]
 
 
 def runs_of(models: Sequence[tuple[float, ...]]) -> Runs:

@@ -1,4 +1,4 @@
-"""The scale of the misfit and the dependence of runs, each lab's told by the others: misfits.csv.
+"""The scale of the misfit and the dependence of runs, chosen for each lab from the others: misfits.csv.
 
 `designs` says what is compared, and by which rule.
 """
@@ -60,10 +60,10 @@ class Misfit:
 
 
 def take(tables: Mapping[str, Runs], cells: Sequence[Cell]) -> Path:
-    """Forecast every split of these sets under every setting."""
+    """Forecast every split of these sets under every setting; the records of other labs stay."""
     cell_of_split = {(cell.set, cell.cut): cell for cell in cells}
     splits = splits_of(tables)
-    records = []
+    records = {(record.setting, record.lab): record for record in read()}
     for scale, dependence in product(SCALES, DEPENDENCES):
         for lab in sorted({split.lab for split in splits}):
             prior = prior_without((lab,))
@@ -93,8 +93,8 @@ def take(tables: Mapping[str, Runs], cells: Sequence[Cell]) -> Path:
                 over_better,
                 *counts.tolist(),
             )
-            records.append(record)
-    return write_csv(RECORDS, rows_of(records, Misfit))
+            records[record.setting, lab] = record
+    return write_csv(RECORDS, rows_of(records.values(), Misfit))
 
 
 def read() -> list[Misfit]:

@@ -1,7 +1,5 @@
 """What the tests of training share: cards without drawings, text and its token cache."""
 
-from functools import wraps
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +9,7 @@ from training import load_tokenizer
 from training.data import cache as tokens
 from training.data import filling
 from training.data.builder import GrowingCache
-from training.run import causal_model, releaser
+from training.run import releaser
 
 CRAWLS, ROWS = 12, 120
 
@@ -22,28 +20,6 @@ def _nothing_is_drawn():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(releaser, "run_pictures", without_drawing)
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _classes_are_looked_through_once():
-    """Read a class once for equal fields, on which alone the answer hangs, and not again for every run."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("without_gradient", "generates"):
-            patch.setattr(causal_model, name, once_for_equal_fields(getattr(causal_model, name)))
-        yield
-
-
-def once_for_equal_fields(read):
-    answers = {}
-
-    @wraps(read)
-    def stored(config):
-        key = config.to_json_string(use_diff=False)
-        if key not in answers:
-            answers[key] = read(config)
-        return answers[key]
-
-    return stored
 
 
 @pytest.fixture(scope="module")

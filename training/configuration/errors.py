@@ -1,4 +1,4 @@
-"""The error of a configuration, apart from its sections: who tokenises raises it and reads no configuration."""
+"""The configuration error, apart from the sections, so that tokenising processes need not import them."""
 
 from hub.base.errors import InputError
 

@@ -116,6 +116,12 @@ def test_a_log_is_read_as_its_text_and_as_its_file(published, tmp_path):
             "run_id,step,loss\n" + "".join(f"{run},{step},3\n" for run in range(60) for step in (1, 2)),
             "log.csv: 60 runs; at most 50 are read",
         ),
+        # Few characters, and a million cells and more: lines × columns.
+        (",".join(map(str, range(1100))) + "\n1" * 1100, "log has more than 1,000,000 cells"),
+        (json.dumps([{f"loss{i}": 1} for i in range(1100)]), "log has more than 1,000,000 cells"),
+        ('{"log_history": []}', "log: the log has no lines yet"),
+        ('{"log_history": [{}], "max_steps": null}', "log: the log has no lines yet"),
+        ('{"log_history": [{"step": 1, "loss": 3.0}], "global_step": "x"}', "needed besides its log"),
     ],
 )
 def test_a_log_that_cannot_be_read_is_one_message(published, log, message):
@@ -192,7 +198,9 @@ def test_a_loss_is_compared_with_that_of_the_law(published):
     ask = next(tool for tool in tools({"published": published}) if tool.__name__ == "diagnose")
     speed = {"model": "qwen3-30b-a3b", "gpu": "h100", "gpus": 64, "tokens_per_second": "900K"}
     answer = ask(**speed, loss="2.2", tokens="1T")
-    assert answer["law_loss"] == diagnose(**speed, loss=2.2, tokens=1e12, law=published).law_loss
+    direct = diagnose(**speed, loss=2.2, tokens=1e12, law=published)
+    assert answer["law_loss"] == direct.law_loss
+    assert "its corpus, tokenizer and recipe, not the run's" in str(direct)
 
 
 def test_the_guides_program_runs(address, capsys, published):

@@ -46,6 +46,18 @@ def test_a_schedule_is_recognised_from_the_rates_so_far(form, value, share):
     assert found_value == pytest.approx(value, abs=0.03)
 
 
+@pytest.mark.parametrize("steps", [1000, 1237, 2400, 7001])
+def test_a_cosine_to_zero_is_one_at_any_length(steps):
+    """Its end is a difference of nearly equal numbers, below 0 by rounding for some lengths."""
+    shares = np.arange(1, steps // 2) / steps
+    assert recognize(shares, 0.5 * (1 + np.cos(np.pi * shares)), 0.0) == ("cosine", pytest.approx(0.0, abs=1e-4))
+
+
+def test_a_column_of_the_peak_rate_is_not_the_rate(tmp_path):
+    lines = [{"peak_learning_rate": 3e-4, **line} for line in lines_of()[0]]
+    assert scaling_law.live(write_csv(tmp_path / "log.csv", lines), tokens=TOKENS, **SIZE).rows[0]["share"] == 0.5
+
+
 def test_a_constant_rate_shows_no_schedule():
     shares = np.linspace(0.01, 0.6, 50)
     assert recognize(shares, np.ones(50), 0.01) is None

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hub.base.units import format_count
-from scaling_law import Architecture, scale_out
+from scaling_law import Architecture, JointLaw, scale_out
+from scaling_law.machine import layout
 from scaling_law.planning.batches import PAPER_RAMP, BatchRule
 from scaling_law.planning.plan import MICRO_BATCH
 from scaling_law.planning.question import parse_batches
@@ -298,3 +299,23 @@ def test_in_hours_the_batch_follows_the_tokens_and_the_gpus(published):
 
 def test_the_micro_batch_of_a_plan_without_a_layout_is_the_default_of_train():
     assert RunArguments().micro_batch_sequences == MICRO_BATCH
+
+
+def test_batches_and_gpus_beyond_reason_are_refused():
+    with pytest.raises(ValueError, match="sequence_length=0 must be at least 1"):
+        BatchRamp([RampStage(0, 8)], 0)
+    with pytest.raises(ValueError, match="each must be at least 1 and at most 1e10"):
+        JointLaw.published().optimal(hours=24, **CLUSTER, batch="1e16")
+    with pytest.raises(ValueError, match=r"gpus=1000000.* must be a whole number"):
+        JointLaw.published().optimal(hours=24, gpu="h100", gpus=10**30)
+    with pytest.raises(ValueError, match="gpus=0 must be"):
+        BatchRule.of(0)
+
+
+@pytest.mark.parametrize("number", [1, 2, 36, 97, 512, 10**10])
+def test_divisors_are_all_and_the_largest_first(number):
+    divisors = layout._divisors(number)
+    assert divisors == sorted({*divisors}, reverse=True)
+    assert divisors[0] == number
+    if number < 1000:
+        assert divisors == [k for k in range(number, 0, -1) if number % k == 0]

@@ -308,6 +308,21 @@ def test_the_edge_moves_little_and_upwards_with_the_budget(flops, factor):
     assert 1 - 1e-3 <= above / below <= factor**1.5 * (1 + 1e-3)
 
 
+def test_the_edge_of_a_law_whose_region_ends_below_the_memory_goes_on():
+    flops, memory = np.geomspace(1e17, 1e24, 40), np.geomspace(5e8, 5e12, 30)
+    grid = best_experts(published("kaplan"), flops, memory)
+    budgets, limits = grid.edge
+    top = np.isin(memory[:, None] <= limits[:200][np.isfinite(budgets[:200])].max(), True)[:, 0]
+    assert np.all(grid.trusted.any(axis=1) <= top)
+
+
+def test_no_edge_is_drawn_where_tokens_are_served():
+    """The best trusted model is then not the largest, which spends the most."""
+    served = {"inference_tokens": "1T"}
+    assert np.isnan(best_experts(LAW, [1e20, 1e22], [1e10, 1e12], **served).edge[0]).all()
+    assert memory_curves(LAW, Budget.of(1e22), **served).edge is None
+
+
 @pytest.mark.parametrize("conditions", [None, "of one E"])
 def test_a_law_without_a_trusted_region_has_no_edge(conditions):
     law = LAW.replace(conditions=None) if conditions is None else published("krajewski_e16")

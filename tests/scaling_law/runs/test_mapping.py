@@ -69,11 +69,28 @@ def test_columns_win_over_a_mapping_and_may_use_its_fields():
         (("num_shared_experts",), "experts", None),
         (("train/loss", "eval/lm_loss", "loss_scale"), "loss", "eval/lm_loss"),
         (("val_ppl", "val_acc"), "loss", "log(`val_ppl`)"),
+        (("eval/Perplexity",), "loss", "log(`eval/Perplexity`)"),
+        (("val_loss_b",), "loss", "val_loss_b"),
+        (("total_params", "expert_params"), "n_active", None),
+        (("params `(M)`",), "n_active", None),
+        (("warmup_tokens",), "tokens", None),
+        (("num_routed_experts", "num_active_experts"), "experts", "`num_routed_experts` / `num_active_experts`"),
     ],
 )
 def test_what_columns_of_trackers_look_like(columns, field, column):
     proposal = propose([dict.fromkeys(columns, 8.0)], [field])
     assert proposal == ({} if column is None else {field: column})
+
+
+def test_a_proposal_is_shown_where_the_first_rows_lack_its_column():
+    row = {"tokens": 1e9, "experts": 1, "loss": 3.0}
+    rows = [*[row] * 4, {**row, "params": 1e8}]
+    assert "params looks like n_active" in proposed_by(rows)[1]
+
+
+def test_columns_of_a_law_of_ones_own_may_be_mapped():
+    rows = [{"params": n, "tokens": 2e9, "experts": 1, "loss": 3.0, "zeros": 0.5} for n in (1e8, 2e8)]
+    assert load_runs(rows, mapping={"n_active": "params", "sparsity": "zeros"})["sparsity"].tolist() == [0.5, 0.5]
 
 
 def test_what_looks_like_nothing_is_asked_for():
@@ -87,7 +104,6 @@ def test_what_looks_like_nothing_is_asked_for():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("n_activ: params", "field 'n_activ' is unknown: did you mean 'n_active'"),
         ("n_active: params\ntokens: params", "n_active and tokens are both 'params'"),
         ("- params", "holds ['params']: each line names a column of ours"),
         ("loss: [a, b]", "loss: ['a', 'b'] is not a column, an expression or a number"),
@@ -102,6 +118,11 @@ def test_one_error_for_each_mapping_that_cannot_be_used(tmp_path, text, problem)
     with pytest.raises(RunsError, match=re.escape(problem)) as error:
         load_runs(rows, mapping=file)
     assert "\n" not in str(error.value)
+
+
+def test_a_field_is_a_name():
+    with pytest.raises(RunsError, match="mapping: 1 is not the name of a column"):
+        read_mapping({1: "params"})
 
 
 def test_a_file_that_is_not_there(tmp_path):
