@@ -41,7 +41,7 @@ FULL = Scale(
     "990K",
     500,
     1e12,
-    {"Corpus": 63, "Tokenizer": 2, "Sweep": 315, "Release": 2, "Fit": 12, "Ask": 2, "Use": 2},
+    {"Corpus": 63, "Tokenizer": 2, "Sweep": 315, "Release": 2, "Fit": 2, "Ask": 2, "Use": 2},
 )
 FAST = Scale(
     "demo-fast.yaml",
@@ -49,5 +49,5 @@ FAST = Scale(
     "74K",
     100,
     7e10,
-    {"Corpus": 15, "Tokenizer": 1, "Sweep": 77, "Release": 1, "Fit": 11, "Ask": 1, "Use": 4},
+    {"Corpus": 15, "Tokenizer": 1, "Sweep": 77, "Release": 1, "Fit": 2, "Ask": 1, "Use": 4},
 )
