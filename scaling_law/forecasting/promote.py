@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from hub.base.errors import InputError, given
-from hub.base.fields import Field, field, reads
+from hub.base.fields import field, reads
 from hub.base.tables import Tables
 from hub.base.types import Fields, Strings
 from hub.base.units import format_flops
@@ -34,6 +34,7 @@ from scaling_law.forecasting.trends import (
     read_trend_prior,
 )
 from scaling_law.formulas.law import numbers, percentile_interval
+from scaling_law.planning.question import Level
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.table import Runs
 from scaling_law.runs.trunks import BATCHES, LEARNING_RATES
@@ -384,7 +385,7 @@ def promote(
     *,
     at_equal: Annotated[Cost, field(COST)] = "flops",
     beyond: Any = (10.0, 100.0),
-    level: Annotated[float, Field(gt=0, lt=1), field("Level of the intervals.")] = 0.9,
+    level: Level = 0.9,
     prior: TrendPrior | None = None,
 ) -> Promotion:
     """Say whether a variant that wins at the sizes run is ahead at more compute.

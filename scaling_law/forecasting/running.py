@@ -12,7 +12,7 @@ import numpy as np
 
 from hub.base import atomic
 from hub.base.errors import InputError, given
-from hub.base.fields import Field, Names, field, reads
+from hub.base.fields import Names, field, reads
 from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.answer.answer import Answer, columns_of
@@ -20,7 +20,7 @@ from scaling_law.forecasting.curves import LOG, NOTE, TrainingCurve, end_of, poi
 from scaling_law.forecasting.live import FIRST_SHARE, LiveForecast
 from scaling_law.forecasting.schedules import FORMS, PLANNED_STEPS, plan_rates, recognize
 from scaling_law.law.shelf import choose_law
-from scaling_law.planning.question import Count, Parameters, RunTokens, Tokens
+from scaling_law.planning.question import Count, Level, Parameters, RunTokens, Tokens
 from scaling_law.runs.columns import aliases_of
 from scaling_law.runs.loading import read_histories
 from scaling_law.runs.logged import STEPS
@@ -97,7 +97,7 @@ def live(
     peers: Annotated[Names, field("Logs of finished runs with this text, tokenizer and recipe: a.csv,b.csv.")] = (),
     loss: Annotated[str | None, field("The column of the training loss. [default: the only one]")] = None,
     law: Annotated[Any, field("A law, which may be of another corpus: its name or folder.")] = "published",
-    level: Annotated[float, Field(gt=0, lt=1), field("Level of the intervals.")] = 0.9,
+    level: Level = 0.9,
 ) -> LiveRuns:
     """Forecast the final losses of runs while they train, and say which are off their track.
 

@@ -206,6 +206,7 @@ EngineName = Annotated[
     ),
 ]
 Precision = Annotated[str | None, field("With --gpu: bf16, fp8 or fp4. [default: bf16]", rare=True)]
+Level = Annotated[float, Field(gt=0, lt=1), field("Level of the intervals.")]
 Price = Annotated[Count | None, field("Price of a GPU-hour: 2.5.")]
 
 
