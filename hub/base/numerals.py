@@ -7,19 +7,17 @@ cells of its column settle, else those of the other columns. Where nothing does,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hub.base.errors import InputError
 
 Cell = str | float | None
 
-_NUMBER = re.compile(r"([+-]?)(\d[\d.,]*|[.,]\d+)([eE][+-]?\d+)?(\s?[A-Za-z])?")
+# A number with one mark before its decimals and the other one between thousands. A letter may follow, as in 1,5B.
+_FORM = r"[+-]?(?=[.,]?\d)(\d*{0}?\d*([eE][+-]?\d+)?|[1-9]\d{{0,2}}({1}\d{{3}})+({0}\d*)?)(\s?[A-Za-z])?"
+_NUMBERS = {".": re.compile(_FORM.format("[.]", ",")), ",": re.compile(_FORM.format(",", "[.]"))}
 _SPACED = re.compile(r"([+-]?\d{1,3}([ _'’\u00a0\u202f])\d{3}(?:\2\d{3})*)([.,]\d*)?(\s?[A-Za-z])?")
-# Three digits after one mark are decimals, or the mark stands after thousands.
-_OPEN = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")
-_THOUSANDS_BY_COMMA = re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
-_THOUSANDS_BY_POINT = re.compile(r"[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 _STARTS = tuple("0123456789+-−.,")
 # Texts that stand for a missing number in a column.
 _MISSING = ("", "-", "–", "—", "na", "n/a", "#n/a", "null", "none")
@@ -46,13 +44,12 @@ def read_cells(columns: Sequence[Sequence[str]]) -> list[list[Cell]]:
 
 def why_no_number(value: Any) -> str:
     """Say why a value that was to be a number is none, as the end of a sentence that begins with it."""
-    text = _strip_spaces(value) if isinstance(value, str) else ""
-    mark = _decimal_mark(text)
-    if mark is None or "," not in text:
-        return "is not a number"
-    if mark == "":
-        return f"is {text.replace(',', '.')} or {text.replace(',', '')}: write one of the two"
-    return "has a decimal comma: write a decimal point" if mark == "," else "has commas: write it without them"
+    readings = _readings(value) if isinstance(value, str) and "," in value else {}
+    if len(readings) == 2:
+        return f"is {readings[',']} or {readings['.']}: write one of the two"
+    if "," in readings:
+        return "has a decimal comma: write a decimal point"
+    return "has commas: write it without them" if readings else "is not a number"
 
 
 def _read_python_numbers(cells: Sequence[str]) -> list[Cell] | None:
@@ -63,30 +60,56 @@ def _read_python_numbers(cells: Sequence[str]) -> list[Cell] | None:
         return None
 
 
+def _readings(text: str) -> Mapping[str, str]:
+    """Read a number by the mark before its decimals, as Python writes it: by both marks where both are possible.
+
+    It has no blanks around it, nor those and apostrophes between groups of three digits.
+    """
+    text = text.strip().replace("−", "-")
+    spaced = _SPACED.fullmatch(text)
+    if spaced:
+        text = text.replace(spaced[2], "")
+    readings = {}
+    if _NUMBERS["."].fullmatch(text):
+        readings["."] = text.replace(",", "")
+    if _NUMBERS[","].fullmatch(text):
+        readings[","] = text.replace(".", "").replace(",", ".")
+    return readings
+
+
+def _decimal_marks(cells: Iterable[str]) -> set[str]:
+    """Find the marks before decimals in those numbers that can be read in one way only."""
+    marks = set()
+    for cell in cells:
+        readings = _readings(cell) if "," in cell or "." in cell else {}
+        if len(readings) == 1:
+            marks.update(readings)
+    return marks
+
+
 def _read_column(cells: Sequence[str], table_mark: str | None) -> list[Cell]:
     """Read the cells of a column, whose decimals come after the mark that it shows, else after that of the table."""
     if not any(cell.startswith(_STARTS) for cell in cells):
         return [_read_number_or_text(cell) for cell in cells]
-    mark = table_mark
-    column_marks = _decimal_marks(cells)
-    if column_marks:
-        mark = column_marks.pop() if len(column_marks) == 1 else None
-    points_are_thousands = mark == "," and any(map(_shows_thousands, cells))
-    has_numbers = any(_decimal_mark(_strip_spaces(text)) is not None for text in cells)
+    marks = _decimal_marks(cells) or {table_mark}
+    mark = marks.pop() if len(marks) == 1 else None
+    readings_by_cell = {cell: _readings(cell) for cell in cells}
+    missing = _MISSING if any(readings_by_cell.values()) else ("",)
+    # Points after which there cannot be decimals stand between thousands, and so may all others.
+    points_are_thousands = any("." in cell and [*readings_by_cell[cell]] == [","] for cell in cells)
     values: list[Cell] = []
     for cell in cells:
-        text = _strip_spaces(cell)
-        if not text or (has_numbers and text.lower() in _MISSING):
+        readings = readings_by_cell[cell]
+        is_open = len(readings) == 2 and "." in cell
+        if cell.strip().lower() in missing:
             values.append(None)
-        elif _decimal_mark(text) is None or (mark is None and "," in text):
+        elif is_open and mark == "," and not points_are_thousands:
+            choices = f"{readings['.']} or {readings[',']}"
+            raise InputError(f"{cell.strip()!r} among decimal commas is {choices}: write one of the two")
+        elif mark is None and "," in cell:
             values.append(_read_number_or_text(cell))
-        elif mark != ",":
-            values.append(_read_number_or_text(text.replace(",", "")))
-        elif _OPEN.fullmatch(text) and "." in text and not points_are_thousands:
-            integer = text.replace(".", "")
-            raise InputError(f"{text!r} among decimal commas is {text} or {integer}: write one of the two")
         else:
-            values.append(_read_number_or_text(text.replace(".", "").replace(",", ".")))
+            values.append(_read_number_or_text(readings.get(mark or ".", cell)))
     return values
 
 
@@ -95,41 +118,3 @@ def _read_number_or_text(text: str) -> Cell:
         return float(text)
     except ValueError:
         return text.strip() or None
-
-
-def _strip_spaces(text: str) -> str:
-    """Strip a text of blanks around it, and of those and apostrophes between groups of three digits."""
-    text = text.strip().replace("−", "-")
-    match = _SPACED.fullmatch(text)
-    return text.replace(match[2], "") if match else text
-
-
-def _shows_thousands(text: str) -> bool:
-    """Tell whether points in a number can only stand between thousands."""
-    return text.count(".") > 1 or ("." in text and "," in text)
-
-
-def _decimal_marks(texts: Iterable[str]) -> set[str]:
-    """Find the marks that can only stand before decimals, of all numbers among the texts."""
-    marks = {_decimal_mark(_strip_spaces(text)) for text in texts if "," in text or "." in text}
-    return {mark for mark in marks if mark}
-
-
-def _decimal_mark(text: str) -> str | None:
-    """Find the mark that can only stand before the decimals of a number, even if it has none; "" if either can.
-
-    None for a text that is no number. A letter may follow, as in 1,5B.
-    """
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return None
-    digits = match[2]
-    exponent = match[3]
-    mark_count = digits.count(",") + digits.count(".")
-    if mark_count == 0 or (mark_count == 1 and not exponent and _OPEN.fullmatch(digits)):
-        return ""
-    if mark_count == 1:
-        return "," if "," in digits else "."
-    if _THOUSANDS_BY_COMMA.fullmatch(digits):
-        return "."
-    return "," if _THOUSANDS_BY_POINT.fullmatch(digits) else None
