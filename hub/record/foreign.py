@@ -1,4 +1,4 @@
-"""Tables of runs that others wrote, as text: CSV in any of its dialects, and JSON in any of its shapes.
+"""Tables of runs that scalars wrote, as text: CSV in any of its dialects, and JSON in any of its shapes.
 
 Rows come out as mappings with the names of the file; `hub.record.table` checks those that are run records.
 """
@@ -245,8 +245,8 @@ def _is_grid(names: list[Any], grid: list[Any]) -> bool:
 def _rows_of_columns(value: Fields) -> list[Any] | None:
     """Read lists of one length, beside values that hold for all rows."""
     lists = [item for item in value.values() if isinstance(item, list)]
-    others = [item for item in value.values() if not isinstance(item, list)]
-    has_parts = not {dict, list}.isdisjoint(map(type, itertools.chain(others, *lists)))
+    scalars = [item for item in value.values() if not isinstance(item, list)]
+    has_parts = not {dict, list}.isdisjoint(map(type, itertools.chain(scalars, *lists)))
     if has_parts or len({*map(len, lists)}) != 1:
         return None
 
