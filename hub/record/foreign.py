@@ -228,10 +228,10 @@ def _read_shape(value: Any) -> list[Any] | None:
             return [dict(zip(names, row, strict=True)) for row in grid]
         case [*rows] if {*map(type, rows)} == {dict}:
             return rows
-        case {**items} if {*map(type, items.values())} == {dict}:
-            return _rows_by_name(items)
-        case {**items}:
-            return _rows_of_columns(items)
+        case dict() if {*map(type, value.values())} == {dict}:
+            return _rows_by_name(value)
+        case dict():
+            return _rows_of_columns(value)
 
     return None
 

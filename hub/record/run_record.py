@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
@@ -420,8 +421,9 @@ def _to_plain(value: Any, depth: int) -> Any:
     if depth == 0 or len(value) > _MAX_ITEMS:
         raise InputError(f": nested deeper than {_MAX_DEPTH} levels, or more than {_MAX_ITEMS} entries")
     is_object = isinstance(value, dict)
+    items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
     plain: dict[Any, Any] = {}
-    for key, item in value.items() if is_object else enumerate(value):
+    for key, item in items:
         if is_object:
             _check_key(key)
         try:
