@@ -65,9 +65,9 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
     Lines `# …` at the top are comments, and Excel's `sep=;` names the delimiter. RecordError for rows that are longer
     than the first line, and for names that occur twice.
     """
-    table, delimiter = _read_csv(content, name)
+    table = _read_csv(content, name)
     header = [text.strip() for text in table[0]] if table else []
-    _check_shape(table, header, delimiter, name)
+    _check_shape(table, header, name)
     columns = []
 
     # Rows may be shorter than the header.
@@ -82,8 +82,8 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
         yield f"{name} row {number}", dict(zip(names, row, strict=True))
 
 
-def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
-    """Read the rows of texts, the header first, and the delimiter; rows without text are left out."""
+def _read_csv(content: bytes, name: str) -> list[list[str]]:
+    """Read the rows of texts, the header first; rows without text are left out."""
     lines = io.StringIO(decode_text(content, name), newline="").readlines()
     lines = list(itertools.dropwhile(re.compile(r"# |\s*$").match, lines))
     excel_line = re.fullmatch(r'"?sep=(.)"?\s*', lines[0]) if lines else None
@@ -99,14 +99,12 @@ def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
     try:
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
         # Spreadsheets end in rows of empty cells.
-        table = [row for row in reader if "".join(row).strip()]
+        return [row for row in reader if "".join(row).strip()]
     except csv.Error as error:
         raise RecordError(f"{name}: not a readable CSV file ({redact(str(error))[:200]})") from None
 
-    return table, delimiter
 
-
-def _check_shape(table: list[list[str]], header: list[str], delimiter: str, name: str) -> None:
+def _check_shape(table: list[list[str]], header: list[str], name: str) -> None:
     """Raise RecordError for a column name that occurs twice, or a row that is longer than the header."""
     for text in header:
         if text and header.count(text) > 1:
@@ -114,8 +112,7 @@ def _check_shape(table: list[list[str]], header: list[str], delimiter: str, name
 
     for number, row in enumerate(table[1:], start=1):
         if len(row) > len(header) and "".join(row[len(header) :]).strip():
-            hint = "; a decimal comma needs quotes, or another delimiter" if delimiter == "," else ""
-            raise RecordError(f"{name}: row {number} has more columns than the first line{hint}")
+            raise RecordError(f"{name}: row {number} has more columns than the first line")
 
 
 def delimiter_of(lines: Sequence[str]) -> str:

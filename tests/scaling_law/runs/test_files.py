@@ -168,7 +168,7 @@ def test_states_of_other_tools(column, words):
     runs = load_runs(table)
     assert runs.run_id == ("r0", "r3")
     (line,) = runs.skipped
-    assert line == f"2 runs: {column} is {words.split()[1]} (1: r1), {words.split()[2]} (1: r2)"
+    assert line == f"2 runs: {column} is {words.split()[1]} (1: r1), {column} is {words.split()[2]} (1: r2)"
     assert load_runs(table, status="failed").run_id == ("r1",)
     assert len(load_runs(table, status=None)) == 4
 
