@@ -22,8 +22,8 @@ from hub.base.types import Fields
 from hub.record.run_record import RunRecord
 
 DELIMITERS = ",;\t|"
-# A table without delimiters has columns between blanks if so many of its first lines are of one width.
-SAMPLE_LINES = 50
+# Lines above the header: comments, empty ones, and that in which Excel names the delimiter.
+_PREFACE = re.compile(r'# |\s*$|"?sep=.')
 # Texts that stand for a missing number in a column.
 _MISSING = ("-", "–", "—", "na", "n/a", "#n/a", "null", "none")
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -62,7 +62,7 @@ def decode_text(content: bytes, name: str) -> str:
 def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
     """Read the rows of a table with any of the `DELIMITERS`: numbers, None where a cell is empty, texts, and objects.
 
-    Lines `# …` at the top are comments, and Excel's `sep=;` names the delimiter. RecordError for rows that are longer
+    Lines `# …` at the top are comments. RecordError for rows that are longer
     than the first line, and for names that occur twice.
     """
     table = _read_csv(content, name)
@@ -85,16 +85,9 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
 def _read_csv(content: bytes, name: str) -> list[list[str]]:
     """Read the rows of texts, the header first; rows without text are left out."""
     lines = io.StringIO(decode_text(content, name), newline="").readlines()
-    lines = list(itertools.dropwhile(re.compile(r"# |\s*$").match, lines))
-    excel_line = re.fullmatch(r'"?sep=(.)"?\s*', lines[0]) if lines else None
-    if excel_line:
-        delimiter = excel_line[1]
-        lines = lines[1:]
-    else:
-        delimiter = delimiter_of(lines[:SAMPLE_LINES])
-
-    if delimiter == " ":
-        lines = [line.strip(" ") for line in lines]
+    lines = list(itertools.dropwhile(_PREFACE.match, lines))
+    # A table of one column has no delimiter.
+    delimiter = max(DELIMITERS, key=lines[0].count) if lines else ","
 
     try:
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
@@ -113,16 +106,6 @@ def _check_shape(table: list[list[str]], header: list[str], name: str) -> None:
     for number, row in enumerate(table[1:], start=1):
         if len(row) > len(header) and "".join(row[len(header) :]).strip():
             raise RecordError(f"{name}: row {number} has more columns than the first line")
-
-
-def delimiter_of(lines: Sequence[str]) -> str:
-    """Find the delimiter of a table with these first lines: blanks, too; a comma where there is one column only."""
-    header = lines[0] if lines else ""
-    widths = {len(line.split()) for line in lines if line.strip()}
-    if not any(delimiter in header for delimiter in DELIMITERS) and len(widths) == 1 and widths != {1}:
-        return " "
-
-    return max(DELIMITERS, key=header.count)
 
 
 def _read_column(cells: Sequence[str]) -> list[Any]:

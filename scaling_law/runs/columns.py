@@ -126,18 +126,17 @@ def _function(column: Column, present: set[str], place: str) -> Callable[[Row], 
     if callable(column):
         return column
 
-    if not isinstance(column, str):
-        if number(column) is None:
-            raise RunsError(f"{place}: must be a column, an expression, a number or a function of the row")
-        return lambda row: column
-
-    column = column_name(column, present)
-    if column in present:
-        return lambda row: row.get(column)
+    if isinstance(column, str):
+        column = column_name(column, present)
+        if column in present:
+            return lambda row: row.get(column)
 
     constant = number(column)
     if constant is not None and math.isfinite(constant):
         return lambda row: constant
+
+    if not isinstance(column, str):
+        raise RunsError(f"{place}: must be a column, an expression, a number or a function of the row")
 
     in_text = _IN_TEXT.fullmatch(column)
     if in_text:
