@@ -91,7 +91,7 @@ def examine(
     standard_errors = {}
     undetermined = []
     for name, error, vague in zip(names, errors.tolist(), is_vague, strict=True):
-        if objective.tied.get(name, name) in bound_names:
+        if objective.settings.tied.get(name, name) in bound_names:
             continue
         standard_errors[name] = error
         if vague:
@@ -102,12 +102,11 @@ def examine(
 def _moving_coefficients(objective: Objective, free: BoolArray) -> tuple[list[str], FloatArray]:
     """Return the coefficients that move with the parameters `free`, and the matrix [m, k] from these to them."""
     # A coefficient that is tied to one at a bound does not move.
-    is_tied = np.isin(objective.names, [*objective.tied])
+    is_tied = np.isin(objective.names, [*objective.settings.tied])
     follows = np.any(objective.carry[:, free] != 0, axis=1)
     is_moving = free | (is_tied & follows)
     names = [name for name, moves in zip(objective.names, is_moving, strict=True) if moves]
-    to_natural = objective.to_natural @ objective.carry
-    return names, to_natural[np.ix_(is_moving, free)]
+    return names, objective.basis[np.ix_(is_moving, free)]
 
 
 def _standard_errors(

@@ -551,7 +551,7 @@ def _find_minimum(
     solutions = _search(problem, theta, progress) if starts is None else _polish(problem, theta)
     if unique_tokens is None:
         return _Minimum(problem, solutions, len(theta))
-    problem, best, repetition = fit_repetition(problem, unique_tokens, solutions.theta[0])
+    problem, best, repetition = fit_repetition(problem, solutions.theta[0])
     solutions = _polish(problem, np.vstack([best, solutions.theta[1:FINALISTS]]))
     return _Minimum(problem, solutions, len(theta), repetition)
 
@@ -635,7 +635,7 @@ def _first_stage(
 ) -> Solutions:
     """Solve from each θ [S, p] with E_start and E_max held, in batches that share both."""
     groups = [theta]
-    if problem.objective.n_transform:
+    if problem.objective.form.parameters:
         transforms = theta[:, problem.objective.first_transform :]
         distinct, index = np.unique(transforms, axis=0, return_inverse=True)
         groups = [theta[index.ravel() == i] for i in range(len(distinct))]
@@ -669,7 +669,7 @@ def _check_design(
         raise InputError(reason, fix, "), fit another law, or pass ", unchecked)
     for name, low in zip(objective.names, np.exp(problem.lower), strict=True):
         n_below = int(np.sum(runs.loss <= low))
-        if name in objective.constants and n_below:
+        if name in objective.form.constants and n_below:
             problems.append(f"the constant {name} ≥ {low:g} is above the loss of {n_below} of {len(runs)} runs")
     return problems
 
@@ -718,7 +718,7 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
     free = problem.free(theta)
     is_at_bound = ~free & (problem.lower < problem.upper)
     condition_number, standard_errors, undetermined = examine(objective, theta, free, is_at_bound)
-    logarithmic = [name for name in objective.names if name in objective.positive]
+    logarithmic = [name for name in objective.names if name in objective.form.positive]
     if minimum.repetition is not None:
         standard_errors.update(minimum.repetition.standard_errors)
         logarithmic += minimum.repetition.standard_errors
