@@ -328,13 +328,13 @@ def _count_distinct(*columns: FloatArray) -> int:
 class Outliers:
     """Suspicious runs [n], the deviation [n] of ln L from the fit without the run, and the fit to the others, θ [p].
 
-    `too_many`: more than `MOST` of the runs used are suspicious.
+    Where they would be more than `MOST` of the runs used, none is, and `warning` says so.
     """
 
     suspicious: BoolArray
     deviation: FloatArray
     theta: FloatArray
-    too_many: bool
+    warning: str = ""
 
 
 def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
@@ -343,7 +343,7 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
     is_used = problem.used
     deviation = -objective.residuals(theta[None])[0]
     if np.all(np.abs(deviation[is_used]) <= SMALLEST):
-        return Outliers(np.zeros_like(is_used), deviation, theta, False)
+        return Outliers(np.zeros_like(is_used), deviation, theta)
 
     # A bad run must not limit the constant.
     losses = problem.columns["loss"][is_used]
@@ -357,7 +357,13 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
         follows = agrees
         theta = _refit(problem, theta[None], (objective.weight * agrees)[None])[0]
     suspicious = is_used & ~follows
-    return Outliers(suspicious, deviation, theta, bool(suspicious.sum() > MOST * is_used.sum()))
+    if suspicious.sum() <= MOST * is_used.sum():
+        return Outliers(suspicious, deviation, theta)
+    warning = (
+        f"{suspicious.sum()} of {is_used.sum()} runs lie far from the law that fits the others; with more than "
+        f"{MOST:.0%} none is set aside: check the table and the form of the law"
+    )
+    return Outliers(np.zeros_like(is_used), deviation, theta, warning)
 
 
 def _find_core(problem: Problem, theta: FloatArray) -> tuple[BoolArray, FloatArray]:

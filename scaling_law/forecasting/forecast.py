@@ -416,7 +416,7 @@ def _name_far_runs(fitted_law: Posterior, runs: Runs) -> Iterator[str]:
     if not LEAST_CHECKED <= len(runs) <= MOST_CHECKED:
         return
     outliers = find_outliers(fitted_law.problem, fitted_law.theta)
-    if outliers.suspicious.any() and not outliers.too_many:
+    if outliers.suspicious.any():
         rows = np.flatnonzero(outliers.suspicious)
         text = say_far_away([runs.run_id[row] for row in rows])
         yield Notice(f"{text}: check their losses, sizes and tokens", text)
