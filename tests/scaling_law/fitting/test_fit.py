@@ -31,7 +31,8 @@ def test_sums_over_runs_agree_with_the_jacobian(paper_runs):
     objective = make_problem(paper_runs, "joint").objective
     theta = np.random.default_rng(2).normal(0, 0.3, (5, objective.size))
     theta[:, -2:] = theta[0, -2:]
-    plain, quick = objective.evaluate(theta), objective.evaluate(theta, hold_transform=True)
+    plain = objective.evaluate(theta)
+    quick = objective.evaluate(theta, hold_transform=True)
     np.testing.assert_allclose(quick.cost, plain.cost, rtol=1e-12)
     np.testing.assert_allclose(quick.gradient[:, :-2], plain.gradient[:, :-2], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(quick.curvature[:, :-2, :-2], plain.curvature[:, :-2, :-2], rtol=1e-9, atol=1e-12)
