@@ -73,7 +73,7 @@ LINES = {  # what is typed → what the line on standard error names
     f"{NEXT} --memory 1GB": "'loss:1B,2B,3': --memory goes with advantage only",
     f"{NEXT} --memory 1GB --kv-tokens 4k": "'loss:1B,2B,3': --memory and --kv-tokens go with advantage only",
     f"{NEXT} --max-run-flops 1e10": "--max-run-flops 1e+10 affords none of the candidate runs, the cheap",
-    "next-runs --flops 1e15 --ask optimum:1e22,8": "--flops 1e+15: a quarter of it, the most for one run, affords",
+    "next-runs --flops 1e15 --ask optimum:1e22,8": "--max-run-flops 2.5e+14 affords none of the candidate",
     "next-runs --flops 1e19 --ask loss:1B,36,3": "--ask 'loss:1B,36,3': D='36' has no unit: did you mean 36B or 36T?",
     "next-runs --flops 1.2e16 --ask loss:1B,2B,3": "the fitted runs warm up over 130M tokens: no candidate run",
     "next-runs --flops 1e20 --ask optimum:1e22": "--ask 'optimum:1e22' must be optimum:FLOPS,E or loss:N,D,E or",
