@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -319,10 +319,9 @@ class Layouts:
 
     def steps(self, model: Sized) -> Steps:
         """Find the fastest steps of these models in the largest batch, of options that fit."""
-        candidates = self._candidates()
-        largest = max(self.batches)
-        shape = np.shape(model.n_total)
-        costs = self._costs(model, candidates, largest)
+        options = [self._candidates().in_batch(batch) for batch in self.batches]
+        costs_of_stages = list(map(partial(self._costs, model), options, self.batches))
+        costs = costs_of_stages[int(np.argmax(self.batches))]
         fits = costs.memory_bytes <= self.available
         seconds = np.where(fits, np.maximum(costs.slowdown * costs.compute, costs.exchange), np.inf)
         best = first_smallest(seconds)
@@ -330,17 +329,12 @@ class Layouts:
         gpu_shares = []
         slowdowns = []
         exchanges = []
-        for batch in self.batches:
-            of_stage = candidates
-            costs_of_stage = costs
-            if batch < largest:
-                of_stage = candidates.in_batch(batch)
-                costs_of_stage = self._costs(model, of_stage, batch)
+        for of_stage, costs_of_stage in zip(options, costs_of_stages, strict=True):
             every_share = [self.gpu_share(group.option) for group in of_stage.groups]
             gpu_shares.append(GpuShare(*(of_stage.join(values)[best] for values in zip(*every_share, strict=True))))
             slowdowns.append(np.where(is_possible, _choose(costs_of_stage.slowdown, best), np.inf))
             exchanges.append(_choose(costs_of_stage.exchange, best))
-        least = costs.memory_bytes.min(0).reshape(shape)
+        least = costs.memory_bytes.min(0)
         return Steps(best, tuple(gpu_shares), np.stack(slowdowns), np.stack(exchanges), is_possible, least)
 
     def _costs(self, model: Sized, candidates: _Candidates, batch: int) -> _Costs:
@@ -439,7 +433,7 @@ class _Candidates(NamedTuple):
     groups: list[_Group]
 
     def in_batch(self, batch: int) -> _Candidates:
-        """Return the options in a smaller batch, with the largest micro-batches that divide theirs and its shares."""
+        """Return the options in a batch, with the largest micro-batches that divide theirs and its shares."""
         groups = []
         for option, rows in self.groups:
             sizes = np.gcd(option.micro_batch_sequences, batch // (option.dp * option.fsdp))

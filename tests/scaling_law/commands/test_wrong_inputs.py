@@ -39,7 +39,7 @@ LINES = {  # what is typed → what the line on standard error names
     "optimal --hours 72 --gpus 8 --mfu 0.4": "--mfu 0.4 is that of a GPU: --gpu must be given",
     f"optimal --hours 72 --gpus 8 {H100} --mfu 0.4": f"--mfu 0.4: {SHOWN} has measured step times; give one",
     f"optimal --hours 72 --gpus 8 {H100} --gpu a100": f"{SHOWN} was measured on 'NVIDIA H100 80GB HBM3', not on",
-    f"optimal --hours 1e-9 --gpus 8 {H100}": "--hours 1e-09 is less than one training step: the smallest model",
+    f"optimal --hours 1e-9 --gpus 8 {H100}": "--hours 1e-09 are too few for one training step: the smallest",
     "optimal --flops 1e28": "N_act 73.4T is outside the fitted 78.7M…2.72B (×27,000) at E = 32, beyond the limit of",
     "optimal --flops 1e22 --memory 1MB": "nothing fits: the smallest model (d_model 64, E = 1) has 6.49M parameters",
     "plan --flops 1e20 --branches 0": "--branches 0 must be a whole number of at least 1 and at most 20",
