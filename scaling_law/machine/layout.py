@@ -48,10 +48,10 @@ RESERVED = 2e9
 ROUNDED = 1 - 1e-9
 # A step that computes the forward pass twice takes this many times its FLOPs.
 RECOMPUTED = 4 / 3
-# Features of each engine, of `Option.uses`; "megatron" stands for engines with all of them.
+# Shardings and degrees of each engine beside FSDP2 and HSDP; "megatron" stands for engines with all of them.
 ENGINES: Mapping[str, frozenset[str]] = {
-    TRAIN_PY: frozenset({"ddp", "fsdp", "hsdp", "ep"}),
-    MEGATRON: frozenset({"ddp", "zero1", "fsdp", "hsdp", "ep", "tp", "pp", "cp"}),
+    TRAIN_PY: frozenset({"ddp", "ep"}),
+    MEGATRON: frozenset({"ddp", "zero1", "ep", "tp", "pp", "cp"}),
 }
 # Degrees by which GPUs share one model's work.
 WITHIN = ("tp", "pp", "ep", "cp")
@@ -90,18 +90,6 @@ class Option(Degrees):
     sharding: Sharding
     gradient_checkpointing: Any
     reshard: Any = True
-
-    @property
-    def uses(self) -> frozenset[str]:
-        """Features that an engine must have for it, of the names in `ENGINES`."""
-        features = {name for name in WITHIN if getattr(self, name) > 1}
-        if self.sharding == "fsdp2":
-            features.add("fsdp")
-            if self.dp > 1:
-                features.add("hsdp")
-        elif self.sharding != "none":
-            features.add(self.sharding)
-        return frozenset(features)
 
     def beside(self, dimensions: int) -> Option:
         """Append axes of length 1 to the arrays of a `_Group`, which then broadcast with models of so many."""
@@ -498,9 +486,8 @@ def _candidate_layouts(engine: str, gpus: int, shared: int, largest: int, node: 
             continue
         sequences = largest // replicas
         sizes = _divisors(sequences)
-        for shape in _shardings(replicas, replicas * cp == 1, node):
-            uses = Option(1, gradient_checkpointing=False, **shape).uses
-            if not uses <= features or ("fsdp" in uses and tp * pp > 1):
+        for shape in _shardings(features, replicas, replicas * cp == 1, node):
+            if shape["sharding"] == "fsdp2" and tp * pp > 1:
                 continue
             # GPUs among which experts can be divided.
             sharers = {"none": 1, "ddp": 1, "zero1": replicas}.get(shape["sharding"], shape.get("fsdp", 1)) * cp
@@ -542,11 +529,12 @@ def _without_repeats(options: list[Option], table: IntArray, name: str) -> Any:
     return values
 
 
-def _shardings(replicas: int, is_alone: bool, node: int) -> list[dict[str, Any]]:
+def _shardings(features: frozenset[str], replicas: int, is_alone: bool, node: int) -> list[dict[str, Any]]:
     """List how GPUs that share batches may hold the state, the simplest first; HSDP shards within nodes."""
     if is_alone:
         return [{"sharding": "none"}]
-    shardings: list[dict[str, Any]] = [{"sharding": way, "dp": replicas} for way in ("ddp", "zero1")]
+    ways = [way for way in ("ddp", "zero1") if way in features]
+    shardings: list[dict[str, Any]] = [{"sharding": way, "dp": replicas} for way in ways]
     groups = [1]
     if replicas > node and replicas % node == 0:
         groups.append(replicas // node)
