@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import Field
 
 from hub.base.errors import InputError, given
@@ -53,14 +53,9 @@ def total_parameters(
     vocab_size: float = VOCAB_SIZE,
 ) -> Any:
     """Count N_total of models with `experts` experts, one of them active; broadcasts like `active_parameters`."""
-    d, blocks = _width_and_depth(d_model, n_blocks)
+    d = np.asarray(d_model, float)
+    blocks = d / HEAD_DIM if n_blocks is None else np.asarray(n_blocks, float)
     return 2.0 * d * vocab_size + (ATTENTION + EXPERT * np.asarray(experts, float)) * blocks * d * d
-
-
-def kv_cache_elements(d_model: ArrayLike, tokens: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
-    """Count 2 T n_blocks d elements, for multi-head attention."""
-    d, blocks = _width_and_depth(d_model, n_blocks)
-    return 2.0 * np.asarray(tokens, float) * blocks * d
 
 
 def training_flops(n_active: ArrayLike, tokens: ArrayLike) -> Any:
@@ -159,12 +154,6 @@ def width_of_total(n_total: ArrayLike, experts: ArrayLike, vocab_size: float = V
     linear, cubic = size_in_width(experts, vocab_size)
     scale = np.sqrt(linear / cubic / 3.0)
     return 2.0 * scale * np.sinh(np.arcsinh(np.asarray(n_total) / (2.0 * cubic * scale**3)) / 3.0)
-
-
-def _width_and_depth(d_model: ArrayLike, n_blocks: ArrayLike | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    d = np.asarray(d_model, float)
-    blocks = d / HEAD_DIM if n_blocks is None else np.asarray(n_blocks, float)
-    return d, blocks
 
 
 @reads
@@ -267,9 +256,26 @@ def selected_keys(
     return spans
 
 
+class Forward:
+    """The forward pass of one model, or of several as arrays."""
+
+    def forward_flops(self: Any, context: float = 0.0) -> Any:
+        """Count the FLOPs of one token's forward pass: 2 for each weight, router included, lookups not.
+
+        `context` adds attention at that sequence length, without the causal half: every token counts the keys that the
+        last one sees (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022, Appendix F), in
+        windows, chunks and selections no more than these hold, with the products of indexers. A recurrent state counts
+        4 FLOPs per element, of its update and its output; kernels that scan in chunks do more.
+        """
+        router = (self.experts > 1) * self.routed_blocks * self.d_model * self.experts
+        weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
+        attended = sum(span.entries(context) * elements for span, elements in self.products)
+        return 2.0 * (weights + attended)
+
+
 @reads
 @dataclass(frozen=True)
-class Architecture:
+class Architecture(Forward):
     """A decoder that can be built; by default one of the paper's, for which `d_model` and `experts` are enough.
 
     These have n_blocks = n_heads = d_model / 64, and one SwiGLU expert of width 3 d_model active per token; a dense
@@ -569,33 +575,17 @@ class Architecture:
             "shared_ratio": shared * self.d_shared / self.active_width,
         }
 
-    def forward_flops(self, context: float = 0.0) -> float:
-        """Count the FLOPs of one token's forward pass: 2 for each weight, router included, lookups not.
-
-        `context` adds attention at that sequence length, without the causal half: every token counts the keys that the
-        last one sees (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022, Appendix F), in
-        windows, chunks and selections no more than these hold, with the products of indexers. A recurrent state counts
-        4 FLOPs per element, of its update and its output; kernels that scan in chunks do more.
-        """
-        router = self.routed_blocks * self.d_model * self.experts if self.experts > 1 else 0
-        weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
-        return 2.0 * (weights + self.attention_products(context))
-
-    def attention_products(self, context: float) -> float:
-        """Count the elements that a token is multiplied with besides weights, at this length, in all blocks."""
-        return sum(span.blocks * (span.multiplied or 0) * span.entries(context) for span in self.all_spans)
-
     def training_flops(self, tokens: float, context: float | None = None) -> float:
         """Count 6 N_act D; with the sequence length as `context`, three forward passes as of `forward_flops`."""
         if context is None:
             return float(training_flops(self.n_active, tokens))
-        return 3 * tokens * self.forward_flops(context)
+        return float(3 * tokens * self.forward_flops(context))
 
     def inference_flops(self, tokens: float, context: float | None = None) -> float:
         """Count 2 N_act D; with a `context`, `forward_flops` of tokens after that many positions."""
         if context is None:
             return float(inference_flops(self.n_active, tokens))
-        return tokens * self.forward_flops(context)
+        return float(tokens * self.forward_flops(context))
 
     def weight_bytes(self, bytes_per_parameter: float = 2.0) -> float:
         return bytes_per_parameter * self.n_total
