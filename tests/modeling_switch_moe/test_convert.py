@@ -123,9 +123,16 @@ def test_every_way_to_save_gives_the_same_model(tmp_path, ids):
             r"block_1.*lin1_weight is \(2, 48, 144\) and not \(4, 48, 144\)",
         ),
         (lambda s: [s.pop(n) for n in list(s) if ".rope." in n], "pass num_attention_heads"),
-        (lambda s: s.update({"embedding_layer.layers.0.weight": torch.ones(48)}), "embedding must have 2 dimensions"),
+        (
+            lambda s: s.update({"embedding_layer.layers.0.weight": torch.ones(48)}),
+            r"layers.0.weight is \(48,\) and not \('vocab_size', 'hidden_size'\)",
+        ),
         (
             lambda s: s.update({BLOCK.format(0) + ATTENTION + "attention.rope.sin": torch.ones(16, 50)}),
+            r"block_0.*rope.cos is \(16, 16\) and not \(16, 50\)",
+        ),
+        (
+            lambda s: s.update({name: torch.ones(16, 50) for name in s if ".rope." in name}),
             "num_attention_heads=0 must be an integer of at least 1",
         ),
     ],
@@ -156,8 +163,8 @@ def test_files_that_are_no_checkpoints_are_refused_and_nothing_in_them_is_execut
 
 def test_the_router_stays_in_fp32(tmp_path):
     torch.save(theirs(4), tmp_path / "a.pt")
-    convert(tmp_path / "a.pt", dtype=torch.bfloat16).save_pretrained(tmp_path / "out")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    convert(tmp_path / "a.pt").save_pretrained(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
     gate = theirs(4)[BLOCK.format(0) + FEED_FORWARD + "feedforward.gating.gate"]
     assert torch.equal(model.model.layers[0].mlp.router.weight, gate.T)
