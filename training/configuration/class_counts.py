@@ -256,7 +256,6 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     blocks = max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=_size)
     _check_layers(blocks, config)
     experts = _experts(blocks)
-    flops = _flops_of_positions(model, config)
     architecture = _read_architecture(model, blocks, experts, config)
     left_out = _count_left_out(model, experts, architecture)
     lookups = left_out.pop(_LOOKUPS, 0)
@@ -266,16 +265,12 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     if mixers != architecture.attention_parameters:
         architecture = replace(architecture, mixer_parameters=mixers)
     architecture = replace(architecture, lookup_parameters=lookups)
-    slopes = None if flops is None else flops[2]
+    flops = _flops_of_positions(model, config)
+    slopes = flops[2] if flops else None
     # As when they are served: a class keeps some states in fp32 nevertheless.
     output, _ = _pass_with_cache(model.to(torch.bfloat16), config)
     architecture = architecture.attending(spans_of_blocks(model, blocks, config, architecture, slopes, output))
-    if flops is None:
-        # The path of a class may depend on values, which the meta device lacks.
-        with _errors_in_one_line(config, "run", ignored_word="meta"):
-            forward_flops(model, 2)
-        return architecture, dict(left_out), None
-    return architecture, dict(left_out), flops[:2]
+    return architecture, dict(left_out), flops and flops[:2]
 
 
 def _read_config(values: Fields) -> Any:
@@ -310,12 +305,11 @@ def _flops_of_positions(model: nn.Module, config: Any) -> tuple[float, float, Fl
     """Count the FLOPs of one token's forward pass, those that each position adds, and of these the batched by module.
 
     From two short sequences of whole chunks: attention here has its whole square, all else is the same for each token
-    (but for the reference code of Mamba 2, which passes states on between all pairs of chunks). None where a class has
-    no path on the meta device.
+    (but for the reference code of Mamba 2, which passes states on between all pairs of chunks). None where the path of
+    a class depends on values, which the meta device lacks.
     """
     length = _chunk(config)
-    # Every class has errors of its own.
-    with suppress(Exception):
+    with _errors_in_one_line(config, "run", ignored_word="meta"):
         short, short_batched = _count_flops(model, length)
         long, long_batched = _count_flops(model, 2 * length)
         slopes = {}

@@ -90,22 +90,22 @@ def _keys_of_block(
 
 def _keys_in_sight(span: Span, kind: str, fields: Any, block: nn.Module) -> list[Span]:
     """Read the keys that a block sees: all, a window, a chunk, or a selection."""
+    if hasattr(fields, "indexer_budget") and kind == "indexed_attention":
+        return _pooled_selection(span, fields, block)
     limit = _limit(kind, fields)
     if kind not in _SELECTING or limit is None:
         return [replace(span, limit=limit)]
-    if hasattr(fields, "indexer_budget"):
-        return _pooled_selection(span, limit, fields, block)
     weights = _indexer_weights(block)
     if not weights:
         return selected_keys(span, limit)
     return selected_keys(span, limit, fields.index_n_heads, fields.index_head_dim, weights)
 
 
-def _pooled_selection(span: Span, limit: int, fields: Any, block: nn.Module) -> list[Span]:
+def _pooled_selection(span: Span, fields: Any, block: nn.Module) -> list[Span]:
     """Read keys that an indexer selects by the means of some consecutive ones (Qwen4); all keys stay in the cache."""
     width = fields.indexer_head_dim
     return [
-        replace(span, limit=limit, cached=0),
+        replace(span, limit=fields.indexer_budget, cached=0),
         replace(span, multiplied=0, cached=(span.cached or 0) + width),
         Span(1, stride=fields.indexer_compress_ratio, multiplied=fields.indexer_n_heads * width, cached=0),
         Span(1, once=True, multiplied=_indexer_weights(block), cached=0),
@@ -120,7 +120,7 @@ def _limit(kind: str, fields: Any) -> int | None:
         case "chunked_attention":
             return fields.attention_chunk_size
         case "indexed_attention":
-            return int(fields.indexer_budget if hasattr(fields, "indexer_budget") else fields.index_topk)
+            return int(fields.index_topk)
         case "minimax_m3_sparse":
             return int(fields.index_topk_blocks * fields.index_block_size)
         case _ if "sliding" in kind:
