@@ -6,44 +6,37 @@ by gzip or zstd, in any number of members or frames.
 
 from __future__ import annotations
 
-import gzip
 import io
 import itertools
 import json
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
-import zstandard
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # fsspec has no stubs
 from pyarrow.parquet import ParquetFile
 
 from hub.base.errors import InputError
 from hub.base.types import Fields
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
 PARQUET = "parquet"
 JSON = "JSON"
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
 _JSON_SUFFIXES = (".json", ".json.gz", ".json.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst")
 ALLOWED = "parquet, or .json or .jsonl, also as .gz or .zst"
 # Rows that are decoded of one part at a time: their texts lie in memory for each part of a group.
 _ROWS_AT_A_TIME = 64
 # Bytes of a column's pages; a row group of 100 MB need not lie in memory whole.
 _BUFFER_BYTES = 1 << 20
-# Bytes that are decompressed at a time, to up to some 100 times as much.
-_COMPRESSED_BYTES = 1 << 17
-# The longest window of zstd, that of `zstd --long=31`.
-_LONGEST_WINDOW = 1 << 31
+# Decompressed bytes that lines are cut from.
+_LINE_BYTES = 1 << 10
 _NOT_SPACE = re.compile(r"\S")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Errors that damaged files raise. Arrow also raises a plain OSError without an error number: see `is_damage`.
-_DAMAGE = (pa.ArrowException, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
+_DAMAGE = (pa.ArrowException, UnicodeDecodeError)
 
 
 def format_of(file: str) -> str | None:
@@ -140,12 +133,12 @@ def json_rows(file: str) -> Iterator[Fields]:
 
 def _numbered_lines(file: str, content: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers, from 1, decompressed as its name says."""
-    name = _without_query(file)
+    codec = _CODECS.get(os.path.splitext(_without_query(file))[1])
     lines: Iterable[bytes] = content
-    if name.endswith(".gz"):
-        lines = gzip.GzipFile(fileobj=content)
-    elif name.endswith(".zst"):
-        lines = io.BufferedReader(_Frames(content), _BUFFER_BYTES)
+    if codec:
+        # All members and frames are read, and the end of a truncated file is an error; what that leaves of a buffer is
+        # lost, so it is a small one.
+        lines = io.BufferedReader(pa.CompressedInputStream(content, codec), _LINE_BYTES)
     number = 0
     try:
         for number, line in enumerate(lines, start=1):
@@ -189,41 +182,6 @@ def _parse_values(file: str, content: bytes) -> Iterator[Fields]:
         if not isinstance(row, dict):
             raise InputError(f"data.dataset: {file}, row {number:,} is not a JSON object but {str(value)[:40]!r}")
         yield row
-
-
-class _Frames(io.RawIOBase):
-    """The content of a .zst file, frame after frame.
-
-    The library's own reader takes the end of a truncated file for that of its content; here it raises EOFError.
-    """
-
-    def __init__(self, file: BinaryIO):
-        self._file = file
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW)
-        self._frame = self._decompressor.decompressobj()
-        self._is_within = False
-        self._compressed = self._content = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        while not self._content:
-            self._compressed = self._compressed or self._file.read(_COMPRESSED_BYTES)
-            if not self._compressed:
-                break
-            self._content = self._frame.decompress(self._compressed)
-            self._is_within = not self._frame.eof
-            self._compressed = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
-        if not self._content and self._is_within:
-            raise EOFError("it ends within a frame")
-        view = memoryview(buffer)
-        count = min(len(view), len(self._content))
-        view[:count] = self._content[:count]
-        self._content = self._content[count:]
-        return count
 
 
 def _first_line(error: Exception) -> str:

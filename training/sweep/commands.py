@@ -50,7 +50,8 @@ def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
 
     States: waiting, running, finished, diverged or failed.
     """
-    statuses = sweeps.ask_engines(sweeps.Sweep.load(sweep_file))
+    sweep = sweeps.Sweep.load(sweep_file)
+    statuses = sweeps.find_statuses(sweep, sweeps.ask_slurm(sweep))
     show([asdict(run) for run in statuses], as_json, sweeps.status_table(statuses))
 
 
@@ -109,14 +110,8 @@ def run(
     if dry_run:
         print(engine.preview(sweep, sweep_file), end="")
         return
-    if on == sweeps.Local.name:
-        sweeps.stop_on_signals()
-        outcome = engine.submit(sweep, sweep_file)
-        statuses = sweeps.find_statuses(sweep)
-    else:
-        with sweeps.submitting(sweep):
-            outcome = engine.submit(sweep, sweep_file)
-        statuses = sweeps.ask_engines(sweep)
+    outcome = engine.submit(sweep, sweep_file)
+    statuses = sweeps.find_statuses(sweep, sweeps.ask_slurm(sweep) if on == "slurm" else {})
     print_table(sweeps.status_table(statuses))
     processes = {run_status.name: run_status.process for run_status in statuses}
     for name in outcome.elsewhere:
@@ -135,12 +130,11 @@ def cancel(sweep_file: _SweepFile, only: _Only = None) -> None:
     A `run` on this machine stops with all of its runs.
     """
     runs = list(sweeps.Sweep.load(sweep_file).only(only or []).runs)
-    # The local engine is the last, since a node of SLURM runs a run as local, too.
-    for engine in sorted(sweeps.ENGINES.values(), key=lambda engine: engine is sweeps.Local):
+    for engine_name, engine in sweeps.ENGINES.items():
         cancelled = engine().cancel(runs)
         runs = [sweep_run for sweep_run in runs if sweep_run.name not in cancelled]
         for name in cancelled:
-            print(f"{name}: cancelled ({engine.name})")
+            print(f"{name}: cancelled ({engine_name})")
 
 
 def records(
