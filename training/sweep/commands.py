@@ -36,12 +36,11 @@ def plan(
         Path | None, typer.Option(help="Step times of such a GPU, measured by `python -m training.throughput`.")
     ] = None,
     price: Annotated[float | None, typer.Option(help="Price of a GPU-hour.")] = None,
-    shards: Annotated[int, typer.Option(min=1, help="Devices that a model is sharded over (FSDP).")] = 1,
     as_json: Json = False,
 ) -> None:
     """Show the trunks and branches of a sweep and their cost, without training."""
     sweep = sweeps.Sweep.load(sweep_file)
-    sweep_plan = sweeps.plan_sweep(sweep, shards=shards, gpus=gpus, gpu=gpu, throughput=throughput, price=price)
+    sweep_plan = sweeps.plan_sweep(sweep, gpus=gpus, gpu=gpu, throughput=throughput, price=price)
     show(sweep_plan.to_dict(), as_json, sweep_plan)
 
 

@@ -79,16 +79,16 @@ def test_a_long_window_of_zstandard_is_refused(tmp_path):
     assert refusal(folder).endswith("ZSTD decompress failed: Frame requires too much memory for decoding")
 
 
-def test_other_layouts_of_json_are_read(tmp_path):
-    rows = [{"text": text} for text in TEXTS]
-    for name, content in {
-        "array": json.dumps(rows),
-        "printed": json.dumps(rows, indent=2),
-        "strings": json.dumps(TEXTS),
-        "objects": "\n".join(json.dumps(row, indent=1) for row in rows) + "\n",
-        "mark": "\ufeff" + "".join(json.dumps(row) + "\r\n\n" for row in rows),
-    }.items():
-        assert documents(folder_of(tmp_path / name, {"train.json": content.encode()})) == TEXTS, name
+def test_lines_of_windows_with_a_byte_order_mark_are_read(tmp_path):
+    content = "\ufeff" + "".join(json.dumps({"text": text}) + "\r\n\n" for text in TEXTS)
+    assert documents(folder_of(tmp_path / "text", {"train.json": content.encode()})) == TEXTS
+
+
+@pytest.mark.parametrize(("indent", "reason"), [(None, "is not a JSON object but b'["), (1, "is not JSON: ")])
+def test_an_array_is_refused(tmp_path, indent, reason):
+    content = json.dumps([{"text": text} for text in TEXTS], indent=indent).encode()
+    folder = folder_of(tmp_path / "text", {"train.json": content})
+    assert refusal(folder).startswith(f"data.dataset: {folder}/train.json, line 1 {reason}")
 
 
 @pytest.mark.parametrize("name", ["br[1]ck", "st*r", "wh?t", "a [b] *", "c::d", "50% #1", "{x,y}", "[", "it's"])
