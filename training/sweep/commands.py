@@ -5,19 +5,15 @@ What they use, and torch with it, is imported when they work: their help is ther
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from hub.base.atomic import write_bytes
 from hub.base.commands import Json
 from hub.base.tables import print_table, show
-from hub.record.table import to_jsonl
 from training import sweep as sweeps
-from training.configuration.arguments import ConfigurationError
 from training.configuration.variables import check_variables
 
 _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
@@ -134,21 +130,6 @@ def cancel(sweep_file: _SweepFile, only: _Only = None) -> None:
         runs = [sweep_run for sweep_run in runs if sweep_run.name not in cancelled]
         for name in cancelled:
             print(f"{name}: cancelled ({engine_name})")
-
-
-def records(
-    sweep_file: _SweepFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .jsonl file to write.")],
-) -> None:
-    """Write the records of the finished runs, one JSON line each, as `scaling-law fit` reads them."""
-    if output.suffix != ".jsonl":
-        raise ConfigurationError(f"--output: {str(output)!r}; it must end in .jsonl")
-    sweep = sweeps.Sweep.load(sweep_file)
-    finished = [*itertools.chain(*(sweep_run.records() for sweep_run in sweep.runs))]
-    if not finished:
-        raise ConfigurationError("no run of this sweep has finished yet")
-    write_bytes(output, to_jsonl(finished))
-    print(f"{len(finished)} records in {output}")
 
 
 def config(sweep_file: _SweepFile, name: Annotated[str, typer.Argument(help="Name of a run.")]) -> None:
