@@ -52,9 +52,6 @@ _METADATA_OF_RECORDS = ("tags", "datasets", "model-index", "configs")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)")
 _MAX_TABLE_ROWS = 400
-# Runs before and after a run in the table of its sweep.
-_NEIGHBOURS = 6
-_PREDICTION = "Loss in nats/token that a scaling law predicts for this run:"
 # Revisions whose results stand in the metadata of a repository's card.
 _MAX_RESULTS = 100
 
@@ -82,20 +79,19 @@ def model_card(
     *,
     sections: Mapping[str, str] | None = None,
     pictures: Mapping[str, str] = MappingProxyType({}),
-    siblings: Iterable[RunRecord] = (),
     predicted_loss: float | None = None,
     license: str | None = None,
 ) -> str:
     """Write the README.md of one released revision, with its results as a `model-index`.
 
     `sections` (heading -> Markdown) come before the limits, `pictures` (file name -> caption, "" for the name) after
-    the table. `siblings` are other runs of the sweep, `predicted_loss` (nats/token) is a law's, and `license` an
-    identifier of the Hub's list; without one the card names none.
+    the table. `predicted_loss` (nats/token) is a law's, and `license` an identifier of the Hub's list; without one the
+    card names none.
     """
     paragraphs = [*_introduce(record), "## How to load", block(LOADING, _loading_example(record))]
     paragraphs += ["## The run", block(RUN, _run_table(record))]
     paragraphs += [_picture(name, caption) for name, caption in pictures.items()]
-    paragraphs.append(block(PLACE, _place_in_sweep(record, siblings, predicted_loss)))
+    paragraphs += [block(PLACE, _compare_with_prediction(record, predicted_loss)), _refer_to_index(record)]
     paragraphs += [f"## {heading}\n\n{text}" for heading, text in (sections or {}).items()]
     paragraphs += ["## Limits", _LIMITS]
     return compose_card(_metadata([record], license), paragraphs)
@@ -147,14 +143,14 @@ def refresh_card(card: str, fresh: str) -> str:
 def update_card(present: str, card: str, license: str | None = None, *, with_prediction: bool = False) -> str:
     """Return the card to store when `card` is pushed to a branch that has the card `present`.
 
-    The licence stays unless one is given. `present` stays where only the run's neighbours would differ; a law's loss
-    counts only `with_prediction`.
+    The licence stays unless one is given. `present` stays where only a law's prediction would go: a push without one,
+    which is not `with_prediction`, takes none away.
     """
     license = license or license_of(present) or license_of(card)
     if license:
         card = update_metadata(card, {"license": license}, ["license"])
     text = refresh_card(present, card)
-    if with_prediction and _prediction_of(present) != _prediction_of(text):
+    if with_prediction:
         return text
     return present if replace_block(present, PLACE, "") == replace_block(text, PLACE, "") else text
 
@@ -197,9 +193,13 @@ def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: st
         block(REVISIONS, Table(header, rows).markdown()),
         "## How to load",
         block(LOADING, _loading_example(example)),
-        f"All runs of the sweep, with their records: the dataset `{index_name(example.sweep)}`.",
+        _refer_to_index(example),
     ]
     return compose_card(_metadata(runs, license), paragraphs)
+
+
+def _refer_to_index(record: RunRecord) -> str:
+    return f"All runs of the sweep, with their records: the dataset `{index_name(record.sweep)}`."
 
 
 def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license: str | None = None) -> str:
@@ -387,12 +387,12 @@ def check_license(identifier: str) -> str:
 # -- the tables; every cell is escaped by `Table.markdown`
 
 
-def runs_table(records: Iterable[RunRecord], title: str | None = None, *, marked: RunRecord | None = None) -> Table:
-    """Make a table with one row per record, and an arrow before the name of the `marked` one."""
+def runs_table(records: Iterable[RunRecord], title: str | None = None) -> Table:
+    """Make a table with one row per record."""
     header = ("Run", "Active", "Total", "E", "Tokens", "Held-out loss", "Training loss", "Status", "Revision")
     rows = [
         (
-            f"→ {record.run_id}" if record is marked else record.run_id,
+            record.run_id,
             format_count(record.n_active),
             format_count(record.n_total),
             record.experts,
@@ -409,36 +409,13 @@ def _result_cells(record: RunRecord) -> tuple[str, str, str, str]:
     return tokens, format_decimal(record.eval_loss), format_decimal(record.train_loss), record.status
 
 
-def _place_in_sweep(record: RunRecord, siblings: Iterable[RunRecord], predicted_loss: float | None) -> str:
-    """Write a law's predicted loss, and the final runs nearest in size, experts and tokens; empty without either."""
-    paragraphs = []
-    if predicted_loss is not None:
-        loss = record.train_loss if record.eval_loss is None else record.eval_loss
-        error = "" if loss is None else f" (measured − predicted = {loss - predicted_loss:+.4f})"
-        paragraphs.append(f"{_PREDICTION} {predicted_loss:.4f}{error}.")
-    neighbours = _neighbours(record, siblings)
-    if neighbours:
-        paragraphs.append(runs_table(neighbours, marked=record).markdown())
-    return "\n\n".join(["## Its place in the sweep", *paragraphs]) if paragraphs else ""
-
-
-def _neighbours(record: RunRecord, siblings: Iterable[RunRecord]) -> list[RunRecord]:
-    """Find the final runs before and after a run, with it in their middle; none if it has no siblings."""
-    runs = [record]
-    for sibling in siblings:
-        is_same = (sibling.run_id, sibling.tokens) == (record.run_id, record.tokens)
-        if sibling.status == "final" and not is_same:
-            runs.append(sibling)
-    if len(runs) == 1:
-        return []
-    runs.sort(key=lambda run: (run.n_active, run.experts, run.tokens, run.run_id))
-    position = next(index for index, run in enumerate(runs) if run is record)
-    return runs[max(0, position - _NEIGHBOURS) : position + _NEIGHBOURS + 1]
-
-
-def _prediction_of(card: str) -> str:
-    lines = (block_of(card, PLACE) or "").splitlines()
-    return next((line for line in lines if line.startswith(_PREDICTION)), "")
+def _compare_with_prediction(record: RunRecord, predicted_loss: float | None) -> str:
+    """Write the loss that a law predicts, and how far the measured one lies from it; empty without a prediction."""
+    if predicted_loss is None:
+        return ""
+    loss = record.train_loss if record.eval_loss is None else record.eval_loss
+    error = "" if loss is None else f" (measured − predicted = {loss - predicted_loss:+.4f})"
+    return f"Loss in nats/token that a scaling law predicts for this run: {predicted_loss:.4f}{error}."
 
 
 # The rows of a run's table: a label, and its text with fields of the record or of `_describe_run`.

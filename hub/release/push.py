@@ -1,7 +1,7 @@
 """Releasing checkpoints: each run as one atomic publication, then the index that makes them visible.
 
 Pushing writes the files of a branch that differ from what should be there, so an interrupted push is started again.
-A record that says the same in other words and a card with other neighbours cause no new commit.
+A record that says the same in other words causes no new commit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ def push_run(
     record: RunRecord,
     *,
     branch: str | None = None,
-    siblings: Iterable[RunRecord] = (),
     predicted_loss: float | None = None,
     license: str | None = None,
 ) -> RunRecord:
@@ -84,7 +83,7 @@ def push_run(
             that `hub.store.files` does not list stay behind.
         record: its `weights_sha256`, if set, must be those of the files.
         branch: default: `branch_name(record)`.
-        siblings, predicted_loss: other runs of the sweep, and a law's loss (nats/token), for the card.
+        predicted_loss: a law's (nats/token), for the card.
         license: an identifier of the Hub's list; default: the one that the folder's card names.
 
     Raises:
@@ -95,7 +94,7 @@ def push_run(
     prepared = prepare(store, release, record, branch=branch)
     files = dict(release.files)
     pictures = {name: "" for name in files if name.endswith((".png", ".svg"))}
-    card = model_card(prepared, pictures=pictures, siblings=siblings, predicted_loss=predicted_loss, license=license)
+    card = model_card(prepared, pictures=pictures, predicted_loss=predicted_loss, license=license)
     if "README.md" in files:
         card = refresh_card(content_of(files["README.md"]).decode("utf-8", "replace"), card)
     record_json = prepared.to_json(indent=2).encode() + b"\n"
@@ -168,8 +167,8 @@ def push_runs(
 ) -> list[RunRecord]:
     """Release runs, `workers` at a time, and return their records as released, in the order of `runs`.
 
-    Each card shows its run among the others of the sweep. `predicted_losses` (run id -> nats/token) are a law's;
-    `done` is called with each record as released, in no order, one call at a time.
+    `predicted_losses` (run id -> nats/token) are a law's; `done` is called with each record as released, in no order,
+    one call at a time.
 
     Raises:
         FilesError: two runs would be one branch, or private and public would mix; nothing was written.
@@ -185,9 +184,8 @@ def push_runs(
 
     def push(position: int) -> RunRecord:
         folder, record = runs[position]
-        siblings = [sibling for sibling in records if sibling.sweep == record.sweep]
         loss = (predicted_losses or {}).get(record.run_id)
-        return push_run(store, folder, record, siblings=siblings, predicted_loss=loss, license=license)
+        return push_run(store, folder, record, predicted_loss=loss, license=license)
 
     futures, refusal = _run_in_threads(push, done, len(runs), workers)
     pushed: list[RunRecord] = []

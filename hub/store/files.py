@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hub.base import atomic, strict_json
-from hub.base.errors import FilesError, IntegrityError, RecordError, secret_in
+from hub.base.errors import FilesError, IntegrityError, secret_in
 from hub.base.paths import check_links
 from hub.base.types import Strings
 
@@ -178,7 +178,9 @@ def check_secrets(files: Contents) -> None:
 def _read_text(name: str, content: Content) -> bytes:
     """Read the bytes of a file that can hold text: the header of weights, everything of any other file."""
     if name.endswith(".safetensors"):
-        return _read_header(content)[1]
+        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+            header_length = int.from_bytes(file.read(8), "little")
+            return file.read(min(header_length, _MAX_HEADER_BYTES))
     size = size_of(content)
     if size > _MAX_TEXT_BYTES:
         raise FilesError(f"{name}: {size:,} bytes, allowed for a file without weights are {_MAX_TEXT_BYTES:,}")
@@ -187,24 +189,14 @@ def _read_text(name: str, content: Content) -> bytes:
 
 def check_safetensors(path: Path) -> None:
     """Read the header of a weights file; FilesError if it is not safetensors."""
-    length, content = _read_header(path)
-    size = path.stat().st_size
-    if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-        raise FilesError(f"{path.name} is not a safetensors file: its header claims {length} of {size} bytes")
+    from huggingface_hub import parse_local_safetensors_file_metadata
+    from huggingface_hub.errors import SafetensorsParsingError
+
     try:
-        header = strict_json.loads(content, what=path.name, max_bytes=length)
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                [int(extent) for extent in tensor["shape"]]
-    except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
+        parse_local_safetensors_file_metadata(path)
+    # The library takes it for granted that a header is a mapping.
+    except (SafetensorsParsingError, AttributeError, TypeError, ValueError) as error:
         raise FilesError(f"{path.name} is not a safetensors file: {error}") from None
-
-
-def _read_header(weights: Content) -> tuple[int, bytes]:
-    """Read the length that a safetensors file claims for its header, and the header."""
-    with io.BytesIO(weights) if isinstance(weights, bytes) else weights.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return length, file.read(min(length, _MAX_HEADER_BYTES))
 
 
 def content_of(content: Content) -> bytes:

@@ -28,6 +28,7 @@ from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import Form, pick_law, tools
 from scaling_law.explorer.question import (
+    BUDGET_FIELDS,
     CHOICES,
     FLOPS,
     HOURS,
@@ -37,6 +38,7 @@ from scaling_law.explorer.question import (
     VIEWS,
     Question,
     parse_field,
+    type_of,
 )
 from scaling_law.explorer.run_pages import (
     READ_LOG,
@@ -46,6 +48,8 @@ from scaling_law.explorer.run_pages import (
     describe_problem,
     describe_refusal,
     fill_page,
+    label_of,
+    make_text,
 )
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
 from scaling_law.law import JointLaw, Law
@@ -62,19 +66,10 @@ INTRODUCTION = """# How many experts, how big, how many tokens?
 
 A scaling law picks them for a budget and a memory limit: by default the joint law of
 [Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)."""
-# What an empty field means.
-EMPTY = {
-    "memory": "no limit",
-    "kv_tokens": "none",
-    "inference_tokens": "none",
-    "experts": "all of the law's",
-    "sequence_length": "512 or 4,096",
-    "batch": "automatic",
-    "accuracy": "none",
-    "like": "the paper's",
-}
 # The fields, in the order of their components.
 FIELDS = [field.name for field in fields(Question)]
+# Those as wide as the form on a narrow page.
+BROAD = ("unit", "accuracy")
 PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
 # Field → its log10 from and to, and its text.
 SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {
@@ -284,42 +279,24 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
     inputs: Fields = {}
     sliders: Fields = {}
     positions = _slider_positions(first)
-
-    def text(name: str, label: str, info: str, **options: Any) -> None:
-        empty = EMPTY.get(name)
-        looks: Fields = {"label": label, "info": info, "placeholder": empty, "max_lines": 1, **options}
-        inputs[name] = gr.Textbox(getattr(first, name), elem_id=name, **looks)
-
-    def slider(name: str, label: str, *classes: str) -> None:
-        low, high, _ = SLIDERS[name]
-        sliders[name] = gr.Slider(
-            low, high, positions.get(name), step=STEP, label=label, elem_classes=["slider", *classes]
-        )
-
+    choices: Fields = {"unit": [("FLOPs", FLOPS), ("hours on GPUs", HOURS)], "gpu": [*CHOICES["gpu"]], "law": [*laws]}
     # What a link opens need not be a preset.
     preset = gr.Dropdown(
         list(PRESETS), label="Start from a preset", value=None, elem_id="preset", elem_classes="broad"
     )
-    units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
-    inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit", elem_classes="broad")
-    text("flops", "Training budget (FLOPs)", "such as 1e22, inference included", elem_classes="in-flops")
-    slider("flops", "log₁₀ of the FLOPs", "in-flops")
-    text("hours", "Hours", "wall-clock time of training: 168, 7d or 1w", elem_classes="in-hours")
-    slider("hours", "log₁₀ of the hours", "in-hours")
-    text("gpus", "Number of GPUs", "such as 8", elem_classes="in-hours")
-    in_hours: Fields = {"elem_classes": "in-hours", "elem_id": "gpu"}
-    inputs["gpu"] = gr.Dropdown(list(CHOICES["gpu"]), label="GPU", value=first.gpu, **in_hours)
-    text("memory", "Memory", "such as 80GB, for weights and KV cache")
-    slider("memory", "log₁₀ of the bytes")
-    text("kv_tokens", "Tokens in the KV cache", "such as 16k, over all sequences")
-    text("inference_tokens", "Inference tokens", "such as 100B over the model's life; with FLOPs only")
-    text("like", "Family", "whose shape the models have, such as qwen3-30b-a3b")
-    text("experts", "Experts to compare", "such as 1,2,4, or doublings: 1-32; routed ones of a family")
-    text("sequence_length", "Sequence length", "such as 4k tokens")
-    text("batch", "Batch size", "such as 4M tokens, or a ramp of sequences: 0:128,0.5B:256")
-    by_name = f"{PUBLISHED}: Ludziejewski et al. 2025; others as in scaling-law compare"
-    inputs["law"] = gr.Dropdown([*laws], label="Law", info=by_name, value=first.law, elem_id="law")
-    text("accuracy", "Downstream accuracy", "such as arc_easy, hellaswag; expected at this loss", elem_classes="broad")
+    for name in FIELDS:
+        classes = [f"in-{unit}" for unit, names in BUDGET_FIELDS.items() if name in names]
+        looks: Fields = {"value": getattr(first, name), "elem_classes": ["broad"] if name in BROAD else classes}
+        if name in choices:
+            make = gr.Radio if name == "unit" else gr.Dropdown
+            inputs[name] = make(choices[name], label=label_of(name), elem_id=name, **looks)
+        elif name != "view":
+            inputs[name] = make_text(name, type_of(name), **looks)
+        if name in SLIDERS:
+            low, high, _ = SLIDERS[name]
+            label = f"log₁₀ of {label_of(name)}"
+            position = positions.get(name)
+            sliders[name] = gr.Slider(low, high, position, step=STEP, label=label, elem_classes=["slider", *classes])
     return preset, inputs, sliders
 
 

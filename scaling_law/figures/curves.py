@@ -133,7 +133,7 @@ def interval_of(draws: FloatArray) -> Intervals | None:
 
 def near_the_runs(law: Formula, **variables: Any) -> BoolArray:
     """Return which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
-    inside = ~law.beyond_guard(**variables)
+    inside = ~law.check(**variables).beyond
     return inside if inside.any() else ~inside
 
 

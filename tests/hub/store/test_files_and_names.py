@@ -130,7 +130,7 @@ def test_a_loop_of_folders_lists_a_run_once(tmp_path):
     (runs / "one" / "z").symlink_to(runs / "z")
     (runs / "z" / "self").symlink_to(".")
     assert run_folders(runs) == [runs / "one", runs / "z" / "two"]
-    unfinished = tmp_path / "store" / "models" / "repo" / ".incoming-1"  # a branch that is being written
+    unfinished = tmp_path / "store" / "models" / "repo" / ".branch.1.tmp"  # a branch that is being written
     unfinished.mkdir(parents=True)
     (unfinished / "run.json").write_text(make_record(run_id="unfinished").to_json())
     for name in ("branch", "again"):

@@ -89,8 +89,8 @@ def test_a_published_law_knows_the_ranges_of_its_runs():
         "granularity 128 is outside the fitted 1…16 (×8)",
         "granularity is over 4 times outside its range: do not act on this prediction",
     ]
-    assert not krajewski.beyond_guard(**at)
-    assert krajewski.beyond_guard(**at | {"experts": 8})  # it is a law for 64 experts
+    assert not krajewski.check(**at).beyond
+    assert krajewski.check(**at | {"experts": 8}).beyond  # it is a law for 64 experts
     assert published("besiroglu").conditions.n_runs == 240
 
 
@@ -100,7 +100,7 @@ def test_what_no_range_is_known_of_is_not_trusted():
     at = {"n_total": 6e17, "tokens": 1e12, "density": 0.1}
     assert abnar.warnings(**at) == [unknown.format("n_total, D")]
     assert not abnar.check(**at).trusted
-    assert not abnar.beyond_guard(**at)  # it is not refused
+    assert not abnar.check(**at).beyond  # it is not refused
     assert abnar.optimal(1e21).best.loss == min(row.loss for row in abnar.optimal(1e21))
     kaplan, dense = published("kaplan"), {"n_active_non_embedding": 1e8, "tokens": 1e10}
     assert kaplan.check(**dense).trusted
