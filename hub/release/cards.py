@@ -422,7 +422,7 @@ def _compare_with_prediction(record: RunRecord, predicted_loss: float | None) ->
 _ROWS = {
     "Run": "{run_id} ({status})",
     "Branched from": "{parent_run_id} after {branch_point_tokens:count} tokens",
-    "Experts E (one active per token)": "{experts}",
+    "Experts E (one active per token)": "{switch_experts}",
     "Class in transformers": "{model_type}",
     "Experts": "{experts_per_token} of {experts} per token{shared}",
     "E of laws of top-1 models, granularity": "{experts_equivalent:g}, {granularity:g}",
@@ -458,26 +458,15 @@ _ROWS = {
     "Training compute": "{training_flops:.4g} FLOPs, {tokens_per_second:count} tokens/s, MFU {mfu:.3f}",
     "Hardware, wall time": "{hardware}, {wall_time}",
 }
-# Rows that are left out where one of these fields is null.
-_ROWS_THAT_NEED = {
-    "Branched from": ("parent_run_id",),
-    "Class in transformers": ("model_type",),
-    "Micro-batch (sequences)": ("micro_batch_sequences",),
-    "Initialization": ("initialization",),
-    "Norm before the head": ("final_norm",),
-    "Expert capacity": ("capacity",),
-    "Capacity group (tokens)": ("capacity_group_tokens",),
-    "Auxiliary losses (coefficients)": ("balance_loss_coefficient", "z_loss_coefficient"),
-}
-# Rows of models that route, which a dense one lacks.
-_ROUTED_ROWS = (
-    "Experts",
-    "E of laws of top-1 models, granularity",
-    "Tokens dropped by the router",
-    "Largest expert load over the mean",
-    "Expert capacity",
-    "Capacity group (tokens)",
-    "Auxiliary losses (coefficients)",
+# Fields of models that route, which say nothing of a dense one.
+_ROUTING = (
+    "experts_per_token",
+    "experts_equivalent",
+    "drop_rate",
+    "expert_load_max_over_mean",
+    "capacity",
+    "capacity_group_tokens",
+    "balance_loss_coefficient",
 )
 
 
@@ -491,19 +480,17 @@ class _Cell(string.Formatter):
 
 
 def _run_table(record: RunRecord) -> str:
-    """Write the settings and results of a run; a null value is "–", and a row that says nothing is left out."""
+    """Write the settings and results of a run; a row whose first field is null is left out."""
     fields = {**vars(record), **_describe_run(record)}
-    omitted_labels = set()
-    for label, names in _ROWS_THAT_NEED.items():
-        if None in [fields[name] for name in names]:
-            omitted_labels.add(label)
     if record.experts == 1:
-        omitted_labels.update(_ROUTED_ROWS)
-    if record.model_type is None:
-        omitted_labels.update(_ROUTED_ROWS[:2])
-    else:
-        omitted_labels.add("Experts E (one active per token)")
-    rows = [(label, _Cell().vformat(text, (), fields)) for label, text in _ROWS.items() if label not in omitted_labels]
+        fields.update(dict.fromkeys(_ROUTING))
+    formatter = _Cell()
+    rows = []
+    for label, text in _ROWS.items():
+        _, first_name, *_ = next(formatter.parse(text))
+        first_value, _ = formatter.get_field(str(first_name), (), fields)
+        if first_value is not None:
+            rows.append((label, formatter.vformat(text, (), fields)))
     return Table(("", "Value"), rows).markdown()
 
 
@@ -511,6 +498,7 @@ def _describe_run(record: RunRecord) -> Fields:
     """Word what a run's table says beside the fields of its record."""
     ramp = [f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in record.schedule.batch_ramp]
     texts: Fields = {
+        "switch_experts": record.experts if record.model_type is None else None,
         "tokens_per_parameter": record.tokens / record.n_active,
         "shared": f", {record.shared_experts} shared" if record.shared_experts else "",
         "loss_window": f" over {format_count(record.train_loss_window_tokens)} tokens",
