@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,29 +270,22 @@ class HubStore(Store):
             return
         self.transport.require_token()
         sweep = index.removesuffix("-runs")
-        datasets = self._search("dataset", sweep)
+        # None where there is no index yet.
+        is_index_private = self._search("dataset", sweep).get(index)
         privacy = {name: private for name, private in self._search("model", sweep).items() if name in models}
         private_models = sorted(name for name, private in privacy.items() if private)
-        if index in datasets:
-            privacy[index] = datasets[index]
-        public = sorted(name for name, private in privacy.items() if not private)
+        public = sorted(name for name, private in {**privacy, index: is_index_private}.items() if private is False)
         if self.private and public:
             raise FilesError(
-                f"private: {self._with_verb(public)} public; push without --private, choose another sweep name, or "
+                f"private: {self.repo_id(public[0])} is public; push without --private, choose another sweep name, or "
                 "make the existing repositories private first"
             )
-        if not self.private and private_models and not datasets.get(index):
-            verb = "is" if index in datasets else "would be"
+        if private_models and not self.private and not is_index_private:
             raise FilesError(
-                f"private: {self._with_verb(private_models)} private, and the index {self.repo_id(index)} {verb} "
-                "public; push with --private"
+                f"private: {self.repo_id(private_models[0])} is private, and the index {self.repo_id(index)} is or "
+                "would be public; push with --private"
             )
         self._checked.update(names)
-
-    def _with_verb(self, repositories: Sequence[str]) -> str:
-        """Name the first of some repositories, with "is" or "are" behind them."""
-        names = ", ".join(map(self.repo_id, repositories[:5]))
-        return f"{names} {'is' if len(repositories) == 1 else 'are'}"
 
     # -- writing
 

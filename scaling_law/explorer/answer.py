@@ -97,7 +97,8 @@ def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
 
 def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:
     """Draw the figure of the question's view."""
-    thin = curves.thin_draws(law, DRAWS)
+    if law.draws is not None:
+        law = law.replace(draws=law.draws[:DRAWS])
     budget = table.budget
     models = table.limits.to_fields()
     memory = models.pop("memory")
@@ -106,21 +107,21 @@ def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -
     if question.experts.strip():
         experts = [table.limits.to_question(row.experts) for row in table]
     if question.view == "memory":
-        by_memory = curves.memory_curves(thin, budget, experts, **models, points=POINTS, prefers_trusted=True)
+        by_memory = curves.memory_curves(law, budget, experts, **models, points=POINTS, prefers_trusted=True)
         return interactive.loss_by_memory(by_memory, page, memory, (table.best.memory_bytes, table.best.loss))
     dots = {row.experts: (row.tokens, row.loss) for row in table}
     if question.view == "isoflop":
-        by_budget = curves.budget_curves(thin, budget, experts, **models, memory=memory, points=POINTS)
+        by_budget = curves.budget_curves(law, budget, experts, **models, memory=memory, points=POINTS)
         return interactive.loss_by_tokens(by_budget, page, curves.shown_losses(by_budget), table.best.experts, dots)
     if question.view == "tokens":
-        by_model = curves.token_curves(thin, table, POINTS)
+        by_model = curves.token_curves(law, table, POINTS)
         low, high = curves.shown_losses(by_model)
         # These curves fall on beyond their dots.
         losses = (low - (high - low) / 2, high)
         return interactive.loss_by_tokens(by_model, page, losses, table.best.experts, dots)
     budgets = _grid(MAP_FLOPS, table.flops, MAP_COLUMNS)
     memory_limits = _grid(MAP_MEMORY, memory, MAP_ROWS)
-    best = curves.best_experts(thin, budgets, memory_limits, experts, **models)
+    best = curves.best_experts(law, budgets, memory_limits, experts, **models)
     return interactive.best_by_budget(best, page, (table.flops, memory), locate_models(table.limits.kv_tokens))
 
 

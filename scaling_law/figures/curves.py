@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from hub.base.types import Fields
 from scaling_law.formulas import Formula
-from scaling_law.formulas.law import FormulaT, positive
+from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wins
@@ -135,14 +135,6 @@ def near_the_runs(law: Formula, **variables: Any) -> BoolArray:
     """Return which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
     inside = ~law.check(**variables).beyond
     return inside if inside.any() else ~inside
-
-
-def thin_draws(law: FormulaT, n_draws: int) -> FormulaT:
-    """Keep every k-th draw of the law, at most `n_draws`, for the intervals of figures that are drawn often."""
-    if law.draws is None or len(law.draws) <= n_draws:
-        return law
-    step = -(-len(law.draws) // n_draws)
-    return law.replace(draws=law.draws[::step])
 
 
 def loss_curve(
