@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from hub.base.types import Fields
 from scaling_law.formulas import Formula
-from scaling_law.formulas.law import positive
+from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wins
@@ -36,8 +36,6 @@ EDGE_POINTS = 200
 WIDTHS = 4.0
 # A curve along tokens has so many times fewer and more than its table.
 TOKENS = 20.0
-# The quantiles that bound 95 %.
-LEVEL = (0.025, 0.975)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,10 +123,7 @@ class BestExperts:
 def interval_of(draws: FloatArray) -> Intervals | None:
     """Return 95 % intervals of `draws` [draws, points], from draws without NaN; None for fewer than two of them."""
     finite = draws[np.isfinite(draws).all(axis=1)]
-    if len(finite) < 2:
-        return None
-    low, high = np.quantile(finite, LEVEL, axis=0)
-    return low, high
+    return percentile_interval(finite) if len(finite) > 1 else None
 
 
 def near_the_runs(law: Formula, **variables: Any) -> BoolArray:
@@ -297,9 +292,8 @@ def _boundaries(experts: FloatArray, memory: FloatArray, loss: FloatArray, draws
         # The point after the last one at which more experts are behind.
         n_ahead = np.where(is_behind.any(axis=1), np.argmax(is_behind[:, ::-1], axis=1), len(points))
         crossings = memory[points[np.minimum(len(points) - n_ahead, len(points) - 1)]]
-        low, high = np.quantile(crossings, LEVEL)
         pair = (float(experts[first]), float(experts[second]))
-        boundaries[pair] = Boundary(*pair, (float(low), float(high)))
+        boundaries[pair] = Boundary(*pair, percentile_interval(crossings))
     return tuple(boundaries.values())
 
 
