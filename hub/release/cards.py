@@ -20,7 +20,6 @@ from hub.base.markdown import (
     block_of,
     compose_card,
     escape_markdown,
-    license_of,
     read_card,
     replace_block,
     update_metadata,
@@ -91,7 +90,10 @@ def model_card(
     paragraphs = [*_introduce(record), "## How to load", block(LOADING, _loading_example(record))]
     paragraphs += ["## The run", block(RUN, _run_table(record))]
     paragraphs += [_picture(name, caption) for name, caption in pictures.items()]
-    paragraphs += [block(PLACE, _compare_with_prediction(record, predicted_loss)), _refer_to_index(record)]
+    prediction = ""
+    if predicted_loss is not None:
+        prediction = f"Loss in nats/token that a scaling law predicts for this run: {predicted_loss:.4f}."
+    paragraphs += [block(PLACE, prediction), _refer_to_index(record)]
     paragraphs += [f"## {heading}\n\n{text}" for heading, text in (sections or {}).items()]
     paragraphs += ["## Limits", _LIMITS]
     return compose_card(_metadata([record], license), paragraphs)
@@ -125,7 +127,8 @@ def _introduce(record: RunRecord) -> list[str]:
 def refresh_card(card: str, fresh: str) -> str:
     """Return the card with its record-derived blocks and metadata, and a licence, as in `fresh`.
 
-    Everything else stays; a card without our blocks stays as it is but for the licence.
+    Everything else stays, as does a law's prediction where `fresh` has none; a card without our blocks stays as it is
+    but for the licence.
     """
     for name in _BLOCKS_OF_RECORDS:
         text = block_of(fresh, name)
@@ -138,21 +141,6 @@ def refresh_card(card: str, fresh: str) -> str:
     if "license" in metadata:
         names.append("license")
     return update_metadata(card, metadata, names)
-
-
-def update_card(present: str, card: str, license: str | None = None, *, with_prediction: bool = False) -> str:
-    """Return the card to store when `card` is pushed to a branch that has the card `present`.
-
-    The licence stays unless one is given. `present` stays where only a law's prediction would go: a push without one,
-    which is not `with_prediction`, takes none away.
-    """
-    license = license or license_of(present) or license_of(card)
-    if license:
-        card = update_metadata(card, {"license": license}, ["license"])
-    text = refresh_card(present, card)
-    if with_prediction:
-        return text
-    return present if replace_block(present, PLACE, "") == replace_block(text, PLACE, "") else text
 
 
 def choose_main_run(records: Iterable[RunRecord]) -> RunRecord | None:
@@ -407,15 +395,6 @@ def runs_table(records: Iterable[RunRecord], title: str | None = None) -> Table:
 def _result_cells(record: RunRecord) -> tuple[str, str, str, str]:
     tokens = format_count(record.tokens)
     return tokens, format_decimal(record.eval_loss), format_decimal(record.train_loss), record.status
-
-
-def _compare_with_prediction(record: RunRecord, predicted_loss: float | None) -> str:
-    """Write the loss that a law predicts, and how far the measured one lies from it; empty without a prediction."""
-    if predicted_loss is None:
-        return ""
-    loss = record.train_loss if record.eval_loss is None else record.eval_loss
-    error = "" if loss is None else f" (measured − predicted = {loss - predicted_loss:+.4f})"
-    return f"Loss in nats/token that a scaling law predicts for this run: {predicted_loss:.4f}{error}."
 
 
 # The rows of a run's table: a label, and its text with fields of the record or of `_describe_run`.

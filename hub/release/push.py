@@ -27,7 +27,7 @@ from hub.base.errors import (
 from hub.base.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.release.cards import check_license, model_card, refresh_card, update_card
+from hub.release.cards import check_license, model_card, refresh_card
 from hub.release.index import push_index, push_repo_cards
 from hub.store.base import Publication, Store, check_name
 from hub.store.files import Release, check_secrets, content_of, release_of
@@ -94,9 +94,9 @@ def push_run(
     prepared = prepare(store, release, record, branch=branch)
     files = dict(release.files)
     pictures = {name: "" for name in files if name.endswith((".png", ".svg"))}
-    card = model_card(prepared, pictures=pictures, predicted_loss=predicted_loss, license=license)
+    card = fresh = model_card(prepared, pictures=pictures, predicted_loss=predicted_loss, license=license)
     if "README.md" in files:
-        card = refresh_card(content_of(files["README.md"]).decode("utf-8", "replace"), card)
+        card = refresh_card(content_of(files["README.md"]).decode("utf-8", "replace"), fresh)
     record_json = prepared.to_json(indent=2).encode() + b"\n"
     files["README.md"] = card.encode()
     files["run.json"] = record_json
@@ -110,7 +110,7 @@ def push_run(
         f"{prepared.status} run {prepared.run_id}: {prepared.tokens:,} tokens, {prepared.experts} experts",
         {
             "run.json": partial(_merge_record, prepared, record_json),
-            "README.md": partial(_merge_card, card, license, with_prediction=predicted_loss is not None),
+            "README.md": partial(_merge_card, fresh),
         },
     )
     return prepared.replaced(commit=published.commit)
@@ -148,10 +148,10 @@ def _merge_record(record: RunRecord, record_json: bytes, present: bytes) -> byte
     return present if present_record == record else record_json
 
 
-def _merge_card(card: str, license: str | None, present: bytes, *, with_prediction: bool) -> bytes:
+def _merge_card(fresh: str, present: bytes) -> bytes:
     """Update the blocks of the stored card that follow from records."""
     before = present.decode("utf-8", "replace")
-    text = update_card(before, card, license, with_prediction=with_prediction)
+    text = refresh_card(before, fresh)
     check_secrets({"README.md": text.encode()})
     return present if text == before else text.encode()
 
@@ -187,20 +187,17 @@ def push_runs(
         loss = (predicted_losses or {}).get(record.run_id)
         return push_run(store, folder, record, predicted_loss=loss, license=license)
 
-    futures, refusal = _run_in_threads(push, done, len(runs), workers)
     pushed: list[RunRecord] = []
     errors: list[tuple[str, BaseException]] = []
-    for (_, record), future in zip(runs, futures, strict=True):
+    for (_, record), future in zip(runs, _run_in_threads(push, done, len(runs), workers), strict=True):
         error = future.exception()
         if error is None:
             pushed.append(future.result())
         else:
             errors.append((record.run_id, error))
-    # Runs that were not started share the error of the one that was refused.
-    if refusal is not None:
-        errors = [(run_id, refusal if isinstance(error, CancelledError) else error) for run_id, error in errors]
-        if not pushed:
-            raise refusal
+    for _, error in errors:
+        if isinstance(error, AccessError) and not pushed:
+            raise error
     if errors:
         raise PushErrors(errors, pushed)
     return pushed
@@ -211,10 +208,11 @@ def _run_in_threads(
     done: Callable[[RunRecord], object],
     count: int,
     workers: int,
-) -> tuple[list[Future[RunRecord]], AccessError | None]:
-    """Push the runs in threads, and call `done` with each, one call at a time; also return the store's refusal.
+) -> list[Future[RunRecord]]:
+    """Push the runs in threads, and call `done` with each, one call at a time.
 
-    A refusal, which holds for all runs, and an interruption end what is not started; an error of `done` does not.
+    A refusal of the store, which holds for all runs and is the error of those that are not started, and an
+    interruption end what is not started; an error of `done` does not.
     """
     refusals: list[AccessError] = []
     done_lock = threading.Lock()
@@ -227,11 +225,12 @@ def _run_in_threads(
         is_submitted.wait()
         if is_stopped.is_set():
             raise CancelledError
+        if refusals:
+            raise refusals[0]
         try:
             released = push(position)
         except AccessError as error:
             refusals.append(error)
-            is_stopped.set()
             raise
         with done_lock:
             done(released)
@@ -250,7 +249,7 @@ def _run_in_threads(
             is_submitted.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return futures, next(iter(refusals), None)
+    return futures
 
 
 def check_places(store: Store, records: Iterable[RunRecord]) -> None:

@@ -54,7 +54,7 @@ def test_a_model_card_is_valid_and_complete():
         "revision=revision",
         "| Experts E (one active per token) | 4 |",
         "1,500,000",
-        "4.3000 (measured − predicted = +0.0125)",
+        "predicts for this run: 4.3000.",
         "## Training\n\nSome *trusted* text.",
         "![The training curve](training_curve.png)",
         "with their records: the dataset `demo-runs`",
