@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hub.base import atomic, strict_json
+from hub.base import atomic
 from hub.base.errors import FilesError, IntegrityError, secret_in
 from hub.base.paths import check_links
 from hub.base.types import Strings
@@ -94,9 +94,7 @@ def release_of(folder: str | Path) -> Release:
         raise FilesError(f"{folder} has no weights: allowed are .safetensors files{hint}")
     if len(paths) > _MAX_FILES:
         raise FilesError(f"{folder} has {len(paths)} files to release, allowed are {_MAX_FILES}")
-    _check_shards(paths, weights)
-    for name in weights:
-        check_safetensors(paths[name])
+    _check_weights(folder, weights)
     files: dict[str, Content] = dict(paths)
     tokenizer = paths.get("tokenizer_config.json")
     if tokenizer is not None:
@@ -187,16 +185,21 @@ def _read_text(name: str, content: Content) -> bytes:
     return content_of(content)
 
 
-def check_safetensors(path: Path) -> None:
-    """Read the header of a weights file; FilesError if it is not safetensors."""
-    from huggingface_hub import parse_local_safetensors_file_metadata
-    from huggingface_hub.errors import SafetensorsParsingError
+def _check_weights(folder: Path, weights: list[str]) -> None:
+    """Raise FilesError unless the weights are one safetensors file, or the shards that an index names."""
+    from huggingface_hub import get_local_safetensors_metadata
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
     try:
-        parse_local_safetensors_file_metadata(path)
-    # The library takes it for granted that a header is a mapping.
-    except (SafetensorsParsingError, AttributeError, TypeError, ValueError) as error:
-        raise FilesError(f"{path.name} is not a safetensors file: {error}") from None
+        shards = sorted(get_local_safetensors_metadata(folder).files_metadata)
+    except NotASafetensorsRepoError:
+        advice = "allowed are model.safetensors, or shards with their index"
+        raise FilesError(f"weights files are {weights}: {advice}") from None
+    # The library takes it for granted that headers and an index are mappings, and that all shards are there.
+    except (SafetensorsParsingError, AttributeError, TypeError, ValueError, FileNotFoundError) as error:
+        raise FilesError(f"{folder}: not a safetensors file, or no shard of its index: {error}") from None
+    if shards != sorted(weights):
+        raise FilesError(f"{folder}: weights are {shards} by their index, the folder has {sorted(weights)}")
 
 
 def content_of(content: Content) -> bytes:
@@ -218,19 +221,3 @@ def git_id_of(content: Content) -> str:
     """Compute git's id (hex) of a file's content, by which the Hub knows a small file."""
     data = content_of(content)
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-def _check_shards(files: Mapping[str, Path], weights: list[str]) -> None:
-    """Raise FilesError unless the weights are one file, or the shards that an index names."""
-    index = files.get("model.safetensors.index.json")
-    if index is None:
-        if weights != ["model.safetensors"]:
-            raise FilesError(f"weights files are {weights}: allowed are model.safetensors, or shards with their index")
-        return
-    content = strict_json.loads(index.read_bytes(), what=index.name, max_bytes=_MAX_TEXT_BYTES)
-    mapping = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(mapping, dict):
-        raise FilesError(f"{index.name} has no weight_map")
-    shards = set(mapping.values())
-    if shards != set(weights):
-        raise FilesError(f"{index.name} names {sorted(shards)}, the folder has {sorted(weights)}")

@@ -304,20 +304,20 @@ class HubStore(Store):
 
     def _open(self, kind: Kind, repo: str) -> _Repository:
         """Make the repository if it does not exist."""
-        with self._lock:
-            if (kind, repo) not in self._repositories:
-                self._repositories[(kind, repo)] = self._create_or_read(kind, repo)
-            return self._repositories[(kind, repo)]
-
-    def _create_or_read(self, kind: Kind, repo: str) -> _Repository:
-        repo_id = self.repo_id(repo)
         options: Fields = {"repo_type": kind, "private": self.private or None}
-        is_model = kind == "model"
-        try:
-            self._call(lambda: self._api.create_repo(repo_id, **options))
-            return _Repository({}, self._read_only_commit(repo) if is_model else None)
-        except ConflictError:
-            return _Repository(self.branches(kind, repo) if is_model else {})
+        with self._lock:
+            if (kind, repo) in self._repositories:
+                return self._repositories[(kind, repo)]
+            repository = _Repository({})
+            try:
+                self._call(lambda: self._api.create_repo(self.repo_id(repo), **options))
+                if kind == "model":
+                    repository.first = self._read_only_commit(repo)
+            except ConflictError:
+                if kind == "model":
+                    repository.branches = self.branches(kind, repo)
+            self._repositories[(kind, repo)] = repository
+            return repository
 
     def _read_only_commit(self, repo: str) -> str | None:
         """Read the one commit of a model repository that was just made, from the headers of its one file."""

@@ -69,11 +69,6 @@ def best_models(question: Question, law: Law) -> OptimalTable:
     return law.optimal(integral=True, accuracy=question.accuracy, **question.keywords())
 
 
-def plan_run(question: Question, law: Law) -> Plan:
-    """Plan the run of the best of them that the GPUs of the budget can train. ValueError where they can train none."""
-    return law.plan(**question.keywords())
-
-
 def _arrange(summary: Table, notes: Sequence[str]) -> Table:
     """Put the last column, best or tie, first, as a narrow page shows the left, and those that matter least last."""
     names = summary.header
@@ -89,7 +84,7 @@ def _arrange(summary: Table, notes: Sequence[str]) -> Table:
 def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
     """Make the plan and its YAML; without one, as where the GPUs can train no model, a comment that says why."""
     try:
-        plan = plan_run(question, law)
+        plan = law.plan(**question.keywords())
         return plan, plan.to_yaml()
     except ValueError as error:
         return None, "\n".join(f"# {line}" for line in wrap(f"no plan: {error}", 72))

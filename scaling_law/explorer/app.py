@@ -1,7 +1,7 @@
 """The page: Gradio components around `explorer.answer`; nothing is computed here.
 
 One listener (`_refresh`) writes the answer, the link, and the sliders that follow a text. The browser itself writes
-the fields that follow a slider, a preset or a link, at once. Gradio drops or reorders changes that happen while it
+the fields that follow a slider or a link, at once. Gradio drops or reorders changes that happen while it
 answers, so each answer comes with the values that it is for (`answered`), and the browser asks again until they are
 those of the fields. `turn` is a text that changes whenever a program has changed a field.
 
@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import asdict, astuple, fields
 from functools import partial, wraps
 from importlib.util import find_spec
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -70,7 +69,6 @@ A scaling law picks them for a budget and a memory limit: by default the joint l
 FIELDS = [field.name for field in fields(Question)]
 # Those as wide as the form on a narrow page.
 BROAD = ("unit", "accuracy")
-PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
 # Field → its log10 from and to, and its text.
 SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {
     "flops": (17.0, 26.0, format_flops),
@@ -234,14 +232,15 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
                 raise gr.Error(str(error).partition("\n")[0], print_exception=False) from None
 
     with Page(title=TITLE, analytics_enabled=False) as app:
-        gr.Markdown(INTRODUCTION)
+        links = [f"[{name}](?{question.query()})" for name, question in PRESETS.items()]
+        gr.Markdown(f"{INTRODUCTION}\n\nStart from {' · '.join(links)}", elem_id="introduction")
         link, turn, law_text = (gr.Textbox("", visible="hidden") for _ in range(3))
         opening = _echo("", astuple(first))
         answered = gr.Textbox(opening, visible="hidden")
         dark = gr.Checkbox(visible="hidden")
         with gr.Row():
             with gr.Column(scale=1, min_width=280, elem_classes="question"):
-                preset, inputs, sliders = _inputs(laws, first)
+                inputs, sliders = _inputs(laws, first)
             with gr.Column(scale=3, min_width=320):
                 inputs["view"], results, save = _results(start)
         questions = [inputs[name] for name in FIELDS]
@@ -258,7 +257,6 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
         answered.change(None, [answered, *questions], turn, js=ASK_AGAIN)
         link.change(None, link, None, js=LINK)
         app.load(None, None, [*values, link, dark], js=_opening_script(laws, first))
-        preset.input(None, preset, [preset, *[inputs[name] for name in PRESET_FIELDS], turn], js=_preset_script())
         for name, slider in sliders.items():
             slider.input(None, [slider, inputs[name]], [inputs[name], turn], js=_slider_script(name))
 
@@ -272,18 +270,14 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
     return app
 
 
-def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fields]:
-    """Make the presets, the components of a question but for its view, and its sliders."""
+def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Fields, Fields]:
+    """Make the components of a question but for its view, and its sliders."""
     import gradio as gr
 
     inputs: Fields = {}
     sliders: Fields = {}
     positions = _slider_positions(first)
     choices: Fields = {"unit": [("FLOPs", FLOPS), ("hours on GPUs", HOURS)], "gpu": [*CHOICES["gpu"]], "law": [*laws]}
-    # What a link opens need not be a preset.
-    preset = gr.Dropdown(
-        list(PRESETS), label="Start from a preset", value=None, elem_id="preset", elem_classes="broad"
-    )
     for name in FIELDS:
         classes = [f"in-{unit}" for unit, names in BUDGET_FIELDS.items() if name in names]
         looks: Fields = {"value": getattr(first, name), "elem_classes": ["broad"] if name in BROAD else classes}
@@ -297,7 +291,7 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fiel
             label = f"log₁₀ of {label_of(name)}"
             position = positions.get(name)
             sliders[name] = gr.Slider(low, high, position, step=STEP, label=label, elem_classes=["slider", *classes])
-    return preset, inputs, sliders
+    return inputs, sliders
 
 
 def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
@@ -389,13 +383,6 @@ def _slider_script(name: str) -> str:
         texts[-1] = ""
     index = f"typeof position === 'number' ? Math.round((position - {low}) / {STEP}) : -1"
     return f"(position, text) => [{json.dumps(texts)}[{index}] ?? text, {TURN}]"
-
-
-def _preset_script() -> str:
-    """Write JavaScript: no preset, the fields of the one chosen, and a turn; nothing without a choice."""
-    values_of = attrgetter(*PRESET_FIELDS)
-    values = {name: values_of(question) for name, question in PRESETS.items()}
-    return f"(name) => name ? [null, ...{json.dumps(values)}[name], {TURN}] : undefined"
 
 
 def _opening_script(laws: Mapping[str, Law], first: Question) -> str:

@@ -236,10 +236,7 @@ class Conditions(Summarised):
 
     def to_dict(self) -> Fields:
         """Return plain JSON values that `from_dict` reads."""
-        data = asdict(self)
-        data["objective"] = dict(self.objective)
-        data["ranges"] = [asdict(fitted_range) for fitted_range in self.ranges]
-        return {name: value for name, value in data.items() if value or name not in OPTIONAL}
+        return {name: value for name, value in asdict(self).items() if value or name not in OPTIONAL}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Conditions:

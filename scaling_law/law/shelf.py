@@ -153,23 +153,28 @@ class Shelf(ResultTable):
         """Return plain JSON values: the laws."""
         return {"laws": self.to_rows()}
 
-    def summary(self) -> Table:
-        """Show a row for each law."""
-        header = ("law", "of", "answers", "variables", "corpus", "evidence")
-        rows: list[tuple[Any, ...]] = []
+    def _headline(self) -> str:
+        count = sum(entry.published for entry in self.entries)
+        return f"{len(self.entries)} scaling laws from the literature, {count} with public coefficients"
+
+    def _cells(self) -> list[Fields]:
+        cells = []
         for entry in self.entries:
-            evidence = entry.evidence if entry.published else "form only"
-            cells = (entry.answers, ", ".join(entry.variables), entry.corpus, evidence)
-            rows.append((entry.name, f"{entry.authors} {entry.year}", *cells))
-        notes = [
+            row = {
+                "law": entry.name,
+                "of": f"{entry.authors} {entry.year}",
+                "answers": entry.answers,
+                "variables": ", ".join(entry.variables),
+                "corpus": entry.corpus,
+                "evidence": entry.evidence if entry.published else "form only",
+            }
+            cells.append(row)
+        return cells
+
+    def _footnotes(self) -> list[str]:
+        return [
             "scaling-law compare --laws NAME shows the equation, source and coefficients of a law, and how it counts"
         ]
-        count = sum(entry.published for entry in self.entries)
-        title = f"{len(self.entries)} scaling laws from the literature, {count} with public coefficients"
-        return Table(header, rows, title=title, notes=notes)
-
-    def _headline(self) -> str:
-        return f"{len(self.entries)} scaling laws from the literature"
 
 
 def laws() -> Shelf:
