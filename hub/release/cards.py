@@ -466,7 +466,7 @@ def _run_table(record: RunRecord) -> str:
     formatter = _Cell()
     rows = []
     for label, text in _ROWS.items():
-        _, first_name, *_ = next(formatter.parse(text))
+        (_, first_name, *_), *_ = formatter.parse(text)
         first_value, _ = formatter.get_field(str(first_name), (), fields)
         if first_value is not None:
             rows.append((label, formatter.vformat(text, (), fields)))

@@ -393,8 +393,6 @@ def collect(store: HubStore, sweep: str, records: Iterable[RunRecord], *, others
         raise FilesError(f"private: the collection {collection.title!r} is public; nothing was added to it")
     names = [record.repo or repo_name(record) for record in records]
     models = {store.repo_id(name) for name in (*names, *others)}
-    present = {item.item_id for item in collection.items}
     for item, kind in ((store.repo_id(index_name(sweep)), "dataset"), *((model, "model") for model in sorted(models))):
-        if item not in present:
-            call(partial(api.add_collection_item, collection.slug, item_id=item, item_type=kind, exists_ok=True))
+        call(partial(api.add_collection_item, collection.slug, item_id=item, item_type=kind, exists_ok=True))
     return str(collection.url)

@@ -318,6 +318,12 @@ class Store(ABC):
         """
 
 
+def check_size(repo_id: str, path: str, size: int, max_bytes: int) -> None:
+    """Raise IntegrityError for a file that is larger than a reader takes."""
+    if size > max_bytes:
+        raise IntegrityError(f"{path} of {repo_id} has {size:,} bytes, allowed are {max_bytes:,}")
+
+
 def check_name(name: str, label: str, max_length: int = 96) -> str:
     """Return `name` if it can be a repository or branch: letters, digits and single `.`, `-`, `_` inside.
 

@@ -16,10 +16,22 @@ from pathlib import Path
 
 from hub.base import atomic, checksums
 from hub.base.disk import explain_full_disk
-from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
+from hub.base.errors import ConflictError, FilesError, NotFoundError
 from hub.base.markdown import tags_of
 from hub.base.paths import check_links, check_utf8
-from hub.store.base import COMMIT, MAX_READ_BYTES, Change, Changes, CopyOf, Head, Kind, Store, StoredFile, check_name
+from hub.store.base import (
+    COMMIT,
+    MAX_READ_BYTES,
+    Change,
+    Changes,
+    CopyOf,
+    Head,
+    Kind,
+    Store,
+    StoredFile,
+    check_name,
+    check_size,
+)
 from hub.store.files import Hashes, copy_release
 
 # Whoever writes into a repository holds its lock; other writers wait for large weights to be copied.
@@ -67,8 +79,7 @@ class LocalStore(Store):
         file = folder / path
         if file.name != path or not file.is_file():
             raise NotFoundError(f"{self.repo_id(repo)} has no file {path!r} at {revision or 'main'}")
-        if file.stat().st_size > max_bytes:
-            raise IntegrityError(f"{path} of {self.repo_id(repo)} is larger than {max_bytes:,} bytes")
+        check_size(self.repo_id(repo), path, file.stat().st_size, max_bytes)
         return file.read_bytes(), _content_id(folder)
 
     def check_written(self, kind: Kind, repo: str, path: str, content: bytes) -> None:

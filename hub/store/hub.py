@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hub.base.atomic import write_bytes
-from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
+from hub.base.errors import ConflictError, FilesError, NotFoundError, UnavailableError
 from hub.base.types import Fields
 from hub.store import cache, transport
 from hub.store.base import (
@@ -35,6 +35,7 @@ from hub.store.base import (
     StoredFile,
     StoredFiles,
     check_name,
+    check_size,
 )
 from hub.store.files import Hashes, copy_release, is_allowed
 from hub.store.folder import LocalStore
@@ -139,11 +140,7 @@ class HubStore(Store):
 
     def _search(self, kind: Kind, text: str, tag: str | None = None) -> dict[str, bool]:
         """Find the repositories whose names contain a text, and whether each is private."""
-        functions = {
-            "model": self._api.list_models,
-            "dataset": self._api.list_datasets,
-        }
-        list_repositories = functions[kind]
+        list_repositories = self._api.list_models if kind == "model" else self._api.list_datasets
         repositories = self._call(
             lambda: list(list_repositories(author=self.organisation, search=text or None, filter=tag)),
             patient=False,
@@ -175,9 +172,7 @@ class HubStore(Store):
             if file is None:
                 raise UnavailableError(f"{error}; {path} of {repo_id} is not in the cache either") from None
             logger.warning("%s; using the cached %s of %s", error, path, repo_id)
-            size = file.stat().st_size
-            if size > max_bytes:
-                raise IntegrityError(f"{path} of {repo_id} has {size:,} bytes, allowed are {max_bytes:,}") from None
+            check_size(repo_id, path, file.stat().st_size, max_bytes)
             content = file.read_bytes()
             cache.check(file, content, repo_id)
             # The file lies at <cache>/<repository>/snapshots/<commit>/<path>.
@@ -204,8 +199,7 @@ class HubStore(Store):
         file = head.files.get(path)
         if file is None:
             raise NotFoundError(f"{repo_id} has no file {path!r} at {head.commit}")
-        if file.size > max_bytes:
-            raise IntegrityError(f"{path} of {repo_id} has {file.size:,} bytes, allowed are {max_bytes:,}")
+        check_size(repo_id, path, file.size, max_bytes)
         options: Fields = {"repo_type": head.kind, "revision": head.commit}
         return cache.download(self.transport, repo_id, path, file, **options).read_bytes()
 

@@ -17,7 +17,6 @@ from scaling_law.figures import curves, interactive
 from scaling_law.figures.interactive import ModelPoint, Page
 from scaling_law.law import Law
 from scaling_law.planning.optimal_table import OptimalTable
-from scaling_law.planning.plan import Plan
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model, released_models
 
@@ -33,8 +32,6 @@ MAP_FLOPS = (1e18, 1e26)
 MAP_MEMORY = (1e9, 1e13)
 MAP_COLUMNS = 33
 MAP_ROWS = 29
-# Columns at the right end of the table.
-LAST_COLUMNS = ("D/N", "wins", "limited by")
 
 
 @dataclass(frozen=True)
@@ -55,12 +52,18 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Resu
     if question.unit == HOURS and question.view == "map":
         flops = format_flops(table.flops)
         notes.append(f"this map is for budgets of FLOPs: the star is at the {flops} of the best row")
-    plan, configuration = _plan(question, law)
+    has_plan = True
+    try:
+        configuration = law.plan(**question.keywords()).to_yaml()
+    # The GPUs may be able to train no model.
+    except ValueError as error:
+        has_plan = False
+        configuration = "\n".join(f"# {line}" for line in wrap(f"no plan: {error}", 72))
     return Results(
         "\n\n".join(filter(None, [f"**{table.verdict}**", table.limit_of_trust])),
         draw_figure(question, law, table, page),
         html(_arrange(table.summary(), notes)),
-        question.command(plan is not None),
+        question.command(has_plan),
         configuration,
     )
 
@@ -70,24 +73,17 @@ def best_models(question: Question, law: Law) -> OptimalTable:
 
 
 def _arrange(summary: Table, notes: Sequence[str]) -> Table:
-    """Put the last column, best or tie, first, as a narrow page shows the left, and those that matter least last."""
-    names = summary.header
-    order = sorted(range(-1, len(names) - 1), key=lambda number: names[number] in LAST_COLUMNS)
-    rows = []
-    for row in summary.rows:
-        rows.append([row[number] for number in order])
-    header = [names[number] or "verdict" for number in order]
-    notes = [*notes, *summary.notes]
-    return replace(summary, header=header, rows=rows, title=None, notes=notes, all_warnings="the list below")
-
-
-def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
-    """Make the plan and its YAML; without one, as where the GPUs can train no model, a comment that says why."""
-    try:
-        plan = law.plan(**question.keywords())
-        return plan, plan.to_yaml()
-    except ValueError as error:
-        return None, "\n".join(f"# {line}" for line in wrap(f"no plan: {error}", 72))
+    """Put the last column, best or tie, first: a narrow page shows the left."""
+    rows = [(row[-1], *row[:-1]) for row in summary.rows]
+    return replace(
+        summary,
+        header=("verdict", *summary.header[:-1]),
+        meanings=(summary.meanings[-1], *summary.meanings[:-1]),
+        rows=rows,
+        title=None,
+        notes=[*notes, *summary.notes],
+        all_warnings="the list below",
+    )
 
 
 def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:

@@ -202,7 +202,7 @@ def offer_laws(own_laws: Mapping[str, Law] | None = None) -> dict[str, Law]:
     """Offer `own_laws` by name, then the published ones that have an optimum; "published" is the paper's."""
     laws: dict[str, Law] = {**(own_laws or {}), PUBLISHED: JointLaw.published()}
     for name, entry in SHELF.items():
-        if entry.published and entry.answers == "loss" and "tokens" in entry.variables:
+        if entry.has_optimum:
             law = entry.law()
             if law != laws[PUBLISHED]:
                 laws.setdefault(name, law)

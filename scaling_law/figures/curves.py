@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -126,12 +126,6 @@ def interval_of(draws: FloatArray) -> Intervals | None:
     return percentile_interval(finite) if len(finite) > 1 else None
 
 
-def near_the_runs(law: Formula, **variables: Any) -> BoolArray:
-    """Return which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
-    inside = ~law.check(**variables).beyond
-    return inside if inside.any() else ~inside
-
-
 def loss_curve(
     law: Formula, x: FloatArray, variables: Variables, limits: Limits, mark: int, band: bool = True
 ) -> Curve:
@@ -184,7 +178,9 @@ def memory_curves(
     sizes = limits.memory_bytes(optimum.d_model, e)[optimum.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
     models, is_compared = _best_within(law, budget, e, limits, memory, prefers_trusted)
-    is_shown = np.isfinite(models.loss) & near_the_runs(law, **models.variables)
+    is_beyond = law.check(**models.variables).beyond
+    # A law of small runs has no model inside the range guard: then all are shown.
+    is_shown = np.isfinite(models.loss) & (~is_beyond | is_beyond.all())
     has_model = is_shown.any(axis=1)
     memory = memory[has_model]
     is_shown = is_shown[has_model]
@@ -205,22 +201,22 @@ def memory_curves(
         curves=tuple(curves),
         regions=tuple(Region(float(e[column]), segment) for segment, column in split_where_changes(best)),
         loss=loss[np.arange(len(best)), best],
-        boundaries=() if law.draws is None or draws is None else _boundaries(e, memory, loss, draws),
-        edge=_find_edge(memory, *budgets_trusted(law, budget, e, limits, memory)),
+        boundaries=() if draws is None else _boundaries(e, memory, loss, draws),
+        edge=_find_edge(memory, budgets_trusted(law, budget, e, limits, memory)[1]),
     )
 
 
-def _find_edge(memory: FloatArray, low: FloatArray, high: FloatArray) -> float | None:
-    """Find the memory limit from which a budget lies between the least and the largest one, as shares of it.
+def _find_edge(memory: FloatArray, largest: FloatArray) -> float | None:
+    """Find the memory limit from which a budget is no more than the largest trusted one, given as shares of it.
 
     None if that is outside of the limits, or no smaller one holds a trusted model of any budget.
     """
-    i = int(np.argmax((low <= 1) & (high >= 1)))
-    if i == 0 or np.isnan(high[i - 1]):
+    has_models = np.isfinite(largest)
+    shares = largest[has_models]
+    if not shares.size or shares[0] >= 1 or shares[-1] < 1:
         return None
     # Between two limits, so that the edge does not jump with the budget.
-    position = np.interp(0.0, np.log(high[i - 1 : i + 1]), [0.0, 1.0])
-    return float(memory[i - 1] * (memory[i] / memory[i - 1]) ** position)
+    return float(np.exp(np.interp(0.0, np.log(shares), np.log(memory[has_models]))))
 
 
 def _best_within(

@@ -325,19 +325,12 @@ def _curves(
 
 def _describe_models(curve: Curve, remark: Callable[[float], str]) -> list[str]:
     """Describe the architecture of each point."""
-    columns = (
-        curve.x,
-        curve.loss,
-        curve.d_model,
-        curve.n_active,
-        curve.n_total,
-        curve.tokens,
-    )
     texts = []
-    for x, loss, width, active, total, tokens in zip(*(column.tolist() for column in columns), strict=True):
-        headline = f"{label_of(curve.experts)} {remark(x)}{loss:.4f} nats"
-        sizes = f"d_model ≈ {width:.0f}, {format_count(active)} active of {format_count(total)}"
-        texts.append(f"{headline}<br>{sizes}<br>{format_count(tokens)} tokens")
+    for i, x in enumerate(curve.x.tolist()):
+        headline = f"{label_of(curve.experts)} {remark(x)}{curve.loss[i]:.4f} nats"
+        counts = f"{format_count(curve.n_active[i])} active of {format_count(curve.n_total[i])}"
+        sizes = f"d_model ≈ {curve.d_model[i]:.0f}, {counts}"
+        texts.append(f"{headline}<br>{sizes}<br>{format_count(curve.tokens[i])} tokens")
     return texts
 
 

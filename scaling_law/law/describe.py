@@ -157,18 +157,19 @@ class Description(Answer):
         """Show the model, and the prediction if there is one."""
         model = self.model
         a = self.architecture
-        active = f"{format_count(a.n_active)}, {format_count(a.n_active_non_embedding)}"
-        total = f"{format_count(a.n_total)}, {format_count(a.n_total_non_embedding)}"
-        left_out = ", ".join(f"{name} {format_count(count)}" for name, count in model.left_out.items())
+        sizes = {
+            "active": a.n_active,
+            "active without embedding and head": a.n_active_non_embedding,
+            "total": a.n_total,
+            "total without embedding and head": a.n_total_non_embedding,
+            "in tables that are only looked up": a.lookup_parameters,
+        }
         lines = {"architecture": shape_of(a)}
         if a.spans or a.attention_blocks is not None:
             lines["attention"] = attention_of(a)
         lines["experts"] = describe_experts(a)
-        lines["active"] = f"{active} without embedding and head"
-        lines["total"] = f"{total} without embedding and head"
-        if a.lookup_parameters:
-            lines["looked up"] = f"{format_count(a.lookup_parameters)} in tables beside the embedding, in no product"
-        lines["exact"] = f"{model.parameters:,} parameters, with {left_out}"
+        lines["parameters"] = _enumerate(sizes, format_count)
+        lines["exact"] = f"{model.parameters:,} parameters, with {_enumerate(model.left_out, format_count)}"
         flops = self.flops_per_token()
         context = flops.pop("context", None)
         lines["FLOPs per token"] = _enumerate(flops, format_flops)
@@ -221,11 +222,15 @@ def describe(
     """
     model = read_model(source, revision)
     law = law or JointLaw.published()
-    warnings = [*model.warnings, *explain_ignored(model.architecture, law)]
+    a = model.architecture
+    warnings = [*model.warnings]
+    ignored = ", ".join(unknown_parts(a, law))
+    if ignored:
+        warnings.append(f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {ignored}")
     prediction = None
     check = None
     if tokens is not None:
-        variables = of_law(law, {**model.architecture.variables(), "tokens": tokens})
+        variables = of_law(law, {**a.variables(), "tokens": tokens})
         check = law.check(**variables)
         sizes = {
             "bytes_per_parameter": bytes_per_parameter,
@@ -233,12 +238,11 @@ def describe(
             "kv_tokens": kv_tokens or 0.0,
             "context": context,
         }
-        prediction = _predict(law, model.architecture, variables, check, sizes, force)
+        prediction = _predict(law, a, variables, check, sizes, force)
         warnings += check.warnings
         if prediction.optimum is not None:
             for warning in prediction.optimum.warnings:
                 warnings.append(about("the law's choice", warning, "the law's choice extrapolates"))
-    a = model.architecture
     columns = {
         "model": [model.name],
         "experts": a.experts_equivalent,
@@ -260,14 +264,6 @@ def describe(
         check=check,
         notes=tuple(warnings),
     )
-
-
-def explain_ignored(a: Architecture, law: Law) -> list[str]:
-    """Write a sentence on the features of this architecture that the law ignores; [] for none."""
-    names = ", ".join(unknown_parts(a, law))
-    if not names:
-        return []
-    return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"]
 
 
 def unknown_parts(a: Architecture, law: Law) -> list[str]:

@@ -73,6 +73,11 @@ class PublishedLaw(Summarised):
         return self.coefficients is not None
 
     @property
+    def has_optimum(self) -> bool:
+        """True if its coefficients are public and give a loss that depends on tokens."""
+        return self.published and self.answers == LOSS and "tokens" in self.variables
+
+    @property
     def variables(self) -> Strings:
         """The variables of the answer, by their names in `law.loss` and `Architecture.variables`."""
         return tuple(self.depends_on) if self.kind is None else self.kind.form.variables

@@ -307,7 +307,7 @@ BAD_INPUT = [
     (lambda: JOINT.replace(a=-1), "a=-1 must be positive"),
     (lambda: JOINT.replace(b=0), "b=0 must be positive"),
     (lambda: JOINT.replace(c=-0.1), "c=-0.1 must not be negative"),
-    (lambda: JOINT.replace(e_start=0.9), "e_start=0.9, e_max=.*: needs 1 < e_start"),
+    (lambda: JOINT.replace(e_start=0.9), "e_start=0.9 must be above 1"),
     (lambda: JOINT.replace(kappa=1), "field of JointLaw 'kappa' is unknown.* a, alpha, "),
     (lambda: JOINT.replace(draws=np.zeros((2, 3))), r"draws have shape \(2, 3\); \[n, 11\] is needed"),
     (lambda: JOINT.to_chinchilla(8).replace(experts=-3), "experts=-3 must be at least 1 and finite"),

@@ -28,7 +28,7 @@ def test_what_the_law_ignores_is_named():
     assert found.warnings == ("E = 4 stands for 8 experts; the law ignores top-2 routing, granularity 2",)
     assert (found.prediction, found.trusted) == (None, True)
     text = as_text(found)
-    assert "12.9B, 12.6B without embedding and head" in text
+    assert "active 12.9B, active without embedding and head 12.6B" in text
     assert "loss" not in text
 
 
