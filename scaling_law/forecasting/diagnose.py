@@ -83,6 +83,7 @@ class Diagnosis(Answer):
 
     _first = ("name", "mfu", "relative_speed", "gpus", "gpu")
     _details = ("weights",)
+    _unprinted = ("has_experts", "source")
 
     decision: Decision
     mfu: float
@@ -114,10 +115,6 @@ class Diagnosis(Answer):
             if self.loss is not None and loss is not None:
                 text += f"; its loss is {self.loss / loss - 1:+.1%} off {of_what} ({loss:.3f}) at these tokens"
         return text
-
-    def _cells(self) -> list[Fields]:
-        names = ("name", "gpu", "gpus", "precision", "weights", "mfu", "relative_speed")
-        return [row.cells(*names) for row in self.rows]
 
     def _footnotes(self) -> list[str]:
         notes = ["rows: the public runs nearest in size; speed: theirs over that which the other runs lead to expect"]

@@ -126,13 +126,15 @@ def compare(
     """
     budget = cast(float, flops)
     limits = Limits.of(memory=memory, vocab_size=vocab_size, like=like)
-    if laws is None:
-        names = [name for name, law in SHELF.items() if law.published and law.answers == "loss"]
-        names = [name for name in names if "tokens" in SHELF[name].variables]
-    else:
-        names = list(laws)
-        if not names:
-            raise InputError(f"laws={laws!r} must name one law or several")
+    names = laws
+    if names is None:
+        names = [
+            name
+            for name, law in SHELF.items()
+            if law.published and law.answers == "loss" and "tokens" in law.variables
+        ]
+    if not names:
+        raise InputError(f"laws={laws!r} must name one law or several")
     rows = []
     beyond_guard = []
     for name in names:
@@ -177,7 +179,9 @@ def _row_of(
     """Return the row of a law and its optimum."""
     return {
         "law": paper.name,
-        **{name: getattr(paper, name) for name in ("citation", "corpus", "tokenizer")},
+        "citation": paper.citation,
+        "corpus": paper.corpus,
+        "tokenizer": paper.tokenizer,
         **{name: getattr(optimum, name, None) for name in COLUMNS},
         "warnings": () if optimum is None else optimum.warnings,
         "granularity": granularity,

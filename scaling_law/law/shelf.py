@@ -160,19 +160,21 @@ class Shelf(ResultTable):
         return {"laws": self.to_rows()}
 
     def summary(self) -> Table:
-        """Show a row for each law."""
+        """Show a row for each law, or a single one in full."""
+        if len(self.entries) == 1:
+            return self.entries[0].summary()
         header = ("law", "of", "answers", "variables", "corpus", "evidence")
         rows: list[tuple[Any, ...]] = []
         for entry in self.entries:
+            authors = f"{entry.authors} {entry.year}"
             evidence = entry.evidence if entry.published else "form only"
-            cells = (entry.answers, ", ".join(entry.variables), entry.corpus, evidence)
-            rows.append((entry.name, f"{entry.authors} {entry.year}", *cells))
-        notes = [
-            "scaling-law compare --laws NAME shows the equation, source and coefficients of a law, and how it counts"
-        ]
+            rows.append((entry.name, authors, entry.answers, ", ".join(entry.variables), entry.corpus, evidence))
         count = sum(entry.published for entry in self.entries)
         title = f"{len(self.entries)} scaling laws from the literature, {count} with public coefficients"
-        return Table(header, rows, title=title, notes=notes)
+        note = (
+            "scaling-law compare --laws NAME shows the equation, source and coefficients of a law, and how it counts"
+        )
+        return Table(header, rows, title=title, notes=[note])
 
     def _headline(self) -> str:
         return f"{len(self.entries)} scaling laws from the literature"
