@@ -196,33 +196,30 @@ def next_runs(
     return Printed(law.next_runs(answer, flops, models, **run, force=force), {"ask": ask})
 
 
-# What --ask names, and what each takes.
-ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {
-    "optimum": (design.log_optimal_parameters, "FLOPS,E"),
-    "loss": (design.predicted_loss, "N,D,E"),
-    "advantage": (design.advantage, "FLOPS,E1,E2"),
+# What --ask names, and how its parts are read.
+ANSWERS: dict[str, tuple[Callable[..., design.Target], dict[str, Callable[[str, str], float]]]] = {
+    "optimum": (design.log_optimal_parameters, {"FLOPS": parse_flops, "E": parse_count}),
+    "loss": (design.predicted_loss, {"N": parse_parameters, "D": parse_tokens, "E": parse_count}),
+    "advantage": (design.advantage, {"FLOPS": parse_flops, "E1": parse_count, "E2": parse_count}),
 }
 
 
-READERS: dict[str, Callable[[str, str], float]] = {"FLOPS": parse_flops, "N": parse_parameters, "D": parse_tokens}
-
-
 def _answer(ask: str, limits: Fields, shape: Fields) -> design.Target:
+    """Read what is asked: its kind, the parts of that, and for `advantage` limits and the shape of the models."""
     kind, _, rest = ask.partition(":")
     options = {name: value for name, value in limits.items() if value}
     if options and kind in ("optimum", "loss"):
         flags = join_words([f"--{name.replace('_', '-')}" for name in options])
-        raise InputError(f"--ask {ask!r}: {flags} go{'es' * (len(options) == 1)} with advantage only")
+        verb = "goes" if len(options) == 1 else "go"
+        raise InputError(f"--ask {ask!r}: {flags} {verb} with advantage only")
     if kind not in ANSWERS:
         raise InputError(unknown("--ask ", kind, ANSWERS))
-    target, takes = ANSWERS[kind]
-    names, texts = takes.split(","), rest.split(",")
-    if len(texts) != len(names):
-        forms = " or ".join(f"{name}:{form}" for name, (_, form) in ANSWERS.items())
+    target, readers = ANSWERS[kind]
+    texts = rest.split(",")
+    if len(texts) != len(readers):
+        forms = " or ".join(f"{name}:{','.join(parts)}" for name, (_, parts) in ANSWERS.items())
         raise InputError(f"--ask {ask!r} must be {forms}")
-    values = [
-        READERS.get(name, parse_count)(text, f"--ask {ask!r}: {name}") for name, text in zip(names, texts, strict=True)
-    ]
+    values = [read(text, f"--ask {ask!r}: {name}") for (name, read), text in zip(readers.items(), texts, strict=True)]
     if kind == "advantage":
         options.update(shape)
     return target(*values, **options)

@@ -18,7 +18,7 @@ from hub.base.units import bracket_interval, parse_count
 from scaling_law.answer.answer import Answer, columns_of, span
 from scaling_law.commands.options import Mode, Printed, command, named, option
 from scaling_law.formulas.law import percentile_interval
-from scaling_law.law import ChinchillaLaw, Law, shelf
+from scaling_law.law import Law, shelf
 from scaling_law.law import compare as comparing
 from scaling_law.law import describe as describing
 from scaling_law.planning.limits import Limits
@@ -38,9 +38,6 @@ from scaling_law.size.family import Family
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 WHICH_EXPERTS = "E of the model; with --n-active several: 2,8, or doublings: 2-8. [default: 8; or the law's own]"
-OF_TIME = ("gpus", "gpu", "throughput", "mfu", "engine", "precision", "sequence_length", "batch")
-OF_DESIGN = ("granularity", "shared_ratio", "like", "vocab_size")
-COMPUTE_ONLY = ("baseline", "match", *OF_TIME, *OF_DESIGN)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,8 +98,7 @@ def loss(
 
         scaling-law loss --tokens 2e10 --variable n_total=5e9 --variable density=0.1 --law my-law
     """
-    default_experts = round(law.default_experts()) if isinstance(law, ChinchillaLaw) else law.check().at["experts"]
-    counts = experts or [like.experts if like else default_experts]
+    counts = experts or [like.experts if like else law.check().at["experts"]]
     constants = dict(variable)
     if unique_tokens is not None:
         constants["unique_tokens"] = unique_tokens
@@ -139,13 +135,12 @@ def _predict(law: Law, variables: Fields, like: Family | None) -> Fields:
         model = limits.ladder.variables(limits.width_of_parameters(variables["n_active"], 1.0), e)
         variables = {**variables, **{name: float(model[name]) for name in {*law.variables} & {*model}}}
         row = {**row, "routed_experts": row["experts"], "experts": float(e)}
-    check = law.check(**variables)
     return {
         **row,
         "loss": float(law.loss(**variables)),
         "loss_interval": None if law.draws is None else percentile_interval(law.loss_draws(**variables)),
-        "trusted": bool(check.trusted),
-        "warnings": check.warnings,
+        "trusted": bool(law.check(**variables).trusted),
+        "warnings": law.warnings(**variables),
     }
 
 
@@ -195,9 +190,6 @@ def reach(law: Law, loss: float, **question: Any) -> Printed:
 
         scaling-law reach --loss 2.4 --gpu h100 --gpus 8 --price 2.5
     """
-    has_budget = any(question[name] is not None for name in ("flops", "hours", "money"))
-    if has_budget and question["memory"] is not None:
-        raise InputError("--memory and a budget: give one of them; the other is the answer")
     return Printed(law.reach(loss, **question), {"loss": float(loss)})
 
 
@@ -205,7 +197,6 @@ def reach(law: Law, loss: float, **question: Any) -> Printed:
     "flops n_active experts baseline match gpus gpu throughput mfu engine precision sequence_length batch granularity "
     "shared_ratio like vocab_size force law",
     Law.speedup,
-    modes={"n_active": Mode(never=("flops", *COMPUTE_ONLY))},
 )
 def speedup(
     law: Law,
@@ -217,7 +208,7 @@ def speedup(
     experts: Annotated[Experts | None, field(WHICH_EXPERTS)] = None,
     match: Annotated[Match | None, field(f"{MATCH_MEANING} [default: flops]")] = None,
     **question: Any,
-) -> Answer | Printed:
+) -> Printed:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off.
 
         scaling-law speedup --flops 1e21 --experts 8
@@ -236,12 +227,10 @@ def speedup(
 
         scaling-law speedup --n-active 1e8,1e9 --experts 2,8 --json
     """
-    if n_active is not None:
-        crossovers = law.speedup(experts, n_active=n_active, force=question["force"])
-        return Printed(crossovers, {"law": repr(law)})
-    if flops is None:
+    if flops is None and n_active is None:
         raise InputError("--flops or --n-active is needed")
-    return law.speedup(experts, flops=flops, **question)
+    answer = law.speedup(experts, flops=flops, n_active=n_active, **question)
+    return Printed(answer, {} if n_active is None else {"law": repr(law)})
 
 
 @command(

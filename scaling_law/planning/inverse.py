@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from typing_extensions import Unpack
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.fields import NUMBERS, field, reads
 from hub.base.notices import Notice, about
 from hub.base.tables import cell
@@ -282,7 +282,7 @@ def _find_smallest(
     A width is NaN where no model does.
     """
     if limits.memory is not None:
-        raise InputError("memory is what this question solves for: leave it out")
+        raise InputError(given("memory"), " is what this question solves for: leave it out")
     models = models_at_budget(law, law.columns, experts, budget, limits)
     width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits), limits)
     _, tokens, _ = models(width)

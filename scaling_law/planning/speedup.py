@@ -199,7 +199,9 @@ def speedup(
     """
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
-    _refuse_other_fields({"flops": flops, "tokens": tokens, "match": match, **question}, n_active is not None)
+    other_baseline = None if baseline == 1 else baseline
+    fields = {"flops": flops, "tokens": tokens, "match": match, "baseline": other_baseline, **question}
+    _refuse_other_fields(fields, n_active is not None)
     if n_active is not None:
         return _find_crossovers(law, n_active, model, between, force)
     match = match or "flops"
