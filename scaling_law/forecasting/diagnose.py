@@ -79,6 +79,7 @@ class Diagnosis(Answer):
 
     _first = ("name", "mfu", "relative_speed", "gpus", "gpu")
     _details = ("weights",)
+    _unprinted = ("has_experts", "source")
 
     decision: Decision
     mfu: float
@@ -102,10 +103,6 @@ class Diagnosis(Answer):
         expected = f"{self.expected_low:.1%} to {self.expected_high:.1%}"
         share = f"{self.slower:.0%} of public runs of like size are slower by that measure"
         return f"{self.decision}: {speed} ({expected}); {share}"
-
-    def _cells(self) -> list[Fields]:
-        names = ("name", "gpu", "gpus", "precision", "weights", "mfu", "relative_speed")
-        return [row.cells(*names) for row in self.rows]
 
     def _footnotes(self) -> list[str]:
         return ["rows: the public runs nearest in size; speed: theirs over that which the other runs lead to expect"]
