@@ -6,18 +6,18 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 # Lazy: the rooms of hub are imported when logs are read.
 import hub
 from hub.base.errors import InputError, shorten
 from hub.base.fields import Field, Positive, reads
 from hub.base.types import Fields
-from scaling_law.forecasting.schedules import RateSchedule, plan_rates
+from scaling_law.forecasting.schedules import basis, plan_rates
 from scaling_law.formulas.law import numbers, one_positive, positive
 from scaling_law.size.arrays import FloatArray
 
@@ -66,12 +66,12 @@ class TrainingCurve:
             if rates.ndim != 1 or len(rates) < 2 or not np.all(rates >= 0) or not 0 < rates.max() < np.inf:
                 raise InputError(f"rates={shorten(self.rates)} must be two or more learning rates from 0, not all 0")
 
-    @cached_property
-    def schedule(self) -> RateSchedule:
-        """Learning rates from the beginning to the end."""
-        if self.rates is not None:
-            return RateSchedule(np.asarray(self.rates, float))
-        return RateSchedule(plan_rates("wsd", self.decay, self.warmup_tokens / self.horizon))
+    def basis(self, shares: ArrayLike) -> FloatArray:
+        """Return what ln L is a sum of after `shares` [k] of the tokens, [k, 5]: `schedules.basis`."""
+        rates = self.rates
+        if rates is None:
+            rates = plan_rates("wsd", self.decay, self.warmup_tokens / self.horizon)
+        return basis(np.asarray(rates, float), shares)
 
     @property
     def share(self) -> float:

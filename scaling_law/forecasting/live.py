@@ -327,7 +327,7 @@ class LiveForecast:
         _, groups, counts = np.unique(steps_ago, return_inverse=True, return_counts=True)
         shares = np.exp(np.bincount(groups, np.log(shares)) / counts)
         misfit = np.hypot(MISFIT, MISFIT_OF_SCATTER * scatter) * _misfit_growth(shares)
-        basis = np.column_stack([curve.schedule.basis(shares), np.ones(len(counts))])
+        basis = np.column_stack([curve.basis(shares), np.ones(len(counts))])
         excess = np.bincount(groups, log_losses) / counts - basis @ self._law_terms(curve)
         # Neighbours depart together: a misfit counts once in each span.
         variances = scatter**2 / counts + MISFIT_SPAN / np.log(STEP) * misfit**2
@@ -424,7 +424,7 @@ def _misfit_growth(share: ArrayLike) -> FloatArray:
 
 def _end(curve: TrainingCurve) -> FloatArray:
     """Return what the six coefficients are multiplied by in the final loss [6], which is without the shift."""
-    return np.append(curve.schedule.basis(1.0 - LAST_SHARE / 2)[0], 0.0)
+    return np.append(curve.basis(1.0 - LAST_SHARE / 2)[0], 0.0)
 
 
 def _is_covered(distances: FloatArray) -> bool:
