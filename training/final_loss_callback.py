@@ -16,7 +16,7 @@ from hub.base import atomic
 from hub.base.errors import InputError
 from hub.base.types import Fields
 from scaling_law import Law, LiveEstimate, LiveForecast, TrainingCurve
-from scaling_law.forecasting.curves import LAST_SHARE, end_of, points_of
+from scaling_law.forecasting.curves import LAST_SHARE, end_of
 from scaling_law.forecasting.live import Watch
 from scaling_law.forecasting.schedules import PLANNED_STEPS
 from scaling_law.law.shelf import choose_law
@@ -80,21 +80,29 @@ class FinalLossCallback(TrainerCallback):
             # Laws do not know this class: its size is all that they are asked by.
             variables = {"n_active": float(sum(p.numel() for p in model.parameters()))}
         rates = _read_rates(lr_scheduler, state.max_steps)
-        self.plan: Fields = {"model": variables, "decay": self.decay, "rates": rates, "trunk": self.name}
-        self.watch = Watch(LiveForecast(self._read_curves(), self.law))
+        self.plan: Fields = {
+            "horizon": float(state.max_steps),
+            "model": variables,
+            "decay": self.decay,
+            "rates": rates,
+            "trunk": self.name,
+        }
+        lines = [self._line(entry, state.max_steps) for entry in state.log_history if "loss" in entry]
+        self.watch = Watch(LiveForecast(self._read_curves(), self.law), self.plan, lines)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add the forecast to a line of the training loss, and warn once if the run is off its track."""
         if not logs or "loss" not in logs:
             return
-        fields = self.watch(self._curve(state), state.global_step)
-        for entry in (logs, state.log_history[-1]):
-            entry.update(fields)
+        entry = state.log_history[-1]
+        fields = self.watch(self._line(entry, state.max_steps))
+        logs.update(fields)
+        entry.update(fields)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the curve of a run that reached its end, unless it diverged."""
-        curve = self._curve(state)
         has_ended = state.global_step >= state.max_steps and state.is_world_process_zero
+        curve = self.watch.curve
         if self.folder is None or not has_ended or not len(curve.tokens):
             return
         final = end_of(curve.tokens, curve.losses)
@@ -108,19 +116,15 @@ class FinalLossCallback(TrainerCallback):
         points = {"tokens": curve.tokens.tolist(), "losses": curve.losses.tolist(), "horizon": float(curve.tokens[-1])}
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{self.name}.json"
-        atomic.write_json(path, {**points, **self.plan, "final": final, "unit": self.unit})
+        atomic.write_json(path, {**self.plan, **points, "final": final, "unit": self.unit})
 
-    def _curve(self, state: Any) -> TrainingCurve:
-        """Read the run so far from the Trainer's own log, which its checkpoints keep."""
-        tokens, losses = points_of({**entry, "tokens": self._tokens(entry)} for entry in state.log_history)
-        tokens_per_step = float(tokens[-1]) / state.global_step if len(tokens) else 1.0
-        return TrainingCurve(tokens, losses, tokens_per_step * state.max_steps, **self.plan)
-
-    def _tokens(self, entry: Fields) -> float:
-        step: float = entry["step"]
+    def _line(self, entry: Fields, max_steps: int) -> Fields:
+        """Return an entry of the Trainer's log with its tokens, which tell those of the whole run."""
+        tokens = entry.get("num_input_tokens_seen") or entry["step"]
         if self.tokens_per_step:
-            return step * self.tokens_per_step
-        return float(entry.get("num_input_tokens_seen") or step)
+            tokens = entry["step"] * self.tokens_per_step
+        self.plan["horizon"] = tokens / entry["step"] * max_steps
+        return {**entry, "tokens": tokens}
 
     def _read_curves(self) -> list[TrainingCurve]:
         """Read the curves of the folder except this run's.

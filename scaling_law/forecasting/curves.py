@@ -101,10 +101,10 @@ def curve_of(record: Any, lines: Iterable[Mapping[str, Any]]) -> TrainingCurve:
     model["experts"] = model.get("experts_equivalent", model["experts"])
     schedule = record.schedule
     final = record.train_loss if record.eval_loss is None else record.eval_loss
-    return TrainingCurve(
-        *points_of(lines),
-        schedule.horizon_tokens,
-        model,
+    return curve_of_lines(
+        lines,
+        horizon=schedule.horizon_tokens,
+        model=model,
         decay=schedule.decay_tokens / schedule.horizon_tokens,
         final=final if record.status == "final" else None,
         trunk=record.parent_run_id or record.run_id,
@@ -112,14 +112,14 @@ def curve_of(record: Any, lines: Iterable[Mapping[str, Any]]) -> TrainingCurve:
     )
 
 
-def points_of(lines: Iterable[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray]:
-    """Read the tokens and losses of the lines of a step log, without spikes and skipped steps."""
+def curve_of_lines(lines: Iterable[Mapping[str, Any]], **fields: Any) -> TrainingCurve:
+    """Make a curve with these fields of the lines of a step log, without spikes and skipped steps."""
     losses = {}
     for line in lines:
         # A skipped step's loss is None in a file, not a number while its run goes on, and 0 in the log of a Trainer.
         if 0 < (line.get("loss") or 0) < np.inf and not line.get("loss_spike"):
             losses[line["tokens"]] = line["loss"]
-    return np.array([*losses], float), np.array([*losses.values()], float)
+    return TrainingCurve(np.array([*losses], float), np.array([*losses.values()], float), **fields)
 
 
 def end_of(tokens: FloatArray, losses: FloatArray) -> float:

@@ -18,11 +18,11 @@ weighed by how well it predicts the lines and the finished runs. docs/studies/li
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, product
-from typing import NamedTuple
+from itertools import chain, compress, product
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,7 +31,7 @@ from scipy.special import stdtrit
 from hub.base.errors import InputError
 from hub.base.fields import reads
 from hub.base.types import Fields
-from scaling_law.forecasting.curves import LAST_SHARE, TrainingCurve
+from scaling_law.forecasting.curves import LAST_SHARE, TrainingCurve, curve_of_lines
 from scaling_law.forecasting.normals import Evidence, Mixture, learn, measure
 from scaling_law.formulas.law import Formula
 from scaling_law.size.arrays import FloatArray, Interval
@@ -358,34 +358,46 @@ class LiveForecast:
 
 
 class Watch:
-    """The forecast of one run, line by line: fields for its log, and one warning of each kind."""
+    """The forecast of one run: call it with each new line of its log for the fields that it adds to it.
 
-    def __init__(self, live: LiveForecast, warned: Iterable[str] = (), advice: str = ""):
-        """`warned` are the warnings that an earlier process gave: "off_track", "law_foreign"."""
+    `plan` has the fields of the run's `TrainingCurve` besides its points. What earlier `lines` of the log warn of is
+    not said again.
+    """
+
+    def __init__(self, live: LiveForecast, plan: Fields, lines: Iterable[Mapping[str, Any]] = (), advice: str = ""):
         self.live = live
-        self.warned = {*warned}
+        self.plan = plan
+        self.lines = [*lines]
+        self.warned = {*chain.from_iterable(self.lines)}
         self.advice = advice
         self.estimate: LiveEstimate | None = None
 
-    def __call__(self, curve: TrainingCurve, step: int, is_spike: bool = False) -> Fields:
-        """Return the forecast after a step, with what is said for the first time; nothing without one."""
-        self.estimate = estimate = self.live.of(curve)
+    @property
+    def curve(self) -> TrainingCurve:
+        """The run so far."""
+        return curve_of_lines(self.lines, **self.plan)
+
+    def __call__(self, line: Mapping[str, Any]) -> Fields:
+        """Return the forecast after a line, with what is said for the first time; nothing without a forecast."""
+        self.lines.append({name: line[name] for name in ("tokens", "loss", "loss_spike") if name in line})
+        self.estimate = estimate = self.live.of(self.curve)
         if estimate is None:
             return {}
         low, high = estimate.interval()
-        reference = "runs like it had" if self.live.finished else "the law says"
+        fields = {"forecast_loss": estimate.loss, "forecast_low": low, "forecast_high": high, "law_loss": estimate.law}
         warnings = {}
         if estimate.is_law_foreign():
             warnings["law_foreign"] = FOREIGN
-        if estimate.off_track() and not is_spike:
+        if estimate.off_track() and not line.get("loss_spike"):
+            reference = "runs like it had" if self.live.finished else "the law says"
             where = f"off the track: its loss lies {estimate.distance} what {reference} here"
             warnings["off_track"] = where + self.advice
-        new = [name for name in warnings if name not in self.warned]
-        self.warned.update(new)
-        for name in new:
-            logger.warning("step %d: %s", step, warnings[name])
-        fields = {"forecast_loss": estimate.loss, "forecast_low": low, "forecast_high": high, "law_loss": estimate.law}
-        return {**fields, **dict.fromkeys(new, True)}
+        for name, warning in warnings.items():
+            if name not in self.warned:
+                logger.warning("step %d: %s", line["step"], warning)
+                self.warned.add(name)
+                fields[name] = True
+        return fields
 
 
 def _prior(hypotheses: Sequence[tuple[_Corpus, _Text]], law_slope: float) -> Mixture:

@@ -17,7 +17,7 @@ from hub.base.fields import Names, field, reads
 from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.answer.answer import Answer, columns_of
-from scaling_law.forecasting.curves import LOG, NOTE, TrainingCurve, end_of, points_of, read_finished, read_lines
+from scaling_law.forecasting.curves import LOG, NOTE, TrainingCurve, curve_of_lines, end_of, read_finished, read_lines
 from scaling_law.forecasting.live import FIRST_SHARE, LiveForecast
 from scaling_law.forecasting.schedules import FORMS, PLANNED_STEPS, plan_rates, recognize
 from scaling_law.law.shelf import choose_law
@@ -169,7 +169,7 @@ def _read_log(
     has_ended: bool,
     log: Fields,
 ) -> TrainingCurve:
-    """Make the curve of a run's log, with the `LogFields` that it does not say. InputError names all that is missing."""
+    """Make the curve of a run's log, by the `LogFields` where it is silent. InputError names all that is missing."""
     series = {column: np.array([*map(number, cells)], float) for column, cells in columns.items()}
     if not series:
         raise InputError(f"{name}: the log has no lines yet")
@@ -267,6 +267,5 @@ def _read_train_py(run: Path) -> list[TrainingCurve]:
     if folder != trunk and lines:
         trunk_lines = [line for _, line in read_lines(trunk / LOG)]
         lines = [line for line in trunk_lines if line["tokens"] < lines[0]["tokens"]] + lines
-    tokens, losses = points_of(lines)
-    curve = TrainingCurve(tokens, losses, trunk=f"{run.resolve().name}/{folder.name}", **notes[folder]["plan"])
+    curve = curve_of_lines(lines, trunk=f"{run.resolve().name}/{folder.name}", **notes[folder]["plan"])
     return [curve, *read_finished(run.parent / name for name in notes[folder]["finished"])]
