@@ -28,8 +28,8 @@ from scaling_law.size.arrays import FloatArray, first_largest
 DEFAULTS = Path(__file__).with_name("trends.json")
 FORMAT = "joint-moe-scaling-laws/trends"
 VERSION = 1
-# Standard deviations of ln of a pair's scale and noise.
-SCATTER = (1.0, 1.0)
+# Standard deviation of ln of a pair's scale, and of its noise.
+SCATTER = 1.0
 NODES = 3
 # ln of the best learning rate by ln batch: Adam's square-root rule (Malladi et al. 2022, arXiv 2205.10287).
 RATE_BY_BATCH = 0.5
@@ -93,44 +93,28 @@ class Cells(NamedTuple):
     seed_freedom: int = 0
 
 
-def expected_gaps(
-    prior: TrendPrior,
-    sizes: FloatArray,
-    excess_rate: Any,
-) -> FloatArray:
-    """Return what a higher learning rate makes of a gap at sizes [..., n, 2]."""
-    per_rate = sizes @ (prior.rate_n, prior.rate_d)
-    return np.asarray(per_rate * np.asarray(excess_rate)[..., None])
-
-
 def covariance(
     prior: TrendPrior,
     sizes: FloatArray,
 ) -> FloatArray:
     """Return the covariance [..., n, n] of gaps at sizes [..., n, 2] without noise, at the usual scale."""
-    compute = sizes.sum(axis=-1)
-    across = compute[..., None, :]
-    down = compute[..., :, None]
+    compute = sizes.sum(axis=-1, keepdims=True)
     level = prior.level * (1.0 - prior.fade * compute)
     transient = prior.transient * -np.expm1(-prior.decay * compute) / prior.decay
-    steady = prior.trend**2 * (sizes @ np.swapaxes(sizes, -1, -2))
+    parts = np.concatenate([level, prior.trend * sizes, transient], axis=-1)
+    across = np.swapaxes(compute, -1, -2)
     # The drift sets out from the largest cell to either side, independently.
-    drift = prior.drift**2 * np.minimum(np.abs(down), np.abs(across)) * (down * across > 0)
-    return np.asarray(_outer(level) + steady + _outer(transient) + drift)
-
-
-def _outer(values: FloatArray) -> FloatArray:
-    """Return the outer product [..., n, n] of values [..., n] with themselves."""
-    return values[..., :, None] * values[..., None, :]
+    drift = prior.drift**2 * np.minimum(np.abs(compute), np.abs(across)) * (compute * across > 0)
+    return np.asarray(parts @ np.swapaxes(parts, -1, -2) + drift)
 
 
 def _scales() -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return factors [k] of the variances of a gap and of its noise, and ln of their weights."""
     nodes, weights = hermegauss(NODES)
-    log_weights = np.log(weights / weights.sum())
-    scale, noise = np.meshgrid(nodes, nodes)
-    both_weights = log_weights[:, None] + log_weights
-    return np.exp(2 * SCATTER[0] * scale).ravel(), np.exp(2 * SCATTER[1] * noise).ravel(), both_weights.ravel()
+    factors = np.exp(2 * SCATTER * nodes)
+    scale, noise = np.meshgrid(factors, factors)
+    log_weights = np.log(np.outer(weights, weights) / weights.sum() ** 2)
+    return scale.ravel(), noise.ravel(), log_weights.ravel()
 
 
 def noise_variances(prior: TrendPrior) -> FloatArray:
@@ -146,14 +130,15 @@ def predict_gaps(
     """Predict gaps at points [..., m, 2], ln N and ln D from the largest cell on, from cells; without their noise."""
     n = cells.gaps.shape[-1]
     sizes = np.concatenate([cells.sizes, points], axis=-2)
-    expected = expected_gaps(prior, sizes, cells.excess_rate)[..., None, :]
+    # What a higher learning rate makes of a gap.
+    expected = sizes @ (prior.rate_n, prior.rate_d) * np.asarray(cells.excess_rate)[..., None]
     scales, _, log_odds = _scales()
     noises = noise_variances(prior)
     gaps = cells.gaps[..., None, :]
     variances = noises[:, None] / cells.runs[..., None, :]
     seeds = cells.seed_freedom * (np.log(noises) + cells.seed_variance / noises)
     log_odds = log_odds - 0.5 * (n * np.log(noises) + (gaps**2 / variances).sum(axis=-1) + seeds)
-    before = Mixture(log_odds, expected, scales[:, None, None] * covariance(prior, sizes)[..., None, :, :])
+    before = Mixture(log_odds, expected[..., None, :], scales[:, None, None] * covariance(prior, sizes)[..., None, :, :])
     return before.given(measure(np.eye(n), gaps, variances)).at(slice(n, None))
 
 
