@@ -244,7 +244,10 @@ class LiveForecast:
         if lines is None or curve.share < FIRST_SHARE or (self.law is None and not _is_covered(distances)):
             return None
         law = self._law_terms(curve)
-        hypotheses = [*product(self._corpora, self._texts(lines.scatter))]
+        corpora = (SAME_CORPUS, OTHER_CORPUS) if self.law else (NO_LAW_CORPUS,)
+        # Without finished runs nothing can tell the hypotheses about the text apart.
+        texts = TEXTS if self.finished else (_Text(float(np.hypot(SHIFT, lines.scatter)), 0.003, 1.0),)
+        hypotheses = [*product(corpora, texts)]
         weights = _weigh(distances, [peer.trunk or str(i) for i, peer in enumerate(self.finished)])
         between = np.diag(BETWEEN_RUNS**2 * (SEEDS**2 + (self._usual_scatter or lines.scatter) ** 2))
         before = learn(_prior(hypotheses, law[1]), self._evidence, distances, weights, between)
@@ -276,33 +279,19 @@ class LiveForecast:
             lines=lines.n_lines,
         )
 
-    @property
-    def _corpora(self) -> Sequence[_Corpus]:
-        """Hypotheses about the law."""
-        return (SAME_CORPUS, OTHER_CORPUS) if self.law else (NO_LAW_CORPUS,)
-
-    def _texts(self, scatter: float) -> Sequence[_Text]:
-        """Return hypotheses about the text of the final loss; without finished runs nothing can tell them apart."""
-        if self.finished:
-            return TEXTS
-        return (_Text(float(np.hypot(SHIFT, scatter)), 0.003, 1.0),)
-
     @cached_property
     def _evidence(self) -> Evidence:
         """Evidence of the coefficients of each finished run."""
-        size = len(BETWEEN_RUNS)
-        precision = np.zeros((len(self.finished), size, size))
-        vector = np.zeros((len(self.finished), size))
-        for i, peer in enumerate(self.finished):
+        pieces = []
+        for peer in self.finished:
             end = _end(peer)
             excess = np.log([peer.final or np.nan]) - end @ self._law_terms(peer)
+            of_end = measure(end[None, :], excess, np.array([END_SCATTER**2]))
             lines = self._lines(peer)
-            pieces = [measure(end[None, :], excess, np.array([END_SCATTER**2]))]
-            pieces += [lines.evidence] if lines else []
-            for piece in pieces:
-                precision[i] += piece.precision
-                vector[i] += piece.vector
-        return Evidence(precision, vector)
+            pieces.append(of_end.plus(lines.evidence) if lines else of_end)
+        size = len(BETWEEN_RUNS)
+        precision = np.reshape([piece.precision for piece in pieces], (-1, size, size))
+        return Evidence(precision, np.reshape([piece.vector for piece in pieces], (-1, size)))
 
     @cached_property
     def _usual_scatter(self) -> float | None:

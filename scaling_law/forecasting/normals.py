@@ -31,6 +31,10 @@ class Evidence(NamedTuple):
     precision: FloatArray
     vector: FloatArray
 
+    def plus(self, further: Evidence) -> Evidence:
+        """Add what else is known of the same values."""
+        return Evidence(self.precision + further.precision, self.vector + further.vector)
+
 
 def measure(basis: FloatArray, values: FloatArray, variances: FloatArray) -> Evidence:
     """Return the evidence of values [..., n] that are sums of coefficients times a basis [n, k]."""

@@ -68,13 +68,6 @@ class LiveRuns(Answer):
     def trusted(self) -> bool:
         return all(row["loss"] is not None for row in self.rows)
 
-    def _cells(self) -> list[Fields]:
-        cells = []
-        for row in self.rows:
-            track = row["track"]
-            cells.append({**row, "track": track and f"{track} track"})
-        return cells
-
     @property
     def verdict(self) -> str:
         texts = []

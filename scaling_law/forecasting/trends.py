@@ -138,7 +138,9 @@ def predict_gaps(
     variances = noises[:, None] / cells.runs[..., None, :]
     seeds = cells.seed_freedom * (np.log(noises) + cells.seed_variance / noises)
     log_odds = log_odds - 0.5 * (n * np.log(noises) + (gaps**2 / variances).sum(axis=-1) + seeds)
-    before = Mixture(log_odds, expected[..., None, :], scales[:, None, None] * covariance(prior, sizes)[..., None, :, :])
+    before = Mixture(
+        log_odds, expected[..., None, :], scales[:, None, None] * covariance(prior, sizes)[..., None, :, :]
+    )
     return before.given(measure(np.eye(n), gaps, variances)).at(slice(n, None))
 
 
