@@ -122,11 +122,6 @@ def curve_of_lines(lines: Iterable[Mapping[str, Any]], **fields: Any) -> Trainin
     return TrainingCurve(np.array([*losses], float), np.array([*losses.values()], float), **fields)
 
 
-def end_of(tokens: FloatArray, losses: FloatArray) -> float:
-    """Return the final loss of a curve that has ended: the mean of its last lines."""
-    return float(losses[tokens >= (1 - LAST_SHARE) * tokens[-1]].mean())
-
-
 def read_lines(log: Path) -> list[tuple[bytes, Fields]]:
     """Read text and values of every line of a step log.
 

@@ -17,7 +17,15 @@ from hub.base.fields import Names, field, reads
 from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.answer.answer import Answer, columns_of
-from scaling_law.forecasting.curves import LOG, NOTE, TrainingCurve, curve_of_lines, end_of, read_finished, read_lines
+from scaling_law.forecasting.curves import (
+    LAST_SHARE,
+    LOG,
+    NOTE,
+    TrainingCurve,
+    curve_of_lines,
+    read_finished,
+    read_lines,
+)
 from scaling_law.forecasting.live import FIRST_SHARE, LiveForecast
 from scaling_law.forecasting.schedules import FORMS, PLANNED_STEPS, plan_rates, recognize
 from scaling_law.law.shelf import choose_law
@@ -203,7 +211,7 @@ def _read_log(
         raise RunsError(f"{name}: needed besides its log:", *pieces)
     model = {column: x for column, x in settings.items() if isinstance(x, float)}
     model.update(n_active=size, experts=log.get("experts") or model.get("experts", 1.0))
-    final = end_of(tokens, losses) if has_ended else None
+    final = float(losses[tokens >= (1 - LAST_SHARE) * horizon].mean()) if has_ended else None
     return TrainingCurve(tokens, losses, horizon, model, final=final, trunk=name, rates=planned)
 
 
