@@ -117,7 +117,7 @@ def fit(
 
 def diagnose(law: Law, model: Model, **question: Any) -> Any:
     """Say whether a run is as fast as public runs lead to expect: normal, low with usual causes, or cannot say."""
-    return diagnose_run(model, **question)
+    return diagnose_run(model, law=law, **question)
 
 
 def live(
