@@ -46,10 +46,10 @@ def decode_text(content: bytes, name: str) -> str:
         if content.startswith(signature):
             raise RecordError(f"{name}: {advice}")
 
-    encodings = [encoding for mark, encoding in _BOMS.items() if content.startswith(mark)]
+    encoding = next((encoding for mark, encoding in _BOMS.items() if content.startswith(mark)), "utf-8")
 
     try:
-        return content.decode(*encodings)
+        return content.decode(encoding)
     except UnicodeDecodeError as error:
         raise RecordError(
             f"{name}: neither UTF-8 nor UTF-16 text ({error.reason} at byte {error.start}); save it as UTF-8"
