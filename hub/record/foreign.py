@@ -1,4 +1,4 @@
-"""Tables of runs that scalars wrote, as text: CSV in any of its dialects, and JSON in any of its shapes.
+"""Tables of runs that others wrote, as text: CSV in any of its dialects, and JSON in any of its shapes.
 
 Rows come out as mappings with the names of the file; `hub.record.table` checks those that are run records.
 """
@@ -46,10 +46,13 @@ def decode_text(content: bytes, name: str) -> str:
         if content.startswith(signature):
             raise RecordError(f"{name}: {advice}")
 
-    encodings = [encoding for mark, encoding in _BOMS.items() if content.startswith(mark)]
+    encodings = [encoding for mark, encoding in _BOMS.items() if content.startswith(mark)] or ["utf-8"]
+    # UTF-16 without a mark: one of the two bytes of an ASCII character is zero.
+    if b"\0" in content[:2]:
+        encodings = ["utf-16-le" if content[1:2] == b"\0" else "utf-16-be"]
 
     try:
-        return content.decode(*encodings)
+        return content.decode(encodings[0])
     except UnicodeDecodeError as error:
         raise RecordError(
             f"{name}: neither UTF-8 nor UTF-16 text ({error.reason} at byte {error.start}); save it as UTF-8"
@@ -125,7 +128,8 @@ def delimiter_of(lines: Sequence[str]) -> str:
     if not any(delimiter in header for delimiter in DELIMITERS) and len(widths) == 1 and widths != {1}:
         return " "
 
-    return max(DELIMITERS, key=header.count)
+    unquoted = re.sub('"[^"]*"', "", header)
+    return max(DELIMITERS, key=unquoted.count)
 
 
 def _read_column(cells: Sequence[str]) -> list[Any]:
@@ -205,6 +209,13 @@ def _rows_in(value: Any, name: str) -> list[Any]:
 
     if len(tables) == 1:
         return _rows_in(next(iter(tables.values())), name)
+
+    if tables and all(isinstance(table, list) and "step" in table[0] for table in tables.values()):
+        # Step logs of runs, by the names of the runs.
+        rows = []
+        for run_id, log in tables.items():
+            rows += [{"run_id": run_id, **line} for line in log]
+        return rows
 
     if tables:
         raise RecordError(f"{name}: several tables ({', '.join(tables)}): leave one of them in the file")
