@@ -1,4 +1,4 @@
-"""Tables of runs that scalars wrote, as text: CSV in any of its dialects, and JSON in any of its shapes.
+"""Tables of runs that others wrote, as text: CSV in any of its dialects, and JSON in any of its shapes.
 
 Rows come out as mappings with the names of the file; `hub.record.table` checks those that are run records.
 """
@@ -47,6 +47,9 @@ def decode_text(content: bytes, name: str) -> str:
             raise RecordError(f"{name}: {advice}")
 
     encoding = next((encoding for mark, encoding in _BOMS.items() if content.startswith(mark)), "utf-8")
+    # UTF-16 without a mark: one of the two bytes of an ASCII character is zero.
+    if b"\0" in content[:2]:
+        encoding = "utf-16-le" if content[1:2] == b"\0" else "utf-16-be"
 
     try:
         return content.decode(encoding)
@@ -86,8 +89,9 @@ def _read_csv(content: bytes, name: str) -> list[list[str]]:
     """Read the rows of texts, the header first; rows without text are left out."""
     lines = io.StringIO(decode_text(content, name), newline="").readlines()
     lines = list(itertools.dropwhile(_PREFACE.match, lines))
+    unquoted_header = re.sub('"[^"]*"', "", "".join(lines[:1]))
     # A table of one column has no delimiter.
-    delimiter = max(DELIMITERS, key=lines[0].count) if lines else ","
+    delimiter = max(DELIMITERS, key=unquoted_header.count)
 
     try:
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
@@ -185,6 +189,13 @@ def _rows_in(value: Any, name: str) -> list[Any]:
 
     if len(tables) == 1:
         return _rows_in(next(iter(tables.values())), name)
+
+    if tables and all(isinstance(table, list) and "step" in table[0] for table in tables.values()):
+        # Step logs of runs, by the names of the runs.
+        rows = []
+        for run_id, log in tables.items():
+            rows += [{"run_id": run_id, **line} for line in log]
+        return rows
 
     if tables:
         raise RecordError(f"{name}: several tables ({', '.join(tables)}): leave one of them in the file")

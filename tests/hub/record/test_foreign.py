@@ -39,7 +39,7 @@ TEXTS = {
     "blanks.csv": table(" , ").replace(" , b", ", b").encode(),
     "windows.csv": table().replace("\n", "\r\n").encode("utf-8-sig"),
     "utf16.csv": table(";").encode("utf-16"),
-    "utf16.txt": b"\xfe\xff" + table("\t").encode("utf-16-be"),
+    "utf16.txt": table("\t").encode("utf-16-be"),
     "LOUD.CSV": table().encode(),
     "packed.tsv.gz": gzip.compress(table("\t").encode()),
     "trailing.csv": (table() + ",,,,\r\n" * 3).encode(),
@@ -85,6 +85,17 @@ def test_a_text_in_any_dialect(tmp_path, name):
 def test_json_in_any_shape(tmp_path, shape):
     (tmp_path / "rows.json").write_text(json.dumps(SHAPES[shape]))
     assert load_rows(tmp_path / "rows.json").rows == ROWS
+
+
+def test_steps_of_several_runs_by_name(tmp_path):
+    (tmp_path / "logs.json").write_text(json.dumps({"a": [{"step": 1}, {"step": 2}], "b": [{"step": 1}]}))
+    rows = load_rows(tmp_path / "logs.json").rows
+    assert rows == [{"run_id": "a", "step": 1}, {"run_id": "a", "step": 2}, {"run_id": "b", "step": 1}]
+
+
+def test_commas_in_quoted_names_are_no_delimiters(tmp_path):
+    (tmp_path / "rows.csv").write_text('"loss, in nats, of text";b\n3.5;1\n')
+    assert load_rows(tmp_path / "rows.csv").rows == [{"loss, in nats, of text": 3.5, "b": 1}]
 
 
 def test_a_single_run_is_a_row_and_a_larger_file_than_a_record_is_read(tmp_path):
