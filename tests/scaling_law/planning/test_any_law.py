@@ -192,7 +192,5 @@ def test_a_variable_that_no_architecture_has_is_named():
         alpha: float = 0.1
         beta: float = 0.1
 
-    with pytest.raises(
-        ValueError, match="batch law depends on batch, which an Architecture does not have; it has n_active"
-    ):
+    with pytest.raises(ValueError, match="batch law depends on batch; what is asked has n_active"):
         Batch().optimal(1e20)
