@@ -634,12 +634,12 @@ _DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
 def _read_part(kind: Any, name: str, value: Any) -> Any:
     """Read a part of an architecture, also from a mapping, which JSON has."""
     try:
-        part = kind(**value) if isinstance(value, Mapping) else value
+        instance = kind(**value) if isinstance(value, Mapping) else value
     except TypeError:
         raise InputError(f"{name}={value!r} must have the fields {', '.join(kind.__annotations__)}") from None
-    if not isinstance(part, kind):
+    if not isinstance(instance, kind):
         raise InputError(f"{name}={value!r} must be a {kind.__name__}")
-    return part
+    return instance
 
 
 def check_size(name: str, value: Any, least: int = 1) -> None:

@@ -230,8 +230,8 @@ class Family(Ladder):
                 kind = self.members[0]["model_type"]
                 raise InputError(f"experts=1: no class has the blocks of {self.name} ({kind}) without experts")
             if count <= per_token or count % groups:
-                whole = f"a multiple of its {groups} groups" if groups > 1 else "a whole number"
-                advice = f"{whole} above the {per_token} that a token of {self.name} takes"
+                multiple = f"a multiple of its {groups} groups" if groups > 1 else "a whole number"
+                advice = f"{multiple} above the {per_token} that a token of {self.name} takes"
                 raise InputError(f"experts={count:g} must be {advice}")
         return np.asarray(self.expansion(counts))
 

@@ -166,11 +166,11 @@ def read_source(source: Any, field: str, revision: str | None = None) -> tuple[s
         config = source if isinstance(source, Mapping) else source.to_dict()
         name = str(config.get("_name_or_path") or config.get("model_type"))
     else:
-        allowed = (
+        sources = (
             "org/model on the Hub, a folder, a config.json, a mapping, a configuration of transformers, or the name "
             "of a released model"
         )
-        raise InputError(f"{field}={shorten(source)} must be {allowed}")
+        raise InputError(f"{field}={shorten(source)} must be {sources}")
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: the configuration must be an object with fields, not a {type(config).__name__}")
     return name, config
@@ -429,8 +429,8 @@ def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> lis
     if layer_types:
         is_list = isinstance(layer_types, list) and len(layer_types) == a.blocks
         if not is_list or not {*layer_types} <= {*_LAYER_TYPES}:
-            allowed = ", ".join(_LAYER_TYPES)
-            raise InputError(f"layer_types={layer_types!r} must be a list of {a.blocks}, each one of {allowed}")
+            choices = ", ".join(_LAYER_TYPES)
+            raise InputError(f"layer_types={layer_types!r} must be a list of {a.blocks}, each one of {choices}")
         return [layer_type not in _FULL_ATTENTION for layer_type in layer_types]
     rule = Arithmetic.parse(blocks)
     rows: list[Fields] = [{"block": block} for block in range(a.blocks)]
