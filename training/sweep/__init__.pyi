@@ -1,5 +1,4 @@
 # What the commands use: read by type checkers, and by lazy_loader, which imports a name when it is used.
-from .engine import submitting as submitting
 from .engines import ENGINES as ENGINES
 from .engines import find_statuses as find_statuses
 from .engines import make_engine as make_engine

@@ -107,10 +107,8 @@ def run(
     outcome = engine.submit(sweep, sweep_file)
     statuses = sweeps.find_statuses(sweep, ask_slurm=on == "slurm")
     print_table(sweeps.status_table(statuses))
-    processes = {run_status.name: run_status.process for run_status in statuses}
     for name in outcome.elsewhere:
-        reason = f"{processes[name]} is executing it" if processes[name] else "it is queued, or was busy"
-        typer.echo(f"run {name} was skipped: {reason}", err=True)
+        typer.echo(f"run {name} was skipped: it is queued, or the process above executes it", err=True)
     for name, job_id in outcome.queued.items():
         typer.echo(f"run {name} is slurm job {job_id}", err=True)
     for name, failure in outcome.failed.items():

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
-
 from training.configuration.arguments import ConfigurationError
 from training.run.attempt import Attempt
-from training.sweep.file import Sweep, SweepRun
-
-LOCK_SECONDS = 600
+from training.sweep.file import SweepRun
 
 
 class EngineError(Exception):
@@ -52,20 +46,6 @@ class Outcome:
             self.finished.append(run.name)
         else:
             self.failed[run.name] = Failure(exit_status or 1, run.folder / "output.log")
-
-
-@contextmanager
-def submitting(sweep: Sweep) -> Iterator[None]:
-    """Hold a lock while runs are selected and queued, so that no two submits send the same run.
-
-    Raises EngineError if another submit holds it for `LOCK_SECONDS`.
-    """
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(sweep.folder / ".submit.lock", timeout=LOCK_SECONDS):
-            yield
-    except Timeout:
-        raise EngineError(f"{sweep.folder}: another `run` has been submitting it for {LOCK_SECONDS} s") from None
 
 
 def seconds_of(time: str) -> int:

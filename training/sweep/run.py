@@ -197,7 +197,7 @@ def run_sweep(
             outcome.add(run, 0)
             continue
         run.arguments.check_processes(processes_per_run)
-        check_rate(run.arguments, run.architecture, *run.arguments.longest_run())
+        check_rate(run.arguments, run.architecture)
         # All runs are pinned before the first is started.
         pinned_with_sweep(run.arguments, run.folder)
         waiting.append((run, retries))

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from hub.base import atomic
 from training.configuration.arguments import ConfigurationError
-from training.sweep.engine import EngineError, Outcome, seconds_of, submitting
+from training.sweep.engine import EngineError, Outcome, seconds_of
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.run import STOP_SECONDS
 from training.sweep.status import Job, State
@@ -26,6 +28,8 @@ from training.sweep.status import Job, State
 MULTI_NODE_CONFIG = Path(__file__).parents[1] / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
 # A file in the folder of a sweep that was submitted.
 ARRAYS = "arrays.json"
+LOCK = ".submit.lock"
+LOCK_SECONDS = 600
 # Seconds between the signal and the end, to write a checkpoint and to requeue.
 WARNING_SECONDS = STOP_SECONDS + 60
 # Seconds that the signal may come before that.
@@ -129,9 +133,16 @@ class Slurm:
         return [*options, *self.sbatch]
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
-        """Queue the runs that are not finished, waiting or running, in arrays as large as the cluster allows."""
-        with submitting(sweep):
-            return self._submit(sweep, sweep_file)
+        """Queue the runs that are not finished, waiting or running, in arrays as large as the cluster allows.
+
+        A lock keeps two submits from sending the same run. Raises EngineError if another holds it for `LOCK_SECONDS`.
+        """
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(sweep.folder / LOCK, timeout=LOCK_SECONDS):
+                return self._submit(sweep, sweep_file)
+        except Timeout:
+            raise EngineError(f"{sweep.folder}: another `run` has been submitting it for {LOCK_SECONDS} s") from None
 
     def _submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
         queue = self.queue(sweep.runs)

@@ -9,11 +9,12 @@ import sys
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from tests.conftest import wait_for
 from tests.training.sweep.commands import command, status
 from training import ConfigurationError, Sweep
-from training.sweep import engine
+from training.sweep import slurm
 from training.sweep.engine import EngineError, seconds_of
 from training.sweep.slurm import ARRAYS, Slurm
 from training.sweep.status import status as status_of
@@ -271,8 +272,10 @@ def test_a_sweep_larger_than_the_largest_array_is_several(sweep_file, cluster):
 
 
 def test_a_submit_that_does_not_end_is_told(sweep_file, cluster, monkeypatch):
-    monkeypatch.setattr(engine, "LOCK_SECONDS", 0.1)
-    with engine.submitting(Sweep.load(sweep_file)):
+    monkeypatch.setattr(slurm, "LOCK_SECONDS", 0.1)
+    folder = Sweep.load(sweep_file).folder
+    folder.mkdir()
+    with FileLock(folder / slurm.LOCK):
         said = shown(sweep_file, "--gpus", "0", exit_code=1)
     assert "another `run` has been submitting it for 0.1 s" in said
     assert not tasks(cluster)
