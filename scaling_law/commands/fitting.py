@@ -69,7 +69,7 @@ def fit(
     allow_unidentifiable: Annotated[
         bool, rare("Fit although the design cannot identify all coefficients.", "--allow-unidentifiable")
     ] = False,
-    **read: Any,
+    **table_options: Any,
 ) -> None:
     """Fit a law to a table of runs; report convergence and identifiability.
 
@@ -97,7 +97,7 @@ def fit(
     """
     if bootstrap < 0 or bootstrap == 1:
         raise InputError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
-    table = load(**read)
+    table = load(**table_options)
     law = read_law(prior, flag="--prior") if prior not in (None, "public") else prior
     form: Any = law if isinstance(law, Law) else "joint"
     if kind is not None:

@@ -44,7 +44,7 @@ def forecast(
     level: Annotated[float, option("Level of the intervals.")] = 0.9,
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,
     save: Annotated[Path | None, option(SAVE)] = None,
-    **read: Any,
+    **table_options: Any,
 ) -> Printed:
     """Forecast the loss of runs not yet trained, by one law under a prior from other labs.
 
@@ -61,7 +61,7 @@ def forecast(
     """
     if Path(runs).is_file() and is_step_log(runs):
         raise InputError(f"{runs} is the log of one run; its final loss: scaling-law live {runs}")
-    table = load(runs=runs, **read)
+    table = load(runs=runs, **table_options)
     if at_unique_tokens is not None and unique_tokens is None:
         raise InputError("--at-unique-tokens goes with --unique-tokens, the column of the runs")
     at = {"n_active": n_active, "tokens": tokens, "experts": experts, "unique_tokens": at_unique_tokens}

@@ -76,7 +76,7 @@ def learning_rate(
     reading: Annotated[Reading, rare("Fit with N as in the paper's runs, or as in its text.")] = "code",
     within: Annotated[float, rare("To fit: leave out runs this far above the best of their model, nats.")] = 0.03,
     mix: Mix = "",
-    **read: Any,
+    **table_options: Any,
 ) -> Printed:
     """Give the peak learning rate of an architecture; given runs, fit a learning-rate law to them.
 
@@ -101,7 +101,7 @@ def learning_rate(
         scaling-law learning-rate dense_lr_bs_loss.csv moe_lr_bs_loss.csv --format step_law --with tokens,batch
     """
     if runs:
-        tables = [load(source, loss=loss, **read) for source in runs]
+        tables = [load(source, loss=loss, **table_options) for source in runs]
         if experts is not None:
             tables = [table.subset(np.isin(table.experts, experts)) for table in tables]
         variables: Any = parse_names("" if extras in (None, "none") else extras)

@@ -101,15 +101,15 @@ class Printed(NamedTuple):
 
 
 def command(
-    shown: str = "",
+    order: str = "",
     *questions: Callable[..., Any],
     modes: Mapping[str, Mode] | None = None,
     without: Strings = (),
 ) -> Callable[..., Any]:
-    """Turn a function into a command, built on first use, with the options `shown` in this order, and --json.
+    """Turn a function into a command, built on first use, with the options named in this `order`, and --json.
 
     An option is an `Annotated` parameter of the function, or an argument of the last of the `questions` that has it;
-    without a list all of them are shown, but for those `without`, and --law. The function takes them all, for a --law
+    without an order all of them are shown, but for those `without`, and --law. The function takes them all, for a --law
     of its own type the law itself, and of the options of printing those that it names. Without --overwrite, -o must
     not name a file that exists. The answer that the function returns is printed; one that is not to be trusted sets
     the exit status, unless it was forced.
@@ -157,7 +157,7 @@ def command(
         offered = {}
         for question in questions:
             offered.update(arguments_of(question))
-        names = shown.split()
+        names = order.split()
         if not names:
             names = [name for name in {**own_options, **offered} if name not in ("law", *without)]
             names += ["law"] if "law" in declared else []
