@@ -15,7 +15,7 @@ from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
 from scaling_law.law import Law
 from scaling_law.law.modules import read_kind
-from scaling_law.planning.question import ExpertCounts, SeveralSizes, SeveralTokens
+from scaling_law.planning.question import ExpertCounts, Level, SeveralSizes, SeveralTokens
 from scaling_law.runs.loading import is_step_log
 
 SAVE = "Write the forecast with its date to a new .json file, to compare with the loss once it is measured."
@@ -41,7 +41,7 @@ def forecast(
     at_unique_tokens: Annotated[
         SeveralTokens | None, field("With --unique-tokens: those of the model: 5B. [default: all]", rare=True)
     ] = None,
-    level: Annotated[float, option("Level of the intervals.")] = 0.9,
+    level: Level = 0.9,
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,
     save: Annotated[Path | None, option(SAVE)] = None,
     **table_options: Any,

@@ -27,7 +27,6 @@ from scaling_law.size.widths import Sized, Widths
 
 WITH = "To fit: what the law has besides N and E: tokens, batch, or tokens,batch. [default: neither]"
 EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8. [default: 1; to fit: all]"
-JUDGED_BY = "The column to judge by. [default: eval_loss, or the only loss column]"
 BATCH_HELP = (
     "Tokens of a batch, for laws that have it: 0.5M. [default: the paper's, above its largest run by Step Law]"
 )
@@ -67,7 +66,6 @@ def learning_rate(
     experts: Annotated[ExpertCounts | None, field(EXPERTS_OF)] = None,
     law: Annotated[str, option(RATES)] = DEFAULT_LAW,
     extras: Annotated[str | None, option(WITH, "--with")] = None,
-    loss: Annotated[str | None, option(JUDGED_BY)] = None,
     output: Annotated[Path | None, option("File for the fitted law (JSON).", "--output", "-o")] = None,
     n_blocks: Annotated[int | None, rare("Number of blocks.")] = None,
     n_heads: Annotated[int | None, rare("Number of heads.")] = None,
@@ -101,7 +99,7 @@ def learning_rate(
         scaling-law learning-rate dense_lr_bs_loss.csv moe_lr_bs_loss.csv --format step_law --with tokens,batch
     """
     if runs:
-        tables = [load(source, loss=loss, **table_options) for source in runs]
+        tables = [load(source, **table_options) for source in runs]
         if experts is not None:
             tables = [table.subset(np.isin(table.experts, experts)) for table in tables]
         variables: Any = parse_names("" if extras in (None, "none") else extras)

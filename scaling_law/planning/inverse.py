@@ -89,15 +89,13 @@ class Reached(Answer):
 
         Compared are trusted rows; where a loss has none, those within the range guard, or else all.
         """
-        cost = np.where(np.isfinite(self.n_active), self.columns[self.least], np.inf)
-
-        def rank(place: int) -> tuple[bool, bool, float]:
-            return not self.check.trusted.flat[place], bool(self.check.beyond.flat[place]), float(cost.flat[place])
-
-        places_by_loss: dict[float, list[int]] = {}
-        for place in np.flatnonzero(np.isfinite(cost)).tolist():
-            places_by_loss.setdefault(self.rows[place].loss, []).append(place)
-        return tuple(min(places, key=rank) for places in places_by_loss.values())
+        cost = np.where(np.isfinite(self.n_active), self.columns[self.least], np.inf).ravel()
+        ranks = (cost, self.check.beyond.ravel(), ~self.check.trusted.ravel())
+        best_places: dict[float, int] = {}
+        for place in np.lexsort(ranks).tolist():
+            if np.isfinite(cost[place]):
+                best_places.setdefault(self.rows[place].loss, place)
+        return tuple(sorted(best_places.values()))
 
     @property
     def best(self) -> Row | None:
