@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import numpy as np
 import typer
 
 from hub.base.atomic import write_bytes
@@ -180,12 +179,12 @@ def next_runs(
     if law.draws is None:
         raise InputError("--law has no draws: fit that law with --bootstrap")
     if candidates is not None:
-        models = design.Candidates.of(read_models(candidates))
+        models: Any = read_models(candidates)
     else:
-        models = design.budget_grid(
-            cast(float, flops),
-            cast(Any, max_run_flops),
-            experts=None if experts is None else np.atleast_1d(experts),
+        most: Any = max_run_flops or cast(float, flops) / design.LEAST_RUNS
+        models = design.candidate_grid(
+            most,
+            experts=experts,
             widths=widths and [find_nearest_width(width, like) for width in widths],
             tokens_per_parameter=tokens_per_parameter,
             vocab_size=law.vocab_size if vocab_size is None or like else vocab_size,

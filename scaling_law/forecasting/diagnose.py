@@ -83,7 +83,6 @@ class Diagnosis(Answer):
 
     _first = ("name", "mfu", "relative_speed", "gpus", "gpu")
     _details = ("weights",)
-    _unprinted = ("has_experts", "source")
 
     decision: Decision
     mfu: float
@@ -115,6 +114,10 @@ class Diagnosis(Answer):
             if self.loss is not None and loss is not None:
                 text += f"; its loss is {self.loss / loss - 1:+.1%} off {of_what} ({loss:.3f}) at these tokens"
         return text
+
+    def _cells(self) -> list[Fields]:
+        names = ("name", "gpu", "gpus", "precision", "weights", "mfu", "relative_speed")
+        return [row.cells(*names) for row in self.rows]
 
     def _footnotes(self) -> list[str]:
         notes = ["rows: the public runs nearest in size; speed: theirs over that which the other runs lead to expect"]
@@ -261,11 +264,9 @@ def _losses(
         formula = choose_law(law, flag="law") if isinstance(law, str) else law
         variables = {**architecture.variables(), "tokens": tokens}
         losses["law_loss"] = float(formula.loss(**of_law(formula, variables)))
-    options = dict.fromkeys(("experts", "tokens", "batch", "loss"))
-    options.update(n_active=architecture.n_active, schedule="constant")
     losses_of_peers: list[float] = []
     for peer in peers:
-        curves = read_curves(peer, options, are_finished=True)
+        curves = read_curves(peer, are_finished=True, n_active=architecture.n_active, schedule="constant")
         losses_of_peers += [float(np.interp(tokens, curve.tokens, curve.losses)) for curve in curves]
     if losses_of_peers:
         losses["peers_loss"] = float(np.median(losses_of_peers))

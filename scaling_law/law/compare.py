@@ -126,15 +126,12 @@ def compare(
     """
     budget = cast(float, flops)
     limits = Limits.of(memory=memory, vocab_size=vocab_size, like=like)
-    names = laws
-    if names is None:
-        names = [
-            name
-            for name, law in SHELF.items()
-            if law.published and law.answers == "loss" and "tokens" in law.variables
-        ]
-    if not names:
-        raise InputError(f"laws={laws!r} must name one law or several")
+    if laws is None:
+        names = [name for name, law in SHELF.items() if law.has_optimum]
+    else:
+        names = list(laws)
+        if not names:
+            raise InputError(f"laws={laws!r} must name one law or several")
     rows = []
     beyond_guard = []
     for name in names:

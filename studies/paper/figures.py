@@ -219,7 +219,7 @@ def best_by_budget(law: JointLaw) -> NDArray[Any]:
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, optimum: Any) -> None:
     """Draw losses less that of the dense model, without models beyond the law's range guard."""
     experts = np.array(EXPERTS, float)
-    near = ~law.beyond_guard(n_active=optimum.n_active, tokens=optimum.tokens, experts=experts)
+    near = ~law.check(n_active=optimum.n_active, tokens=optimum.tokens, experts=experts).beyond
     losses = np.where(np.isfinite(optimum.loss) & near, optimum.loss, np.nan)
     has_dense = ~np.isnan(losses[:, 0])
     x = flops[has_dense]
