@@ -194,10 +194,9 @@ class Throughput(Listed):
     def __post_init__(self) -> None:
         if not self.device:
             raise InputError(f"device={self.device!r} must be a name")
-        unknown = set(self.seconds) - set(TERMS)
-        if unknown:
-            raise InputError(f"seconds: {min(unknown)!r} is none of {', '.join(TERMS)}")
         for name, value in self.seconds.items():
+            if name not in TERMS:
+                raise InputError(f"seconds: {name!r} is none of {', '.join(TERMS)}")
             if not 0 <= value < math.inf:
                 raise InputError(f"seconds of {name}={value!r} must be finite and at least 0")
         if not any(self.seconds.values()):

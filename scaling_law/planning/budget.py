@@ -258,14 +258,16 @@ class Cluster(Layouts):
         steps = self.steps(model) if self.throughput.is_assumed else None
         overhead = self.throughput.overhead_of(self.gpus)
         for k, (sequences, (start, end)) in enumerate(zip(self.batches, pairwise(boundaries), strict=True)):
-            gpu_share = None if steps is None else steps.gpu_shares[k]
-            expected = np.asarray(self.compute(work, sequences, gpu_share))
-            seconds = np.asarray(self.compute(work, sequences, gpu_share, with_draws=True)) if with_draws else expected
-            if steps is not None:
-                # What a lab takes longer or shorter for is drawn alike for the links, which no run has measured apart.
-                exchange = steps.communication[k] * (seconds / expected)
-                seconds = np.maximum(steps.slowdown[k] * seconds, exchange)
-                seconds = np.where(steps.fits, seconds, np.inf)
+            if steps is None:
+                seconds = np.asarray(self.compute(work, sequences, with_draws=with_draws))
+            else:
+                costs = steps.costs[k]
+                if with_draws:
+                    compute = self.compute(work, sequences, steps.gpu_shares[k], with_draws=True)
+                    # What a lab takes longer or shorter for is drawn alike for the links, which no run has measured
+                    # apart.
+                    costs = costs._replace(compute=compute, exchange=costs.exchange * (compute / costs.compute))
+                seconds = np.where(steps.fits, costs.seconds, np.inf)
             yield overhead / self.ramp.sequence_length * seconds / sequences, start, end
 
     def to_dict(self) -> Fields:

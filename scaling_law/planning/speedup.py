@@ -32,7 +32,7 @@ from hub.base.units import format_count, format_ends, format_flops
 from scaling_law.answer.answer import Answer, Row, columns_of, span
 from scaling_law.answer.columns import COLUMNS
 from scaling_law.formulas import Formula
-from scaling_law.formulas.law import numbers, one_positive
+from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
@@ -475,17 +475,11 @@ def _read_model(name: str, value: Any, limits: Limits) -> Model:
     """Read an architecture or a single E, of a family its routed experts; ValueError for anything else."""
     if isinstance(value, Architecture):
         return value
-    counts = [value]
-    if isinstance(value, (list, tuple, np.ndarray)):
-        counts = numbers(name, value).ravel().tolist()
-    if len(counts) > 1:
+    counts = positive(name, value, 1.0).ravel()
+    if counts.size != 1:
         several = given("experts", value, f"--experts {','.join(f'{count:g}' for count in counts)}")
         raise InputError(several, ": one E goes with ", given("flops"), ", several with ", given("n_active"))
-    is_number = counts != [] and isinstance(counts[0], (int, float, np.number)) and not isinstance(counts[0], bool)
-    if not is_number:
-        raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
-    count = one_positive(name, counts[0], 1.0)
-    return float(limits.like.read_experts(np.array(count))) if limits.like else count
+    return float(limits.like.read_experts(counts[0])) if limits.like else float(counts[0])
 
 
 def _describe(model: Model) -> str:
