@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, literal
-from hub.base.fields import LARGEST, NUMBERS, UNREAD, Field, reads
+from hub.base.fields import LARGEST, NUMBERS, UNREAD, Field, Positive, reads
 from hub.base.notices import Notice
 from hub.base.types import Fields
 from scaling_law.answer.answer import Listed, plain
@@ -130,6 +130,7 @@ class ModelWork:
 Model = Sized | ModelWork
 
 
+@reads
 @dataclass(frozen=True)
 class Measurement:
     """Seconds of a step of `tokens_per_step` tokens, and bytes at the peak of one device (None: unknown)."""
@@ -138,7 +139,7 @@ class Measurement:
     sequence_length: int
     tokens_per_step: int
     micro_batch_tokens: int
-    step_seconds: float
+    step_seconds: Positive
     memory_bytes: float | None = None
 
 
