@@ -25,6 +25,7 @@ LABELS = {
     "gpus": "GPUs",
     "unit": "Budget in",
     "flops": "Training budget (FLOPs)",
+    "memory": "Memory limit",
     "kv_tokens": "Tokens in the KV cache",
     "like": "Family",
     "law": "Law",
