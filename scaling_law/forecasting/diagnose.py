@@ -264,11 +264,9 @@ def _losses(
         formula = choose_law(law, flag="law") if isinstance(law, str) else law
         variables = {**architecture.variables(), "tokens": tokens}
         losses["law_loss"] = float(formula.loss(**of_law(formula, variables)))
-    options = dict.fromkeys(("experts", "tokens", "batch", "loss"))
-    options.update(n_active=architecture.n_active, schedule="constant")
     losses_of_peers: list[float] = []
     for peer in peers:
-        curves = read_curves(peer, options, are_finished=True)
+        curves = read_curves(peer, are_finished=True, n_active=architecture.n_active, schedule="constant")
         losses_of_peers += [float(np.interp(tokens, curve.tokens, curve.losses)) for curve in curves]
     if losses_of_peers:
         losses["peers_loss"] = float(np.median(losses_of_peers))

@@ -176,7 +176,9 @@ def _row_of(
     """Return the row of a law and its optimum."""
     return {
         "law": paper.name,
-        **{name: getattr(paper, name) for name in ("citation", "corpus", "tokenizer")},
+        "citation": paper.citation,
+        "corpus": paper.corpus,
+        "tokenizer": paper.tokenizer,
         **{name: getattr(optimum, name, None) for name in COLUMNS},
         "warnings": () if optimum is None else optimum.warnings,
         "granularity": granularity,

@@ -158,6 +158,12 @@ class Shelf(ResultTable):
         """Return plain JSON values: the laws."""
         return {"laws": self.to_rows()}
 
+    def summary(self) -> Table:
+        """Show a row for each law, or a single one in full."""
+        if len(self.entries) == 1:
+            return self.entries[0].summary()
+        return super().summary()
+
     def _headline(self) -> str:
         count = sum(entry.published for entry in self.entries)
         return f"{len(self.entries)} scaling laws from the literature, {count} with public coefficients"

@@ -26,7 +26,7 @@ from scaling_law import (
 )
 from scaling_law.figures import drawing, isoflop
 from scaling_law.figures.drawing import LOSS, colour_of
-from scaling_law.planning import drawn_optimum, optimal_widths
+from scaling_law.planning import optimal_widths
 from scaling_law.size import active_parameters, affordable_tokens, width_of_total
 from studies.common import LEVEL
 
@@ -109,8 +109,8 @@ def _savings_of_draws(law: JointLaw, flops: NDArray[np.float64], experts: float)
     assert law.draws is not None
     constants = law.draws[:, -1:]
     _, mu, _, nu = law.chinchilla_of(law.draws.T[..., None], experts)
-    _, _, dense_loss = drawn_optimum(law, flops, 1)
-    _, _, moe_loss = drawn_optimum(law, flops, experts)
+    dense_loss = law.optimum_draws(flops, 1, force=True).loss
+    moe_loss = law.optimum_draws(flops, experts, force=True).loss
     ratio = (dense_loss - constants) / (moe_loss - constants)
     return np.asarray(1.0 - ratio ** ((mu + nu) / (mu * nu)))
 
