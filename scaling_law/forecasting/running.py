@@ -270,7 +270,6 @@ def _read_train_py(run: Path) -> list[TrainingCurve]:
     folder = (branches or running)[-1]
     lines = [line for _, line in read_lines(folder / LOG)]
     if folder != trunk and lines:
-        trunk_lines = [line for _, line in read_lines(trunk / LOG)]
-        lines = [line for line in trunk_lines if line["tokens"] < lines[0]["tokens"]] + lines
+        lines = [line for _, line in read_lines(trunk / LOG, lines[0]["tokens"])] + lines
     curve = curve_of_lines(lines, trunk=f"{run.resolve().name}/{folder.name}", **notes[folder]["plan"])
     return [curve, *read_finished(run.parent / name for name in notes[folder]["finished"])]
