@@ -49,7 +49,7 @@ def minimise_with_scipy(problem: Problem, theta: np.ndarray) -> tuple[float, flo
     def value_and_gradient(point: np.ndarray) -> tuple[float, np.ndarray]:
         residual, jacobian = problem.objective.linearise_at(point)
         size = np.abs(residual)
-        inner = np.minimum(size, problem.objective.huber_delta)
+        inner = np.minimum(size, problem.settings.huber_delta)
         slope = problem.objective.weight * inner
         value = float(slope @ (size - 0.5 * inner))
         return PEER_SCALE * value, PEER_SCALE * (slope * np.sign(residual)) @ jacobian

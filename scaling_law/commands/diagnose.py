@@ -13,7 +13,7 @@ from scaling_law.forecasting import diagnose as diagnosing
 MODEL = "A released model such as qwen3-30b-a3b, a folder, a config.json, or org/model on the Hub."
 
 
-@command(asks=diagnosing.diagnose, without=("model",))
+@command("", diagnosing.diagnose, without=("model",))
 def diagnose(
     config: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)],
     law: Annotated[str | None, option("With --loss: a law of this corpus, its name or folder.")] = None,

@@ -91,7 +91,7 @@ def examine(
     standard_errors = {}
     undetermined = []
     for name, error, vague in zip(names, errors.tolist(), is_vague, strict=True):
-        if objective.tied.get(name, name) in bound_names:
+        if objective.settings.tied.get(name, name) in bound_names:
             continue
         standard_errors[name] = error
         if vague:
@@ -102,12 +102,11 @@ def examine(
 def _moving_coefficients(objective: Objective, free: BoolArray) -> tuple[list[str], FloatArray]:
     """Return the coefficients that move with the parameters `free`, and the matrix [m, k] from these to them."""
     # A coefficient that is tied to one at a bound does not move.
-    is_tied = np.isin(objective.names, [*objective.tied])
+    is_tied = np.isin(objective.names, [*objective.settings.tied])
     follows = np.any(objective.carry[:, free] != 0, axis=1)
     is_moving = free | (is_tied & follows)
     names = [name for name, moves in zip(objective.names, is_moving, strict=True) if moves]
-    to_natural = objective.to_natural @ objective.carry
-    return names, to_natural[np.ix_(is_moving, free)]
+    return names, objective.basis[np.ix_(is_moving, free)]
 
 
 def _standard_errors(
@@ -329,13 +328,13 @@ def _count_distinct(*columns: FloatArray) -> int:
 class Outliers:
     """Suspicious runs [n], the deviation [n] of ln L from the fit without the run, and the fit to the others, θ [p].
 
-    `too_many`: more than `MOST` of the runs used are suspicious.
+    Where they would be more than `MOST` of the runs used, none is, and `warning` says so.
     """
 
     suspicious: BoolArray
     deviation: FloatArray
     theta: FloatArray
-    too_many: bool
+    warning: str = ""
 
 
 def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
@@ -344,7 +343,7 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
     is_used = problem.used
     deviation = -objective.residuals(theta[None])[0]
     if np.all(np.abs(deviation[is_used]) <= SMALLEST):
-        return Outliers(np.zeros_like(is_used), deviation, theta, False)
+        return Outliers(np.zeros_like(is_used), deviation, theta)
 
     # A bad run must not limit the constant.
     losses = problem.columns["loss"][is_used]
@@ -358,7 +357,13 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
         follows = agrees
         theta = _refit(problem, theta[None], (objective.weight * agrees)[None])[0]
     suspicious = is_used & ~follows
-    return Outliers(suspicious, deviation, theta, bool(suspicious.sum() > MOST * is_used.sum()))
+    if suspicious.sum() <= MOST * is_used.sum():
+        return Outliers(suspicious, deviation, theta)
+    warning = (
+        f"{suspicious.sum()} of {is_used.sum()} runs lie far from the law that fits the others; with more than "
+        f"{MOST:.0%} none is set aside: check the table and the form of the law"
+    )
+    return Outliers(np.zeros_like(is_used), deviation, theta, warning)
 
 
 def _find_core(problem: Problem, theta: FloatArray) -> tuple[BoolArray, FloatArray]:

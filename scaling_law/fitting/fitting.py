@@ -6,10 +6,10 @@ both fixed, then the best are released. Deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,10 +20,9 @@ from hub.base.notices import Notice
 from hub.base.progress import progress_line
 from hub.base.tables import Table, Tables
 from hub.base.types import Fields, Strings
-from scaling_law.answer.answer import Answer, Listed
+from scaling_law.answer.answer import Answer, Listed, columns_of
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.diagnostics import (
-    MOST,
     UNIQUE,
     Outliers,
     design_problems,
@@ -31,6 +30,7 @@ from scaling_law.fitting.diagnostics import (
     find_outliers,
     omitted_variables,
 )
+from scaling_law.fitting.objective import FitSettings
 from scaling_law.fitting.posterior import under
 from scaling_law.fitting.prior import Prior, read_prior
 from scaling_law.fitting.problem import Problem, make_problem, start_points, variables_of
@@ -52,9 +52,6 @@ from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import rows_of_curves, with_few_checkpoints
 from scaling_law.size.architecture import DESIGN_VARIABLES
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 # Starts within this relative distance of the best objective agree with it.
@@ -121,64 +118,50 @@ class FitStatus(Listed):
         return not n_fitted or len(self.open_coefficients) < n_fitted
 
     @property
-    def state(self) -> str:
-        """The worth of the fit in a few words: convergence says little of coefficients that the runs leave open."""
-        if not self.converged:
-            return "NOT converged"
-        n_open = len(self.open_coefficients)
-        if not n_open:
-            return "converged"
-        if not self.determines_any:
-            return "all coefficients from the prior" if self.prior else "no coefficient determined by the runs"
-        source = "from the prior" if self.prior else "not determined by the runs"
-        n_fitted = len({*self.standard_errors, *self.bounds_hit})
-        return f"converged; {n_open} of {n_fitted} coefficients {source}"
-
-    @property
     def verdict(self) -> str:
+        """The convergence, and what the runs determine, since convergence says little of what they leave open."""
         agreement = f"{self.n_agree} of the {self.n_released} best of {self.n_starts} starts agree"
         if self.converged and not self.determines_any:
-            return f"{self.state}; {agreement}"
+            source = "all coefficients from the prior" if self.prior else "no coefficient determined by the runs"
+            return f"{source}; {agreement}"
         state = "converged" if self.converged else "NOT converged"
-        vague = ", ".join(self.open_coefficients)
         determination = "all coefficients determined"
-        if vague:
-            reason = "from the prior" if self.prior else "not determined by the data"
-            determination = f"{reason}: {vague}"
+        if self.open_coefficients:
+            source = "from the prior" if self.prior else "not determined by the runs"
+            determination = f"{source}: {', '.join(self.open_coefficients)}"
         ties = "".join(f"; {name} = {leader}" for name, leader in self.tied.items())
         return f"{state}, {agreement}; {determination}{ties}"
 
     @property
     def messages(self) -> Strings:
         """The status as sentences, most important first."""
-        sentences: list[str] = []
+        return tuple(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
         if not self.converged:
-            sentence = "The best start did not converge: the optimum is not reached."
-            sentences.append(Notice(sentence, "not converged"))
+            yield Notice("The best start did not converge: the optimum is not reached.", "not converged")
         if not self.determines_any and not self.prior:
             advice = "a prior (public) adds what other labs' runs say"
-            sentences.append(Notice(f"These runs determine no coefficient: {advice}.", advice))
-        for text in (*self.doubts, *self.omitted, *self.warnings):
-            sentences.append(_as_sentence(text))
-        few = max(2, self.n_released // 10)
-        if self.n_agree < few and self.n_released > 1:
+            yield Notice(f"These runs determine no coefficient: {advice}.", advice)
+        yield from map(_as_sentence, (*self.doubts, *self.omitted, *self.warnings))
+        if self.n_agree < max(2, self.n_released // 10) and self.n_released > 1:
             subject = f"only {self.n_agree} of {self.n_released} starts reached the best objective"
-            sentences.append(Notice(f"{subject.capitalize()}.", subject))
+            yield Notice(f"{subject.capitalize()}.", subject)
         if self.suspicious:
-            sentences.append(self._list_suspicious())
+            yield self._list_suspicious()
         if self.bounds_hit:
             # The table says so, too, as of coefficients that are not determined.
-            sentences.append(Notice(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}."))
+            yield Notice(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
         if self.undetermined:
             errors = [f"{name} ({self.error_in_words(name)})" for name in self.undetermined]
             source = f", so as in the prior from {self.prior}" if self.prior else ""
-            sentences.append(Notice(f"Not determined by these runs{source}: {', '.join(errors)}."))
-        if not self.prior and (self.bounds_hit or self.undetermined):
+            yield Notice(f"Not determined by these runs{source}: {', '.join(errors)}.")
+        if not self.prior and self.open_coefficients:
             advice = "bootstrap before extrapolating"
             reason = "These coefficients are not identifiable from the runs"
             sentence = f"{reason}. Trust predictions inside the fitted range; {advice}."
-            sentences.append(Notice(sentence, f"not identifiable, {advice}"))
-        return (*sentences, *self.repetition)
+            yield Notice(sentence, f"not identifiable, {advice}")
+        yield from self.repetition
 
     def _list_suspicious(self) -> str:
         """List the first ten suspicious runs with their deviations in a sentence."""
@@ -240,21 +223,12 @@ class FitResult(Answer, Generic[LawT_co]):
     @property
     def verdict(self) -> str:
         count = int(self.used.sum())
-        return f"{self.law.name} law of {count} runs: RMSE {self.rmse:.4f} nats, {self.status.state}"
-
-    @property
-    def rows(self) -> tuple[Fields, ...]:
-        """One row for each coefficient."""
-        return tuple(self.to_rows())
+        return f"{self.law.name} law of {count} runs: RMSE {self.rmse:.4f} nats, {self.status.verdict}"
 
     @property
     def trusted(self) -> bool:
         """True if the optimum is reached, one law describes the runs, and these or a prior determine it."""
         return self.status.trusted
-
-    @property
-    def warnings(self) -> Strings:
-        return self.status.messages
 
     @property
     def used(self) -> BoolArray:
@@ -317,89 +291,77 @@ class FitResult(Answer, Generic[LawT_co]):
             facts["repetition"] = asdict(self.repetition)
         return facts
 
-    def to_rows(self) -> list[Fields]:
-        """Return one row per coefficient; the standard error is NaN where it is fixed or at a bound."""
-        status = self.status
-        tied = self.problem.settings.tied
-        vague = {*status.undetermined, *status.bounds_hit}
-        fixed = {*self.problem.settings.fixed}
-        values = dict(self.law.coefficients)
-        if self.repetition is not None:
-            values.update(self.repetition.coefficients)
-            vague.update(self.repetition.undetermined)
-        rows = []
-        for name, value in values.items():
-            row = {
-                "coefficient": name,
-                "value": value,
-                "standard_error": status.standard_errors.get(name, float("nan")),
-                "of_logarithm": name in status.logarithmic,
-                "fixed": name in fixed,
-                "tied_to": tied.get(name),
-                "at_bound": name in status.bounds_hit,
-                "determined": name not in fixed and tied.get(name, name) not in vague,
-            }
-            rows.append(row)
-        return rows
-
-    def summary(self) -> Tables:
-        return Tables((self._heading(), self._coefficient_table(), self._experts_table()))
-
-    def _heading(self) -> Text:
+    def _lines(self) -> str:
         """Return the verdict, the formula, and how many runs of which table were fitted."""
-        from rich.text import Text
-
         status = self.status
         count = f"{int(self.used.sum())} runs of {status.n_trunks} trunks ({status.trunk_source})"
         if status.set_aside:
             count += f", {len(status.set_aside)} set aside"
         vocabulary = f", vocabulary {self.runs.vocab_size:,}" if self.runs.vocab_size else ""
-        heading = Text(f"{self.verdict}\n")
-        heading.append(f"{self.law.formula}\n", style="bold")
-        heading.append(f"{count} from {self.runs.source}, {self.runs.loss_name}{vocabulary}; ")
-        heading.append(f"objective {self.objective:.6g}")
-        return heading
+        source = f"{count} from {self.runs.source}, {self.runs.loss_name}{vocabulary}"
+        return f"{self.verdict}\n{self.law.formula}\n{source}; objective {self.objective:.6g}"
 
-    def _coefficient_table(self) -> Table:
-        """Lay out the coefficients with their standard errors, in yellow those that the runs do not determine."""
+    def _cells(self) -> list[Fields]:
+        """Show the coefficients with their standard errors, and where the value of each is from."""
         status = self.status
-        rows = []
-        styles = []
-        for row in self.to_rows():
+        cells = []
+        for row in self.rows:
             name = row["coefficient"]
-            is_doubtful = not (row["determined"] or row["fixed"])
-            error = "fixed" if row["fixed"] else ""
-            if not row["fixed"] and status.standard_errors.get(name):
-                error = status.error_in_words(name)
-            note = ""
+            source = ""
             if row["tied_to"]:
-                note = f"= {row['tied_to']}"
+                source = f"= {row['tied_to']}"
             elif row["at_bound"]:
-                note = "at a bound"
-            elif is_doubtful:
-                note = "from the prior" if status.prior else "not determined"
-            elif status.prior and not row["fixed"]:
-                note = "from your runs"
-            rows.append((name, f"{row['value']:.5g}", error, note))
-            styles.append("yellow" if is_doubtful else "")
-        return Table(("", "value", "standard error", ""), rows, title="Coefficients", styles=styles)
+                source = "at a bound"
+            elif row["fixed"]:
+                source = "fixed"
+            elif not row["determined"]:
+                source = "from the prior" if status.prior else "not determined"
+            elif status.prior:
+                source = "from your runs"
+            error = status.error_in_words(name) if name in status.standard_errors else ""
+            cells.append({"": name, "value": f"{row['value']:.5g}", "standard error": error, " ": source})
+        return cells
 
-    def _experts_table(self) -> Table:
-        """Lay out the errors for each E, with the status below."""
+    def summary(self) -> Tables:
+        """Show the coefficients, and the errors for each E."""
         rows = []
         for e, errors in self._errors_by_experts().items():
-            rows.append((f"{e:g}", len(errors), f"{rms(errors):.4f}", f"{errors.mean():+.4f}"))
-        return Table(
-            ("E", "runs", "RMSE", "mean error"),
-            rows,
-            title="Errors per number of experts (nats)",
-            notes=[self.status.verdict],
-            warnings=self.status.messages,
-        )
+            cells = {"E": f"{e:g}", "runs": len(errors), "RMSE": f"{rms(errors):.4f}"}
+            rows.append({**cells, "mean error": f"{errors.mean():+.4f}"})
+        return Tables((super().summary(), Table.of(rows, title="Errors per number of experts (nats)")))
 
     def figure(self, axes: Any = None) -> NDArray[Any]:
         """Plot predicted against observed losses, with the errors below."""
         return predicted_against_observed(self, axes)
+
+
+def _list_coefficients(
+    law: Law,
+    settings: FitSettings,
+    status: FitStatus,
+    repetition: RepetitionFit | None,
+) -> list[Fields]:
+    """Return one row per coefficient; the standard error is NaN where it is fixed or at a bound."""
+    vague = {*status.open_coefficients}
+    values = dict(law.coefficients)
+    if repetition is not None:
+        values.update(repetition.coefficients)
+        vague.update(repetition.undetermined)
+    rows = []
+    for name, value in values.items():
+        leader = settings.tied.get(name)
+        row = {
+            "coefficient": name,
+            "value": value,
+            "standard_error": status.standard_errors.get(name, float("nan")),
+            "of_logarithm": name in status.logarithmic,
+            "fixed": name in settings.fixed,
+            "tied_to": leader,
+            "at_bound": name in status.bounds_hit,
+            "determined": name not in settings.fixed and (leader or name) not in vague,
+        }
+        rows.append(row)
+    return rows
 
 
 def _as_sentence(text: str) -> str:
@@ -498,8 +460,8 @@ def fit(
         warnings.extend(notes)
     minimum = _find_minimum(problem, starts, law_prior, None if unique_tokens is None else table[UNIQUE], progress)
     far_runs = find_outliers(minimum.problem, minimum.solutions.theta[0])
-    if far_runs.too_many:
-        warnings.append(_warn_of_too_many(minimum.problem, far_runs))
+    if far_runs.warning:
+        warnings.append(far_runs.warning)
     elif outliers == "set_aside":
         minimum = minimum.without(far_runs)
 
@@ -551,18 +513,9 @@ def _find_minimum(
     solutions = _search(problem, theta, progress) if starts is None else _polish(problem, theta)
     if unique_tokens is None:
         return _Minimum(problem, solutions, len(theta))
-    problem, best, repetition = fit_repetition(problem, unique_tokens, solutions.theta[0])
+    problem, best, repetition = fit_repetition(problem, solutions.theta[0])
     solutions = _polish(problem, np.vstack([best, solutions.theta[1:FINALISTS]]))
     return _Minimum(problem, solutions, len(theta), repetition)
-
-
-def _warn_of_too_many(problem: Problem, outliers: Outliers) -> str:
-    """Say that too many runs lie far from the law to set them aside."""
-    count = f"{int(outliers.suspicious.sum())} of {int(problem.used.sum())} runs"
-    return (
-        f"{count} lie far from the law that fits the others; with more than {MOST:.0%} none is set aside: "
-        "check the table and the form of the law"
-    )
 
 
 def say_far_away(names: Sequence[str]) -> str:
@@ -582,9 +535,7 @@ def _name_prior_limits(result: FitResult[Law], law_prior: Prior) -> FitResult[La
 
 
 def _rank_suspicious(runs: Runs, outliers: Outliers) -> tuple[Strings, tuple[float, ...]]:
-    """Return the names of suspicious runs, the farthest first, and how far they deviate, nats; none of too many."""
-    if outliers.too_many:
-        return (), ()
+    """Return the names of suspicious runs, the farthest first, and how far they deviate, nats."""
     rows = np.flatnonzero(outliers.suspicious)
     rows = rows[np.argsort(-np.abs(outliers.deviation[rows]), kind="stable")]
     nats = runs.loss[rows] * -np.expm1(-outliers.deviation[rows])
@@ -635,7 +586,7 @@ def _first_stage(
 ) -> Solutions:
     """Solve from each θ [S, p] with E_start and E_max held, in batches that share both."""
     groups = [theta]
-    if problem.objective.n_transform:
+    if problem.objective.form.parameters:
         transforms = theta[:, problem.objective.first_transform :]
         distinct, index = np.unique(transforms, axis=0, return_inverse=True)
         groups = [theta[index.ravel() == i] for i in range(len(distinct))]
@@ -669,7 +620,7 @@ def _check_design(
         raise InputError(reason, fix, "), fit another law, or pass ", unchecked)
     for name, low in zip(objective.names, np.exp(problem.lower), strict=True):
         n_below = int(np.sum(runs.loss <= low))
-        if name in objective.constants and n_below:
+        if name in objective.form.constants and n_below:
             problems.append(f"the constant {name} ≥ {low:g} is above the loss of {n_below} of {len(runs)} runs")
     return problems
 
@@ -706,7 +657,9 @@ def describe(runs: Runs, minimum: _Minimum, **search: Any) -> FitResult[Law]:
         theta=theta,
         finalists=minimum.solutions,
         repetition=minimum.repetition,
+        columns=columns_of(_list_coefficients(law, problem.settings, status, minimum.repetition)),
         check=None,
+        notes=status.messages,
     )
 
 
@@ -718,7 +671,7 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
     free = problem.free(theta)
     is_at_bound = ~free & (problem.lower < problem.upper)
     condition_number, standard_errors, undetermined = examine(objective, theta, free, is_at_bound)
-    logarithmic = [name for name in objective.names if name in objective.positive]
+    logarithmic = [name for name in objective.names if name in objective.form.positive]
     if minimum.repetition is not None:
         standard_errors.update(minimum.repetition.standard_errors)
         logarithmic += minimum.repetition.standard_errors

@@ -15,7 +15,7 @@ import numpy as np
 
 from hub.base.errors import InputError, given, reason_of
 from hub.base.fields import Field, reads
-from hub.base.tables import Table, column_name
+from hub.base.tables import column_name
 from hub.base.types import Fields
 from scaling_law.answer.answer import ResultTable
 from scaling_law.fitting.fitting import errors_of, fit, rms
@@ -133,11 +133,6 @@ class Backtest(ResultTable):
     laws: Mapping[str, HeldOut]
     left_out: Mapping[str, str]
 
-    def errors_of(self, names: Sequence[str]) -> FloatArray:
-        """Return the errors of these laws [J, n], NaN where a law has no forecast."""
-        nothing = np.full(len(self.test), np.nan)
-        return np.array([self.laws[name].errors if name in self.laws else nothing for name in names])
-
     def to_rows(self) -> list[Fields]:
         """Return one row for each law that has a forecast."""
         rows = []
@@ -157,14 +152,11 @@ class Backtest(ResultTable):
         runs = {"train": len(self.train), "test": len(self.test)}
         return {"runs": runs, "laws": self.to_rows(), "left_out": dict(self.left_out)}
 
-    def summary(self) -> Table:
-        rows = []
-        for row in self.to_rows():
-            interval = f"{row['rmse_low']:.4f} to {row['rmse_high']:.4f}"
-            rows.append((row["law"], f"{row['rmse']:.4f} ({interval})", f"{row['bias']:+.4f}"))
-        title = f"{len(self.test)} runs forecast from {len(self.train)}, nats"
-        notes = [f"{name}: {reason}" for name, reason in self.left_out.items()]
-        return Table(("law", "RMSE (95 %)", "mean error"), rows, title=title, notes=notes)
+    def _headline(self) -> str:
+        return f"{len(self.test)} runs forecast from {len(self.train)}, nats"
+
+    def _footnotes(self) -> list[str]:
+        return [f"{name}: {reason}" for name, reason in self.left_out.items()]
 
 
 @reads
@@ -182,16 +174,7 @@ def backtest(
     Raises:
         InputError: one of the tables is empty.
     """
-    if not (len(train) and len(test)):
-        raise InputError(f"train has {len(train)} runs and test {len(test)}: both need at least one")
-    errors: dict[str, HeldOut] = {}
-    left_out: dict[str, str] = {}
-    for name, forecast in {name: _make_forecaster(law) for name, law in laws.items()}.items():
-        try:
-            errors[name] = HeldOut(np.asarray(forecast(train, test) - test.loss))
-        except ValueError as error:
-            left_out[name] = reason_of(error)
-    return Backtest(train, test, errors, left_out)
+    return backtest_splits(train, [Split(train, test)], laws)
 
 
 def _make_forecaster(law: Law | str | Forecaster) -> Forecaster:
@@ -210,17 +193,24 @@ def backtest_splits(
     laws: Mapping[str, Law | str | Forecaster],
 ) -> Backtest:
     """Forecast the held-out runs of every split, and join the errors of laws that have a forecast of each."""
-    backtests = [backtest(*split, laws) for split in splits]
-    if len(backtests) == 1:
-        return backtests[0]
-    left_out = {name: reason for backtest in backtests for name, reason in backtest.left_out.items()}
-    errors = {}
-    for name in laws:
-        if name not in left_out:
-            errors[name] = HeldOut(np.concatenate([backtest.laws[name].errors for backtest in backtests]))
+    for train, test in splits:
+        if not (len(train) and len(test)):
+            raise InputError(f"train has {len(train)} runs and test {len(test)}: both need at least one")
+    forecasters = {name: _make_forecaster(law) for name, law in laws.items()}
+    laws_held_out: dict[str, HeldOut] = {}
+    left_out: dict[str, str] = {}
+    for name, forecast in forecasters.items():
+        try:
+            errors = [np.asarray(forecast(train, test) - test.loss) for train, test in splits]
+        except ValueError as error:
+            left_out[name] = reason_of(error)
+        else:
+            laws_held_out[name] = HeldOut(np.concatenate(errors))
+    if len(splits) == 1:
+        return Backtest(*splits[0], laws_held_out, left_out)
     row_of_run = {name: row for row, name in enumerate(runs.run_id)}
     rows = [row_of_run[name] for split in splits for name in split.test.run_id]
-    return Backtest(runs, runs.take(np.array(rows)), errors, left_out)
+    return Backtest(runs, runs.take(np.array(rows)), laws_held_out, left_out)
 
 
 def count_sizes(runs: Runs) -> int:

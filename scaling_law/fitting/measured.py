@@ -21,8 +21,8 @@ from hub.base.fields import reads
 from hub.base.types import Fields
 from scaling_law.answer.answer import columns_of, rows_of
 from scaling_law.fitting.fitting import errors_of, fit
-from scaling_law.formulas.law import check_level
 from scaling_law.planning.minimiser import first_below
+from scaling_law.planning.question import Level
 from scaling_law.planning.speedup import Speedup
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.table import Runs
@@ -39,7 +39,7 @@ def speedup(
     losses: str | Sequence[str] | None = None,
     asymptotes: Mapping[str, float] | None = None,
     *,
-    level: float = 0.9,
+    level: Level = 0.9,
 ) -> Speedup:
     """Compute how many times the FLOPs of measured runs a baseline needs for their losses, on each evaluation set.
 
@@ -55,7 +55,6 @@ def speedup(
 
     ValueError for unknown columns, asymptotes that are not below the baseline's losses, and baselines of too few runs.
     """
-    check_level(level)
     losses = [losses] if isinstance(losses, str) else losses
     loss = losses[0] if losses else None
     baseline = baseline if isinstance(baseline, Runs) else load_runs(baseline, loss)

@@ -13,7 +13,6 @@ docs/studies/forecasts.md says how many of other labs' held-out runs the interva
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -87,11 +86,10 @@ class Posterior:
 
     def _slopes(self, thetas: FloatArray, seed: int | None) -> FloatArray:
         """Draw the slopes of the misfit [S, k] beside each θ [S, p]."""
-        objective = copy.copy(self.problem.objective)
+        objective = self.problem.objective
         assert objective.penalty is not None
         influence = objective.influence(objective.absorb(objective.residuals(self.theta[None]))[0])
-        objective.misfit = None
-        residuals = objective.residuals(thetas)
+        residuals = replace(objective, misfit=None).residuals(thetas)
         functions = functions_of(self.problem.columns, self.knots)
         weighted = functions.T * influence / self.noise**2
         information = weighted @ functions
@@ -117,12 +115,11 @@ def draw_posterior(
     assert objective.penalty is not None
     coordinates = objective.penalty.coordinates
     is_open = problem.free(theta)
-    natural = objective.to_natural @ theta
-    slopes = (coordinates.jacobian(natural) @ objective.to_natural @ objective.carry)[:, is_open]
+    natural = objective.basis @ theta
+    slopes = (coordinates.jacobian(natural) @ objective.basis)[:, is_open]
     covariance = slopes @ objective.covariance(theta, is_open) @ slopes.T
     x = draw_normal(coordinates.of_natural(natural), covariance, count, seed)
-    walkers = np.linalg.solve(objective.to_natural, coordinates.natural(x).T).T
-    walkers = np.clip(walkers, problem.lower, problem.upper)
+    walkers = np.clip(objective.from_natural(coordinates.natural(x)), problem.lower, problem.upper)
     walkers[:, ~is_open] = theta[~is_open]
     walkers = walkers @ objective.carry.T
 
@@ -148,8 +145,8 @@ def _log_density(problem: Problem, theta: FloatArray) -> FloatArray:
     objective = problem.objective
     assert objective.penalty is not None
     penalty = objective.penalty
-    natural = theta @ objective.to_natural.T
-    energy = objective.cost_of_runs(theta) / penalty.dependence + penalty.evaluate(natural)[0]
+    natural = theta @ objective.basis.T
+    energy = objective.cost_of_runs(objective.residuals(theta)) / penalty.dependence + penalty.evaluate(natural)[0]
     # The prior is a density of coordinates, in which exponents are logarithms down to the flattest.
     logs = np.maximum(penalty.coordinates.of_natural(natural), np.log(FLATTEST))
     jacobian = np.where(penalty.coordinates.sign != 0, logs, 0.0).sum(axis=1)
@@ -190,8 +187,8 @@ def under(
     description = " and ".join(prior.sources) or "given"
     if len(prior.sources) > 2:
         description = f"{len(prior.sources)} public sets and laws"
-    settings = replace(problem.settings, prior=description)
-    return replace(mode.problem, settings=settings), np.vstack([mode.theta, starts])
+    objective = replace(mode.problem.objective, settings=replace(problem.settings, prior=description))
+    return replace(problem, objective=objective), np.vstack([mode.theta, starts])
 
 
 def _find_mode(
@@ -202,18 +199,18 @@ def _find_mode(
     dependence: float,
 ) -> Posterior:
     """Fit from the prior's mean, and estimate the noise there."""
-    problem = replace(problem, objective=copy.copy(problem.objective))
-    objective = problem.objective
-    natural = prior.coordinates.natural(prior.mean)
-    theta = np.clip(np.linalg.solve(objective.to_natural, natural), problem.lower, problem.upper)
+    theta = problem.objective.from_natural(prior.coordinates.natural(prior.mean))
+    theta = np.clip(theta, problem.lower, problem.upper)
     knots = find_knots(problem) if misfit > 0 else {}
     precision = np.asarray(np.linalg.inv(prior.covariance))
     noise = usual_noise
     for _ in range(ROUNDS):
-        objective.penalty = Penalty(prior.mean, precision, prior.dof, noise**2, dependence, prior.coordinates)
+        penalty = Penalty(prior.mean, precision, prior.dof, noise**2, dependence, prior.coordinates)
+        problem = replace(problem, objective=replace(problem.objective, penalty=penalty))
         if knots:
-            functions = functions_of(problem.columns, knots)
-            objective.misfit = Misfit.of(functions * misfit / noise, objective.weight)
+            functions = functions_of(problem.columns, knots) * misfit / noise
+            bend = Misfit.of(functions, problem.objective.weight)
+            problem = replace(problem, objective=replace(problem.objective, misfit=bend))
         theta = problem.solve(theta[None], max_iterations=200, tolerance=1e-9).theta[0]
         noise = _estimate_noise(problem, theta, usual_noise)
     return Posterior(problem, theta, noise, knots, misfit)
@@ -251,6 +248,6 @@ def _estimate_noise(problem: Problem, theta: FloatArray, usual_noise: float) -> 
     objective = problem.objective
     # What is absorbed twice is what the likeliest misfit leaves.
     size = np.abs(objective.absorb(objective.residuals(theta[None]))[0])
-    squares = objective.weight * size * np.minimum(size, objective.huber_delta)
+    squares = objective.weight * size * np.minimum(size, objective.settings.huber_delta)
     total = NOISE_DOF * usual_noise**2 + squares.sum()
     return float(np.sqrt(total / (NOISE_DOF + problem.used.sum())))

@@ -6,7 +6,6 @@ a large one.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
@@ -32,10 +31,10 @@ from scaling_law.formulas.terms import (
     derivative,
     total,
 )
-from scaling_law.law import LAWS, Law, choose_kind
+from scaling_law.law import Law, choose_kind
 from scaling_law.runs.table import Runs, RunsError
 from scaling_law.runs.thinning import spread_evenly
-from scaling_law.size.arrays import BoolArray, FloatArray, IntArray
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 # The (low, high) of coefficients; an open end is infinite.
 Intervals = dict[str, tuple[float, float]]
@@ -67,8 +66,14 @@ class Problem:
     objective: Objective
     lower: FloatArray
     upper: FloatArray
-    settings: FitSettings
-    columns: Mapping[str, FloatArray]
+
+    @property
+    def settings(self) -> FitSettings:
+        return self.objective.settings
+
+    @property
+    def columns(self) -> Columns:
+        return self.objective.columns
 
     @property
     def used(self) -> BoolArray:
@@ -92,7 +97,7 @@ class Problem:
 
     def with_constant_below(self, loss: float) -> Problem:
         """Return the problem with `loss` as the upper end of c, unless c was fixed or bounded."""
-        free = {*self.objective.constants} - {*self.settings.fixed, *self.settings.bounds}
+        free = {*self.objective.form.constants} - self.settings.limited
         is_free = [name in free for name in self.objective.names]
         return replace(self, upper=np.where(is_free, np.log(loss), self.upper))
 
@@ -105,16 +110,15 @@ class Problem:
         if len(used_rows) <= most:
             return self
         rows = used_rows[spread_evenly([column[used_rows] for column in self.columns.values()], most)]
-        columns = {name: column[rows] for name, column in self.columns.items()}
-        return replace(self, objective=self.objective.of_rows(rows), columns=columns)
+        return replace(self, objective=self.objective.of_rows(rows))
 
     def without(self, set_aside: BoolArray) -> Problem:
         """Return the problem without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
         is_left = self.used & ~set_aside
-        objective = copy.copy(self.objective)
-        objective.weight = np.where(is_left, self.objective.weight, 0.0)
+        columns = {**self.columns, "weight": np.where(is_left, self.objective.weight, 0.0)}
+        settings = replace(self.settings, outliers="set_aside")
         problem = self.with_constant_below(float(self.columns["loss"][is_left].min()))
-        return replace(problem, objective=objective, settings=replace(self.settings, outliers="set_aside"))
+        return replace(problem, objective=replace(self.objective, columns=columns, settings=settings))
 
     def solve(
         self,
@@ -179,9 +183,8 @@ def make_problem(
     )
     columns = {name: runs.positive(name) for name in (*variables_of(runs, kind), "loss")}
     columns["weight"] = weight
-    objective = Objective(settings, columns)
-    lower, upper = _make_box(objective, limits, runs.loss)
-    return Problem(objective, lower, upper, settings, columns)
+    objective = Objective.of(settings, columns)
+    return Problem(objective, *_make_box(objective, limits, runs.loss))
 
 
 def variables_of(runs: Runs, law: Law | type[Law]) -> tuple[str, ...]:
@@ -375,14 +378,14 @@ def _make_box(
     highest = float(losses.max()) if len(losses) else np.inf
     for i, name in enumerate(objective.names[: objective.first_transform]):
         low, high = limits.get(name, (-np.inf, np.inf))
-        if name in objective.constants:
+        if name in objective.form.constants:
             lower[i], upper[i] = np.log([C_BOX * lowest, lowest])
             if low >= highest:
                 setting = "fixed" if low == high else "bounds"
                 loss_range = f"{lowest:g} to {highest:g} nats per token"
                 raise InputError(f"{setting}: {name}={low:g} must be below the losses of the runs, {loss_range}")
 
-        is_log = name in objective.positive
+        is_log = name in objective.form.positive
         if np.isfinite(low):
             lower[i] = np.log(low) if is_log else low
         if np.isfinite(high):
@@ -390,7 +393,7 @@ def _make_box(
         if lower[i] > upper[i]:
             raise InputError(f"bounds: {name}={limits[name]} must not be open here: give both ends")
 
-    for name in objective.tied:
+    for name in objective.settings.tied:
         # A tied coefficient does not move by itself.
         i = objective.names.index(name)
         lower[i] = 0.0
@@ -406,11 +409,12 @@ def _wide_box(objective: Objective) -> tuple[FloatArray, FloatArray]:
     """Return the default box [p], [p], infinite for parameters of transforms."""
     roles = objective.form.roles
     upper = np.full(objective.size, np.inf)
-    for term, columns in zip(objective.form.terms, objective.terms, strict=True):
-        widths = WIDE_BOX[columns.centred]
-        upper[columns.indices] = [widths[roles[name]] for name in term.coefficients]
-    if objective.outer is not None:
-        upper[objective.outer] = WIDE_BOX[False][OUTER]
+    for term, indices in objective.terms:
+        is_centred = np.any(objective.to_natural[np.ix_(indices, indices)] != np.eye(len(indices)))
+        widths = WIDE_BOX[bool(is_centred)]
+        upper[indices] = [widths[roles[name]] for name in term.coefficients]
+    if objective.form.outer:
+        upper[objective.names.index(objective.form.outer)] = WIDE_BOX[False][OUTER]
     return -upper, upper
 
 
@@ -461,9 +465,10 @@ def start_points(problem: Problem, starts: Sequence[Law] | None = None) -> Float
 
 def _coefficients_of(laws: Sequence[Law], objective: Objective) -> dict[str, FloatArray]:
     """Return the coefficients of the laws that a fit starts from, each as an array [S]."""
-    wrong = [law for law in laws if not isinstance(law, LAWS[objective.law])]
+    wrong = [law for law in laws if not isinstance(law, objective.law)]
     if wrong or not len(laws):
-        raise InputError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
+        first = wrong[0] if wrong else "none"
+        raise InputError(f"starts must be laws of kind {objective.settings.law!r}, got {first!r}")
     return {name: np.array([law.coefficients[name] for law in laws]) for name in objective.names}
 
 
@@ -527,14 +532,14 @@ def _scaled_starts(
     powers = [term for term in form.terms if term.slopes]
     grid = _make_grid(_scaled_choices(objective, powers, fixed))
     starts = {name: grid[name] for name in objective.names if name in grid}
-    for name in objective.constants:
+    for name in form.constants:
         if name in fixed:
             starts[name] = np.full_like(grid["constant share"], fixed[name])
         else:
             starts[name] = grid["constant share"] * columns["loss"].min()
 
     median_loss = np.exp(np.median(np.log(columns["loss"])))
-    constant = sum(starts[name] for name in objective.constants)
+    constant = sum(starts[name] for name in form.constants)
     # The sum of the terms at the middle of the runs.
     term_sum = np.maximum(median_loss - constant, 0.02 * median_loss)
     if form.outer:
@@ -564,7 +569,7 @@ def _scaled_choices(
     """Return the values of the shares of the loss and of the exponents of terms that starts combine."""
     form = objective.form
     choices: Fields = {
-        "constant share": CONSTANT_SHARES if objective.constants else 0.0,
+        "constant share": CONSTANT_SHARES if form.constants else 0.0,
         "first share": TERM_SHARES if len(powers) > 1 else 1.0,
     }
     for term in powers:

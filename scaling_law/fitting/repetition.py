@@ -8,24 +8,24 @@ fitted at given R*, with the derivative of N_opt in the Jacobian.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from hub.base.errors import InputError
-from hub.base.types import Fields, Strings
+from hub.base.types import Strings
 from scaling_law.fitting.diagnostics import EPOCHS, UNIQUE
-from scaling_law.fitting.objective import Designs, Logs, Objective, Slopes
+from scaling_law.fitting.objective import Logs, Objective, Prediction
 from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.law import numbers, positive
-from scaling_law.formulas.repeated import Repetition, saturate, slope_along_flops
+from scaling_law.formulas.repeated import Repetition, saturate
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import is_parameters
-from scaling_law.size.arrays import Columns, FloatArray, IntArray
+from scaling_law.size.arrays import FloatArray
 
 # Columns that say how often tokens repeat.
 REPEATED = (UNIQUE, EPOCHS)
@@ -39,14 +39,11 @@ R_STARS = tuple(f"r_star_{name}" for name in asdict(Repetition()))
 BOX = (np.log(0.1), np.log(1000.0))
 # The standard error of ln R* up to which the runs determine it.
 RESOLUTION = 0.7
-# Steps of derivatives, in ln R* and θ, in ln N, and in ln R* of second ones.
-STEP = 1e-4
-SIZE_STEP = 1e-3
+# Steps of derivatives, in ln R* and θ, and in ln R* of second ones.
+STEP = 3e-5
 WIDE_STEP = 0.02
-# Slope of ln N_opt by a coefficient: beyond it, the loss is flat along 6·N·D and N_opt means nothing.
+# Slope of ln N' by a parameter: beyond it, the loss is flat along 6·N·D and N_opt means nothing.
 STEEPEST = 1e6
-# The ln of an excess of parameters that makes no difference any more.
-FAR = 300.0
 
 
 @dataclass(frozen=True)
@@ -96,116 +93,41 @@ def count_worth(law: Law, runs: Runs) -> Runs:
     return replace(runs, n_active=effective["n_active"], tokens=effective["tokens"], columns=columns)
 
 
+@dataclass(eq=False)
 class RepeatedObjective(Objective):
     """An objective whose tokens are D', and whose `sizes` are N' under the coefficients themselves."""
 
-    repetition: Repetition
+    sizes: Strings = ()
 
-    def __init__(
-        self,
-        plain: Objective,
-        columns: Columns,
-        unique_tokens: FloatArray,
-        repetition: Repetition,
-        sizes: Strings,
-    ) -> None:
-        vars(self).update(vars(plain))
-        self.repetition = repetition
-        self.sizes = sizes
-        self.unique = np.minimum(columns["tokens"], unique_tokens)
-        self.raw = {name: columns[name] for name in self.form.variables}
-        counted = {**self.raw, "tokens": saturate(columns["tokens"], self.unique, repetition.tokens)}
-        self.logs = {name: np.log(values) for name, values in counted.items()}
-        self._last = None
+    @cached_property
+    def logs(self) -> Logs:
+        assert self.repetition is not None
+        tokens = saturate(self.columns["tokens"], self.columns[UNIQUE], self.repetition.tokens)
+        return {name: np.log(tokens if name == "tokens" else self.columns[name]) for name in self.form.variables}
 
-    def of_rows(self, rows: IntArray) -> RepeatedObjective:
-        objective = super().of_rows(rows)
-        assert isinstance(objective, RepeatedObjective)
-        objective.unique = self.unique[rows]
-        objective.raw = {name: column[rows] for name, column in self.raw.items()}
-        return objective
-
-    def _features(self, theta: FloatArray) -> tuple[Logs, Slopes, Designs]:
-        # Features depend on all of θ, so none is stored.
-        self._last = None
-        return super()._features(theta)
-
-    def _transforms(self, theta: FloatArray) -> tuple[Logs, Slopes]:
-        logs, slopes = super()._transforms(theta)
+    def _logs_at(self, natural: FloatArray) -> Logs:
         if not self.sizes:
-            return logs, slopes
-        log_share, _ = self._discount(self._log_optimal_ratio(theta))
-        return {**logs, **{name: self.logs[name] + log_share for name in self.sizes}}, slopes
-
-    def _jacobian(
-        self,
-        theta: FloatArray,
-        logs: Logs,
-        designs: Designs,
-        slopes: Slopes,
-        residual: FloatArray,
-        shares: list[FloatArray],
-    ) -> FloatArray:
-        jacobian = super()._jacobian(theta, logs, designs, slopes, residual, shares)
-        if not self.sizes:
-            return jacobian
-        natural = theta @ self.to_natural.T
-        # This is ∂ ln L̂ / ∂ ln N'.
-        size_slope = np.zeros_like(residual)
-        for term, share in zip(self.terms, shares, strict=True):
-            for name in self.sizes:
-                size_slope += share * self._exponent_slope(term, natural[:, term.indices], name, logs)
-        log_ratio = self._log_optimal_ratio(theta)
-        _, discount_slope = self._discount(log_ratio)
-        slope = size_slope * discount_slope
-        return jacobian + slope[..., None] * self._optimal_size_slopes(theta, log_ratio)
-
-    def _log_optimal_ratio(self, theta: FloatArray) -> FloatArray:
-        """Return ln of N_opt(U_D) over N, [S, n]; 0 where these coefficients have no optimum."""
-        law = self.make_law(theta[0])
-        optimal_size = law.size_called_for(self._coefficient_columns(theta), self.raw, self.unique)
+            return self.logs
+        coefficients = np.moveaxis(self.coefficients_of(natural), -1, 0)
+        law = self.law(*coefficients.reshape(self.size, -1)[:, 0], repetition=self.repetition)
+        variables = {name: self.columns[name] for name in self.form.variables}
         # Coefficients may lie at the ends of their box.
         with np.errstate(all="ignore"):
-            ratio = np.log(optimal_size / self.raw[self.sizes[0]])
-        return np.where(np.isfinite(ratio), ratio, 0.0)
+            effective = law.effective(coefficients[..., None], variables, self.columns[UNIQUE])
+            return {**self.logs, **{name: np.log(effective[name]) for name in self.sizes}}
 
-    def _coefficient_columns(self, theta: FloatArray) -> FloatArray:
-        """Return the coefficients of θ [..., p] for arrays of the runs, [k, ..., 1]."""
-        return np.moveaxis(self.coefficients(theta), -1, 0)[..., None]
-
-    def _discount(self, log_optimal_ratio: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return ln N'/N, and the derivative of ln N' by ln N_opt, where N exceeds it."""
-        r_star = self.repetition.parameters
-        log_excess = np.clip(-log_optimal_ratio, 0.0, FAR)
-        excess = np.exp(log_excess)
-        decay = np.exp(-(excess - 1.0) / r_star)
-        effective = 1.0 + r_star * (1.0 - decay)
-        slope = np.where(log_excess > 0, 1.0 - decay * excess / effective, 0.0)
-        return np.log(effective) - log_excess, slope
-
-    def _optimal_size_slopes(self, theta: FloatArray, log_optimal_ratio: FloatArray) -> FloatArray:
-        """Return ∂ ln N_opt / ∂θ, [S, n, p]: N_opt solves an equation in θ, whose derivatives are differences."""
-        law = self.make_law(theta[0])
-
-        def in_proportion(log_ratio: FloatArray) -> Fields:
-            return {**self.raw, **{name: self.raw[name] * np.exp(log_ratio) for name in self.sizes}}
-
-        def slope(point: FloatArray, log_ratio: FloatArray) -> FloatArray:
-            """Return the slope of the loss along 6·N·D, which is 0 at N_opt, for θ [..., S, p]."""
-            coefficients = self._coefficient_columns(point)
-            loss = functools.partial(law.evaluate, coefficients)
-            return slope_along_flops(loss, in_proportion, self.sizes[0], self.unique, log_ratio)
-
-        x = log_optimal_ratio
-        steps = STEP * np.eye(self.size)[:, None, :]
-        # Some rows have no turning point.
-        with np.errstate(all="ignore"):
-            by_size = (slope(theta, x + SIZE_STEP) - slope(theta, x - SIZE_STEP)) / SIZE_STEP
-            # The differences by θ are [p, S, n].
-            by_theta = (slope(theta + steps, x) - slope(theta - steps, x)) / STEP
-            slopes = np.moveaxis(-by_theta / by_size, 0, -1)
+    def _jacobian(self, prediction: Prediction) -> FloatArray:
+        jacobian = super()._jacobian(prediction)
+        if not self.sizes:
+            return jacobian
+        slope = sum(self._slope_by(name, prediction) for name in self.sizes)
+        # All sizes shrink alike. Differences are by θ, whose features are centred: [p, S, n].
+        steps = STEP * self.basis.T[:, None, :]
+        above, below = (self._logs_at(prediction.natural + sign * steps)[self.sizes[0]] for sign in (1.0, -1.0))
+        slopes = (above - below) / (2.0 * STEP)
         # NaN is not below the limit either.
-        return np.where(np.abs(slopes) < STEEPEST, slopes, 0.0)
+        slopes = np.where(np.abs(slopes) < STEEPEST, slopes, 0.0)
+        return np.asarray(jacobian + slope * np.tensordot(np.linalg.pinv(self.basis.T), slopes, axes=1))
 
 
 def repeated(
@@ -218,7 +140,11 @@ def repeated(
     if "tokens" not in problem.columns:
         raise InputError(f"unique_tokens: the {problem.settings.law} law does not depend on tokens")
     sizes = tuple(name for name in problem.columns if counts_sizes and is_parameters(name))
-    objective = RepeatedObjective(problem.objective, problem.columns, unique_tokens, repetition, sizes)
+    columns = {**problem.columns, UNIQUE: np.minimum(problem.columns["tokens"], unique_tokens)}
+    plain = problem.objective
+    objective = RepeatedObjective(
+        plain.settings, columns, plain.to_natural, plain.penalty, plain.misfit, repetition, sizes
+    )
     return replace(problem, objective=objective)
 
 
@@ -230,12 +156,11 @@ class _Profile:
     """
 
     problem: Problem
-    unique_tokens: FloatArray
     theta: FloatArray
 
     def problem_at(self, log_r: FloatArray) -> Problem:
         """Return the problem at these R*."""
-        return repeated(self.problem, self.unique_tokens, Repetition(*np.exp(log_r).tolist()))
+        return repeated(self.problem, self.problem.columns[UNIQUE], Repetition(*np.exp(log_r).tolist()))
 
     def __call__(self, log_r: FloatArray) -> tuple[float, FloatArray]:
         problem = self.problem_at(log_r)
@@ -255,13 +180,12 @@ class _Profile:
 
 def fit_repetition(
     problem: Problem,
-    unique_tokens: FloatArray,
     theta: FloatArray,
 ) -> tuple[Problem, FloatArray, RepetitionFit]:
-    """Find R*_D and R*_N of these runs, from a fit θ [p], and return the problem and the fit there."""
+    """Find R*_D and R*_N of a problem that counts repetition, from a fit θ [p]; return it and the fit there."""
     from scipy.optimize import minimize
 
-    profile = _Profile(problem, unique_tokens, theta)
+    profile = _Profile(problem, theta)
     log_r = minimize(profile, PUBLISHED, jac=True, method="L-BFGS-B", bounds=[BOX, BOX]).x
     curvature = []
     for move in WIDE_STEP * np.eye(2):
@@ -272,4 +196,4 @@ def fit_repetition(
     profile(log_r)
     value = Repetition(*np.exp(log_r).tolist())
     fit = RepetitionFit(value, dict(zip(R_STARS, errors.tolist(), strict=True)))
-    return repeated(problem, unique_tokens, value), profile.theta, fit
+    return profile.problem_at(log_r), profile.theta, fit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -168,9 +167,8 @@ def _count_determined(
         fixed = {*problem.settings.fixed, *problem.settings.tied}
         return float(sum(name not in fixed for name in law.coefficients))
     rows = objective.prior_rows(theta)
-    without_prior = copy.copy(objective)
-    without_prior.penalty = None
-    is_moving = np.flatnonzero(~np.isin(objective.names, [*objective.tied]))
+    without_prior = replace(objective, penalty=None)
+    is_moving = np.flatnonzero(~np.isin(objective.names, [*objective.settings.tied]))
     block = np.ix_(is_moving, is_moving)
     curvature = without_prior.evaluate(theta[None]).curvature[0][block]
     precision = (rows.T @ rows)[block]

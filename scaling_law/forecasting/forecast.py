@@ -32,8 +32,9 @@ from scaling_law.fitting.repetition import REPEATED, count_worth, with_unique_to
 from scaling_law.forecasting.repetition import fit_worth, say_repetition
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import check_level, check_shapes, numbers, positive
+from scaling_law.formulas.law import check_shapes, numbers, positive
 from scaling_law.law import choose_kind
+from scaling_law.planning.question import Level
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.recipes import check_mix, names_mixed
 from scaling_law.runs.table import Runs
@@ -167,7 +168,7 @@ def forecast(
     *,
     prior: Annotated[Prior | Literal["public"] | None, UNREAD] = "public",
     kind: str | None = None,
-    level: float = 0.9,
+    level: Level = 0.9,
     mix: str | Sequence[str] = (),
     accuracy: str | Sequence[str] = (),
     unique_tokens: str | ArrayLike | None = None,
@@ -190,7 +191,6 @@ def forecast(
     `fitting.posterior` says what laws miss, and how sure they are. ValueError for models that cannot be, and for a
     kind that the prior does not serve; RunsError for an unreadable table and for runs of several recipes.
     """
-    check_level(level)
     tasks = parse_tasks(accuracy)
     table = read_table(runs)
     check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
@@ -292,9 +292,9 @@ def _predict(fitted_law: Posterior, points: Runs) -> _Prediction:
     low, log_loss, high = np.quantile(draws, (ONE_SIGMA[0], 0.5, ONE_SIGMA[1]), axis=0)
     spread = np.hypot(0.5 * (high - low), fitted_law.noise)
     objective = fitted_law.problem.objective
-    if not objective.constants:
+    if not objective.form.constants:
         return _Prediction(log_loss, spread, np.zeros(len(points)))
-    place = objective.names.index(objective.constants[0])
+    place = objective.names.index(objective.form.constants[0])
     log_constants = np.log(objective.coefficients(thetas)[:, place])
     centred = log_constants - log_constants.mean()
     slopes = centred @ (draws - draws.mean(axis=0)) / max(float(centred @ centred), 1e-300)
@@ -416,7 +416,7 @@ def _name_far_runs(fitted_law: Posterior, runs: Runs) -> Iterator[str]:
     if not LEAST_CHECKED <= len(runs) <= MOST_CHECKED:
         return
     outliers = find_outliers(fitted_law.problem, fitted_law.theta)
-    if outliers.suspicious.any() and not outliers.too_many:
+    if outliers.suspicious.any():
         rows = np.flatnonzero(outliers.suspicious)
         text = say_far_away([runs.run_id[row] for row in rows])
         yield Notice(f"{text}: check their losses, sizes and tokens", text)

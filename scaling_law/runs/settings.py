@@ -49,6 +49,8 @@ ALIKE = 1.5
 MOST = 4
 LISTED = 3
 UNPAIRED = 4
+# What values cannot have that stand in the braces of a filter.
+NO_WORD = re.compile("[,{}]")
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,17 @@ class Setting:
     def filters(self) -> Strings:
         """Filters that choose one value each, with the runs that have no counterpart if they are few."""
         field = self.name if re.fullmatch(r"\w+", self.name) else f"`{self.name}`"
-        unpaired = self.unpaired if len(self.unpaired) <= UNPAIRED and _are_words(self.unpaired) else ()
+        unpaired: Strings = ()
+        if len(self.unpaired) <= UNPAIRED and not NO_WORD.search("".join(self.unpaired)):
+            unpaired = self.unpaired
         filters = []
-
-        for value in filter(lambda value: _are_words([value]), self.values[:LISTED]):
+        for value in self.values[:LISTED]:
+            if NO_WORD.search(value):
+                continue
             if unpaired or " " in value:
                 filters.append(f"{field} in {{{', '.join((value, *unpaired))}}}")
             else:
                 filters.append(f"{field} = {value}")
-
         return tuple(filters)
 
 
@@ -286,8 +290,8 @@ def _try_column(
 def _describe(name: str, column: Any, rows: IntArray) -> Setting:
     """Describe a column, which varies in these rows, to the user."""
     counts = Counter(column[row] for row in rows if not is_missing(column[row]))
-    unpaired = sorted({value for value in column if not is_missing(value)} - {*counts})
     values = [value for value, _ in counts.most_common()]
+    unpaired = sorted({value for value in column if not is_missing(value)} - {*counts})
     tuned = isinstance(column, np.ndarray) and len(counts) > 2
     return Setting(name, tuple(map(_word, values)), tuple(map(_word, unpaired)), tuned)
 
@@ -314,11 +318,6 @@ def _varies(codes: IntArray, cell: IntArray) -> BoolArray:
     """Find the runs [m] in whose cells a column with these codes has several values."""
     pairs = np.unique([cell, codes], axis=1)[0]
     return np.bincount(pairs)[cell] > 1
-
-
-def _are_words(values: Sequence[str]) -> bool:
-    """Return whether values can stand in the braces of a filter."""
-    return re.search("[,{}]", "".join(values)) is None
 
 
 def _word(value: Any) -> str:

@@ -71,7 +71,8 @@ def grid(experts=(1, 4, 16), shift=0.3):
 
 def test_a_law_moves_by_one_constant_and_a_kind_is_fitted():
     runs = grid()
-    train, test = runs.subset(runs.tokens < 1e11), runs.subset(runs.tokens == 1e11)
+    train = runs.subset(runs.tokens < 1e11)
+    test = runs.subset(runs.tokens == 1e11)
     mean = lambda train, test: np.full(len(test), train.loss.mean())  # noqa: E731
     forecasts = backtest(train, test, {"published": LAW, "fresh": "joint", "mean": mean})
     assert forecasts.laws["published"].rmse < 1e-12
@@ -85,7 +86,8 @@ def test_a_law_moves_by_one_constant_and_a_kind_is_fitted():
 
 def test_a_law_that_these_runs_cannot_determine_is_left_out():
     runs = grid()
-    train, test = runs.subset(runs.experts == 1), runs.subset(runs.experts > 1)
+    train = runs.subset(runs.experts == 1)
+    test = runs.subset(runs.experts > 1)
     forecasts = backtest(train, test, {"law": LAW, "fresh": "joint"})
     assert [*forecasts.laws] == ["law"]
     assert [*forecasts.left_out] == ["fresh"]

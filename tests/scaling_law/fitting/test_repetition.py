@@ -54,7 +54,9 @@ def test_the_coefficients_and_both_r_star_are_found(result):
 
 def test_the_optimum_is_that_of_all_coefficients_at_once(result):
     """No step of any coefficient or R* lowers the objective; a prior says next to nothing of such runs."""
-    objective, theta, unique = result.problem.objective, result.theta, result.runs["unique_tokens"]
+    objective = result.problem.objective
+    theta = result.theta
+    unique = result.runs["unique_tokens"]
     for step in np.vstack([np.eye(5), -np.eye(5)]) * 1e-4:
         assert objective.evaluate((theta + step)[None]).cost[0] > result.objective * (1 - 1e-9)
     for factors in ((1.01, 1.0), (0.99, 1.0), (1.0, 1.01), (1.0, 0.99)):
@@ -185,7 +187,8 @@ def test_bad_input(runs, given, message):
 
 
 def test_in_the_shell(runs, result, tmp_path):
-    table, law = tmp_path / "runs.csv", tmp_path / "law"
+    table = tmp_path / "runs.csv"
+    law = tmp_path / "law"
     runs.to_pandas().to_csv(table, index=False)
     command = ["fit", str(table), "--kind", "chinchilla", "--loss", "loss", "--trunks", "run"]
     told = CliRunner().invoke(app, command)

@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from scaling_law import ChinchillaLaw, JointLaw, Runs, forecast, load_runs, prior
 from scaling_law.fitting.posterior import MISFIT, functions_of, posterior
 from scaling_law.forecasting import forecast as forecasting
+from scaling_law.formulas.terms import Form, Term
 from tests.scaling_law.synthetic import synthetic_runs
 
 LAW = ChinchillaLaw(m=120.0, mu=-0.3, n=600.0, nu=-0.3, c=1.7)
@@ -117,7 +118,8 @@ def test_the_share_of_the_constant_is_what_its_quartiles_move(slope, other, shar
 
         class problem:
             class objective:
-                constants, names = ("c",), ("c",)
+                names = ("c",)
+                form = Form((Term("c"),))
                 coefficients = staticmethod(np.exp)
 
         def forecast(self, points, count):
