@@ -31,9 +31,9 @@ class Evidence(NamedTuple):
     precision: FloatArray
     vector: FloatArray
 
-    def plus(self, further: Evidence) -> Evidence:
+    def plus(self, evidence: Evidence) -> Evidence:
         """Add what else is known of the same values."""
-        return Evidence(self.precision + further.precision, self.vector + further.vector)
+        return Evidence(self.precision + evidence.precision, self.vector + evidence.vector)
 
 
 def measure(basis: FloatArray, values: FloatArray, variances: FloatArray) -> Evidence:
@@ -139,7 +139,7 @@ def learn(
     # What means and drifts are multiplied by in the coefficients of each run [n, k, m].
     design = np.kron(columns[:, None, :], np.eye(size))
     weighted = weights[:, None, None] * design
-    widest = Mixture(*(part[-1:] for part in prior))
+    widest = Mixture(*(values[-1:] for values in prior))
     scatter = between
     for _ in range(ROUNDS):
         # What is each run's own in its coefficients blurs what it tells of the family.

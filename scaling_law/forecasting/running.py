@@ -111,7 +111,7 @@ def live(
     What is given counts for runs whose log does not say it. InputError where the size, the end or the schedule of a
     run is neither in its log nor given.
     """
-    read = partial(
+    read_source = partial(
         read_curves,
         n_active=n_active,
         experts=experts,
@@ -120,10 +120,10 @@ def live(
         schedule=schedule,
         loss=loss,
     )
-    curves = read(source)
+    curves = read_source(source)
     finished = [curve for curve in curves if curve.final is not None]
     for peer in peers:
-        finished += read(peer, are_finished=True)
+        finished += read_source(peer, are_finished=True)
     forecast = LiveForecast(finished, choose_law(law, flag="law") if isinstance(law, str) else law)
     rows = []
     notes: list[str] = []
