@@ -97,15 +97,17 @@ class Mixture(NamedTuple):
         as much as that of the mixture: an improbable hypothesis that is far off widens it less than a standard
         deviation.
         """
-        mean = float(self.mean @ basis)
-        distances = np.abs(self.means @ basis - mean)
+        weights = self.weights
+        means = self.means @ basis
+        mean = float(weights @ means)
+        distances = np.abs(means - mean)
         spreads = np.sqrt(self.covariances @ basis @ basis + noise**2)
         quantile = float(ndtri(0.5 + LEVEL / 2))
 
         def excess(spread: float) -> float:
             nearer = ndtr((quantile * spread + distances) / spreads)
             farther = ndtr((distances - quantile * spread) / spreads)
-            return float(self.weights @ (nearer - farther)) - LEVEL
+            return float(weights @ (nearer - farther)) - LEVEL
 
         # Every hypothesis has more than that within twice the widest of them around the farthest mean.
         return mean, float(brentq(excess, 0.0, 2.0 * (spreads.max() + distances.max())))
