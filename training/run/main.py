@@ -345,8 +345,8 @@ class Run:
         """Make the forecast of the final loss from the lines of the trunk and, in a branch's decay, of the branch."""
         branches = self.branches
         if branch:
-            trunk_lines = [line for _, line in read_lines(self.trunk / "log.jsonl")]
-            lines = [line for line in trunk_lines if line["tokens"] <= branch.branch_point_tokens] + lines
+            trunk_lines = read_lines(self.trunk / "log.jsonl", branch.branch_point_tokens)
+            lines = [line for _, line in trunk_lines] + lines
             branches = [branch]
         return watch_run(self.arguments, self.session.architecture, branches, folder, lines, self.law)
 
