@@ -22,6 +22,8 @@ from hub.base.types import Fields
 from hub.record.run_record import RunRecord
 
 DELIMITERS = ",;\t|"
+# Columns stand between spaces if so many first lines have equally many, and no delimiter.
+SAMPLE_LINES = 50
 # Lines above the header: comments, empty ones, and that in which Excel names the delimiter.
 _PREFACE = re.compile(r'# |\s*$|"?sep=.')
 # Texts that stand for a missing number in a column.
@@ -92,6 +94,10 @@ def _read_csv(content: bytes, name: str) -> list[list[str]]:
     unquoted_header = re.sub('"[^"]*"', "", "".join(lines[:1]))
     # A table of one column has no delimiter.
     delimiter = max(DELIMITERS, key=unquoted_header.count)
+    widths = {len(line.split()) for line in lines[:SAMPLE_LINES]}
+    if delimiter not in unquoted_header and len(widths) == 1 and widths != {1}:
+        delimiter = " "
+        lines = [line.strip(" ") for line in lines]
 
     try:
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
