@@ -22,15 +22,16 @@ import numpy as np
 from hub.base.types import Fields, Strings
 from scaling_law.fitting.penalty import Penalty, local_matrix, natural_of, values_of
 from scaling_law.formulas.repeated import Repetition
-from scaling_law.formulas.terms import Features, Form, Term, Transform, total
+from scaling_law.formulas.terms import Form, Term, Transform, total
 from scaling_law.law import LAWS, Law
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 Limits = Mapping[str, tuple[float, float]]
 # Logarithms of variables [n], and of transforms [S, n].
 Logs = Mapping[str, FloatArray]
+Features = tuple[Logs, Logs, list[FloatArray]]
 # The feature of a scale, which is 1.
-SCALE: Features = ((1.0, ()),)
+SCALE = ((1.0, ()),)
 # Relative ridge for directions that a penalty leaves free.
 FREE = 1e-10
 
@@ -66,8 +67,8 @@ class Prediction(NamedTuple):
     """ln L̂ − ln L at natural coordinates [S, p], and what it follows from.
 
     `logs` are of variables [n] and transforms [S, n], `slopes` are ∂ ln transform / ∂ natural coordinate by parameter,
-    `designs` are the features of each term, [S, n, k], and `shares` its share of the loss, the derivative of ln L̂ by
-    the term's exponent, [S, n]. Where all θ share features, these have S = 1.
+    `designs` are the centred features of each term, [S, n, k], and `shares` its share of the loss, the derivative of
+    ln L̂ by the term's exponent, [S, n]. Where all θ share features, these have S = 1.
     """
 
     natural: FloatArray
@@ -138,6 +139,7 @@ class Objective:
     penalty: Penalty | None = None
     misfit: Misfit | None = None
     repetition: Repetition | None = None
+    held: tuple[bytes, Features] | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, settings: FitSettings, columns: Columns) -> Objective:
@@ -264,13 +266,13 @@ class Objective:
 
     def residuals(self, theta: FloatArray) -> FloatArray:
         """Compute ln L̂ − ln L, [S, n], for θ [S, p]."""
-        return self.absorb(self._predict(theta @ self.basis.T).residual)
+        return self.absorb(self._predict(theta).residual)
 
     def linearise(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Compute ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
-        prediction = self._predict(theta @ self.basis.T)
+        prediction = self._predict(theta)
         jacobian = self.absorb(self._jacobian(prediction))
-        return self.absorb(prediction.residual), np.moveaxis(jacobian, 0, -1) @ self.basis
+        return self.absorb(prediction.residual), np.moveaxis(jacobian, 0, -1) @ self.carry
 
     def absorb(self, values: FloatArray) -> FloatArray:
         """Take what the misfit explains from values of the runs, [..., n]."""
@@ -334,21 +336,20 @@ class Objective:
             weight: weights [n] or [S, n] of the runs; None for their own.
             hold_transform: fix the transforms' parameters, which all θ share; a few matrix products then serve all.
         """
-        natural = theta @ self.basis.T
-        prediction = self._predict(natural, hold_transform)
+        prediction = self._predict(theta, hold_transform)
         residual = self.absorb(prediction.residual)
         cost = self.cost_of_runs(residual, weight)
         influence = self.influence(residual, weight)
         if hold_transform and self.form.outer is None and self.misfit is None:
             gradient, curvature = self._moments(prediction, influence)
         else:
-            # The basis is changed before products are summed, where its terms would cancel. [p, S, n], then [S, p, n].
-            jacobian = np.tensordot(self.to_natural.T, self.absorb(self._jacobian(prediction)), axes=1).swapaxes(0, 1)
+            # The coefficients stand first: [p, S, n], then [S, p, n].
+            jacobian = self.absorb(self._jacobian(prediction)).swapaxes(0, 1)
             weighted = jacobian * influence[:, None, :]
             gradient = np.matmul(weighted, residual[..., None])[..., 0]
             curvature = np.matmul(weighted, jacobian.swapaxes(1, 2))
         if self.penalty is not None:
-            prior_cost, prior_gradient, prior_curvature = self.penalty.evaluate(natural)
+            prior_cost, prior_gradient, prior_curvature = self.penalty.evaluate(prediction.natural)
             cost = cost + prior_cost
             gradient = gradient + prior_gradient @ self.to_natural
             curvature = curvature + self.to_natural.T @ prior_curvature @ self.to_natural
@@ -358,14 +359,14 @@ class Objective:
         """Return the logarithms of the variables, [n] or [S, n], which may depend on the coefficients."""
         return self.logs
 
-    def _predict(self, natural: FloatArray, hold_transform: bool = False) -> Prediction:
-        """Predict ln L̂ − ln L at natural coordinates [S, p], with what its derivatives need."""
-        # Features are those of one θ where all share them.
-        logs, slopes = self._transforms(natural[:1] if hold_transform else natural)
-        designs = self.shared_designs if logs is self.logs else self._designs(logs)
+    def _predict(self, theta: FloatArray, hold_transform: bool = False) -> Prediction:
+        """Predict ln L̂ − ln L at θ [S, p], with what its derivatives need."""
+        theta = theta @ self.carry.T
+        natural = theta @ self.to_natural.T
+        logs, slopes, designs = self._held_features(natural) if hold_transform else self._features(natural)
         exponents = []
         for (term, indices), design in zip(self.terms, designs, strict=True):
-            coefficients = natural[:, indices]
+            coefficients = theta[:, indices]
             if len(design) == 1:
                 exponent = coefficients @ design[0].T
             else:
@@ -382,18 +383,34 @@ class Objective:
         shares = [sum_share * outer * share for share in power_shares]
         return Prediction(natural, logs, slopes, designs, [*shares, *constant_shares], log_loss - self.target)
 
+    def _features(self, natural: FloatArray) -> Features:
+        """Return all logarithms, slopes of transforms, and the designs of terms, as a `Prediction` has them."""
+        logs, slopes = self._transforms(natural)
+        return logs, slopes, self.shared_designs if logs is self.logs else self._designs(logs)
+
+    def _held_features(self, natural: FloatArray) -> Features:
+        """Return the features of all θ that share the transforms' parameters, stored since these repeat."""
+        key = natural[0, self.first_transform :].tobytes()
+        if self.held is None or self.held[0] != key:
+            self.held = key, self._features(natural[:1])
+        return self.held[1]
+
     @cached_property
     def shared_designs(self) -> list[FloatArray]:
-        """The features of each term of a form without transforms, [1, n, k]."""
+        """The centred features of each term of a form without transforms, [1, n, k]."""
         return self._designs(self.logs)
 
     def _designs(self, logs: Logs) -> list[FloatArray]:
-        """Return the features of each term, [S, n, k], with S = 1 where all θ share them."""
+        """Return the centred features of each term, [S, n, k], with S = 1 where all θ share them.
+
+        They are centred here and not in sums of their products, in which the means would cancel.
+        """
         designs = []
-        for term, _ in self.terms:
+        for term, indices in self.terms:
             features = [total(features, logs) for features in (SCALE, *term.features.values())]
             # The target gives columns of constants their length.
-            designs.append(np.stack(np.broadcast_arrays(*features, self.target[None])[:-1], axis=-1))
+            design = np.stack(np.broadcast_arrays(*features, self.target[None])[:-1], axis=-1)
+            designs.append(design @ self.to_natural[np.ix_(indices, indices)])
         return designs
 
     def _transforms(self, natural: FloatArray) -> tuple[Logs, Logs]:
@@ -416,7 +433,7 @@ class Objective:
         return logs, slopes
 
     def _jacobian(self, prediction: Prediction) -> FloatArray:
-        """Return ∂ ln L̂ / ∂ natural coordinates, [p, S, n]."""
+        """Return ∂ ln L̂ / ∂θ without ties, [p, S, n]."""
         shares = prediction.shares
         residual = prediction.residual
         jacobian = np.zeros((self.size, *residual.shape))
@@ -443,16 +460,14 @@ class Objective:
         return slope
 
     def _moments(self, prediction: Prediction, influence: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] along θ from features that all θ share.
+        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p], without ties, from features that all θ share.
 
         `influence` are the weights of the least squares, [S, n].
         """
         count = len(influence)
         gradient = np.zeros((count, self.size))
         curvature = np.zeros((count, self.size, self.size))
-        columns = []
-        for (_, indices), design in zip(self.terms, prediction.designs, strict=True):
-            columns.append((indices, design[0] @ self.to_natural[np.ix_(indices, indices)]))
+        columns = [(indices, design[0]) for (_, indices), design in zip(self.terms, prediction.designs, strict=True)]
         for i, (rows, design) in enumerate(columns):
             weighted = influence * prediction.shares[i]
             gradient[:, rows] += (weighted * prediction.residual) @ design
