@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
-from hub.base.fields import UNREAD, Field, Whole, reads
+from hub.base.fields import UNREAD, Field, Positive, Whole, reads
 from hub.base.notices import Notice
 from hub.base.progress import progress_line
 from hub.base.tables import Table, Tables
@@ -397,7 +397,7 @@ def fit(
     runs: Any,
     kind: Annotated[str | Path | Law | type[Law], UNREAD] = "joint",
     *,
-    huber_delta: float = 0.01,
+    huber_delta: Positive = 0.01,
     weights: str | ArrayLike | None = None,
     fixed: Mapping[str, float | str] | None = None,
     bounds: Mapping[str, Interval] | None = None,
@@ -438,8 +438,6 @@ def fit(
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.
     """
-    if outliers not in ("keep", "set_aside"):
-        raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     table = runs if isinstance(runs, Runs) else load_runs(runs)
     if not len(table):
         raise RunsError(f"{table.source}: no runs")

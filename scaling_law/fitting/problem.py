@@ -28,8 +28,6 @@ from scaling_law.formulas.terms import (
     TRANSFORM,
     Form,
     Term,
-    derivative,
-    total,
 )
 from scaling_law.law import Law, choose_kind
 from scaling_law.runs.table import Runs, RunsError
@@ -164,11 +162,6 @@ def make_problem(
     form = kind.form
     if not form.terms:
         raise InputError(f"kind={law!r} is not a sum of terms, so it cannot be fitted")
-    huber_delta = _read_number("huber_delta", huber_delta)
-    if not huber_delta > 0:
-        raise InputError(f"huber_delta={huber_delta!r} must be positive and finite")
-    if isinstance(starts, str):
-        raise InputError(f"starts={starts!r} must be a list of laws")
     weight, weights_name = _read_weights(runs, weights)
     numbers, ties = _split_ties(form, fixed or {}, bounds or {})
     limits = _read_limits(form, numbers, bounds or {})
@@ -478,15 +471,16 @@ def _with_transform_starts(
     coefficients: Mapping[str, FloatArray],
 ) -> dict[str, FloatArray]:
     """Repeat starts of the coefficients, each an array [S], for each start of the transforms' parameters."""
-    combinations = [tuple(chain(*starts)) for starts in product(*(transform.starts for transform in form.transforms))]
+    rows = []
+    for starts in product(*(transform.starts for transform in form.transforms)):
+        parameters = zip(form.parameters, chain(*starts), strict=True)
+        rows.append(tuple(fixed.get(p.name, value) for p, value in parameters))
     # Where parameters are fixed, several combinations are one.
-    rows = list(dict.fromkeys([_transform_start(form, fixed, start) for start in combinations]))
+    distinct_rows = np.array(list(dict.fromkeys(rows)))
     count = len(next(iter(coefficients.values())))
-    repeated = {name: np.tile(values, len(rows)) for name, values in coefficients.items()}
-    columns = np.repeat(np.array(rows), count, axis=0).T
-    for p, column in zip(form.parameters, columns, strict=True):
-        repeated[p.name] = column
-    return repeated
+    repeated = {name: np.tile(values, len(distinct_rows)) for name, values in coefficients.items()}
+    columns = np.repeat(distinct_rows, count, axis=0).T
+    return {**repeated, **dict(zip((p.name for p in form.parameters), columns, strict=True))}
 
 
 def _make_grid(choices: Mapping[str, Any]) -> dict[str, FloatArray]:
@@ -500,23 +494,6 @@ def _signed(term: Term, name: str, roles: Mapping[str, str]) -> tuple[float, ...
     """Return the starts of a coefficient, negated where the term has it with a minus."""
     sign = term.features[name][0][0]
     return tuple(sign * value for value in SCALED_SLOPES[roles[name]])
-
-
-def _transform_start(
-    form: Form,
-    fixed: Mapping[str, float],
-    start: Sequence[float],
-) -> tuple[float, ...]:
-    """Return a start of the transforms' parameters that respects what is fixed and keeps their order."""
-    parameters = {p.name: fixed.get(p.name, value) for p, value in zip(form.parameters, start, strict=True)}
-    for p in form.parameters:
-        if not p.above:
-            continue
-        if p.above not in fixed and p.name in fixed:
-            parameters[p.above] = min(parameters[p.above], 0.5 * (p.floor + parameters[p.name]))
-        elif p.above in fixed and p.name not in fixed:
-            parameters[p.name] = max(parameters[p.name], 2.0 * parameters[p.above])
-    return tuple(parameters.values())
 
 
 def _scaled_starts(
@@ -547,9 +524,6 @@ def _scaled_starts(
 
     mean_logs = {name: float(np.mean(values)) for name, values in objective.reference_logs().items()}
     for i, term in enumerate(powers):
-        for name in term.features:
-            if name not in fixed:
-                starts[name] = starts[name] - _interaction_slope(term, name, fixed, mean_logs)
         share = grid["first share"]
         if i > 0:
             share = (1.0 - share) / (len(powers) - 1)
@@ -579,21 +553,3 @@ def _scaled_choices(
     if form.outer:
         choices[form.outer] = fixed.get(form.outer, SCALED_OUTERS)
     return choices
-
-
-def _interaction_slope(
-    term: Term,
-    name: str,
-    fixed: Mapping[str, float],
-    mean_logs: Mapping[str, float],
-) -> float:
-    """Return what the term's fixed interactions add to this slope at the middle of the runs."""
-    (sign, factors), *_ = term.features[name]
-    if len(factors) > 1:
-        return 0.0
-    products = []
-    for coefficient, value in fixed.items():
-        for feature_sign, feature_factors in term.features.get(coefficient, ()):
-            products.append((value * feature_sign, feature_factors))
-    slopes = [(factor, names) for factor, names in derivative(products, factors[0]) if names]
-    return float(sign * total(slopes, mean_logs))

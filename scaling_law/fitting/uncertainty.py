@@ -69,8 +69,6 @@ class Bootstrap(ResultTable):
         "confidence" covers the law's own value, outside its ranges with the error of extrapolation; "prediction" one
         new run, whose scatter is drawn from the residuals of the fit, enlarged for the coefficients fitted.
         """
-        if kind not in ("confidence", "prediction"):
-            raise InputError(f"kind={kind!r} must be 'confidence' or 'prediction'")
         losses = self.law.loss_draws(n_active, tokens, experts)
         if kind == "prediction":
             n = len(self.log_residuals)
