@@ -34,6 +34,7 @@ from training.configuration.arguments import TrainingArguments
 from training.data import cache as tokens
 from training.data.batches import SequenceOrder
 from training.data.cache import TokenCache, open_cache
+from training.data.files import PARQUET, format_of
 from training.data.filling import build, encoder, lock_of
 from training.data.text import TextSource
 from training.data.tokenizer import (
@@ -73,8 +74,13 @@ def build_all(source: TextSource, tokenizer, folder: Path) -> TokenCache:
 def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int | None) -> Path:
     """Build in the usual way: a dataset of lists of ids, then one array in a file."""
     datasets.disable_progress_bars()
-    name, options = source.loading_options()
-    rows = datasets.load_dataset(name, split=source.split, cache_dir=str(path.parent / "peer"), **options)
+    files = source.list_files()
+    rows = datasets.load_dataset(
+        "parquet" if format_of(files[0]) == PARQUET else "json",
+        data_files={source.split: files},
+        split=source.split,
+        cache_dir=str(path.parent / "peer"),
+    )
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         texts = batch[source.text_column]

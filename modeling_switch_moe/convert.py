@@ -1,17 +1,14 @@
-"""Convert a checkpoint of the paper's training code (`<step>.pt`) to a folder for `from_pretrained`.
+"""Convert a checkpoint of the paper's training code (`<step>.pt`) to a model.
 
-`python -m modeling_switch_moe.convert FILE.pt OUT [--dtype bfloat16]` reads it with `weights_only=True`.
+`convert("15258.pt").save_pretrained(folder)` writes a folder for `from_pretrained`. `python -m training.published`
+does so for the checkpoints that the authors released. Files are read with `weights_only=True`.
 """
 
-import os
 import re
-import tempfile
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any
 
 import torch
-import typer
 from huggingface_hub.errors import StrictDataclassError
 
 from .configuration_switch_moe import SwitchMoeConfig
@@ -33,6 +30,17 @@ COPIED = {
     ATTENTION + "pre_norm.bias": "input_layernorm.bias",
     FEED_FORWARD + "pre_norm.weight": "post_attention_layernorm.weight",
     FEED_FORWARD + "pre_norm.bias": "post_attention_layernorm.bias",
+}
+# The tensors of a block, and the sizes of each, by the names that our configuration has for them.
+SHAPES = {
+    **{name: ("hidden_size",) if "norm" in name else ("hidden_size", "hidden_size") for name in COPIED},
+    f"{EXPERTS}gate_weight": ("num_experts", "hidden_size", "intermediate_size"),
+    f"{EXPERTS}lin1_weight": ("num_experts", "hidden_size", "intermediate_size"),
+    f"{EXPERTS}lin2_weight": ("num_experts", "intermediate_size", "hidden_size"),
+    QKV: ("3 hidden_size", "hidden_size"),
+    ROUTER: ("hidden_size", "num_experts"),
+    f"{ROPE}sin": ("max_position_embeddings", "head_dim"),
+    f"{ROPE}cos": ("max_position_embeddings", "head_dim"),
 }
 # Prefixes that module wrappers put into parameter names, at any position.
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|module)\.")
@@ -68,19 +76,46 @@ def read_state_dict(file: str | Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def read_sizes(state: dict[str, torch.Tensor], num_blocks: int) -> dict[str, int]:
+    """Read the sizes of a run from the shapes of its tensors.
+
+    Raises ConversionError naming each tensor that is missing, extra, or of a shape that contradicts those before it.
+    """
+    shapes = {EMBEDDING: ("vocab_size", "hidden_size"), HEAD: ("vocab_size", "hidden_size")}
+    for i in range(num_blocks):
+        for name, axes in SHAPES.items():
+            shapes[BLOCK.format(i) + name] = axes
+    sizes: dict[str, int] = {}
+    problems: dict[str, list[str]] = {
+        "missing": [],
+        "not understood": sorted(state.keys() - shapes.keys()),
+        "misshapen": [],
+    }
+    for name, axes in shapes.items():
+        if name in state:
+            shape = tuple(state[name].shape)
+            if len(shape) == len(axes):
+                sizes = {**dict(zip(axes, shape, strict=True)), **sizes}
+                sizes["3 hidden_size"] = 3 * sizes.get("hidden_size", 0)
+            expected = tuple(sizes.get(axis, axis) for axis in axes)
+            if shape != expected:
+                problems["misshapen"].append(f"{name} is {shape} and not {expected}")
+        # The rope tables are buffers.
+        elif ROPE not in name:
+            problems["missing"].append(name)
+    reasons = [f"{label}: {', '.join(names)}" for label, names in problems.items() if names]
+    if reasons:
+        raise ConversionError(f"{LAYOUT}; {'; '.join(reasons)}.")
+    return sizes
+
+
 def infer_config(state: dict[str, torch.Tensor], num_attention_heads: int | None = None) -> SwitchMoeConfig:
     """Infer the configuration from shapes; the number of heads from the width of the rope tables unless given."""
-    first_block = BLOCK.format(0)
-    try:
-        vocab_size, width = state[EMBEDDING].shape
-        experts, _, inner_width = state[f"{first_block}{EXPERTS}gate_weight"].shape
-        rope_table = state.get(f"{first_block}{ROPE}sin", state.get(f"{first_block}{ROPE}cos"))
-        length, head_dim = (512, 0) if rope_table is None else rope_table.shape
-    except KeyError as error:
-        raise ConversionError(f"{LAYOUT}; missing: {error.args[0]}.") from None
-    except ValueError:
-        raise ConversionError(f"{LAYOUT}; embedding must have 2 dimensions, gate_weight 3, rope tables 2.") from None
-    heads = width // head_dim if head_dim else num_attention_heads
+    matches = [re.match(BLOCK.format(r"(\d+)"), name) for name in state]
+    num_blocks = 1 + max((int(match[1]) for match in matches if match), default=0)
+    sizes = read_sizes(state, num_blocks)
+    width = sizes["hidden_size"]
+    heads = width // sizes["head_dim"] if "head_dim" in sizes else num_attention_heads
     if heads is None:
         raise ConversionError(
             f"The file has no rope tables, which would tell the number of heads; pass num_attention_heads "
@@ -88,63 +123,11 @@ def infer_config(state: dict[str, torch.Tensor], num_attention_heads: int | None
         )
     if num_attention_heads not in (None, heads):
         raise ConversionError(f"num_attention_heads={num_attention_heads} does not fit the file: it has {heads}.")
-    matches = [re.match(BLOCK.format(r"(\d+)"), name) for name in state]
-    last_block = max(int(match[1]) for match in matches if match)
+    fields = {name: size for name, size in sizes.items() if name in SwitchMoeConfig.__annotations__}
     try:
-        return SwitchMoeConfig(
-            vocab_size=vocab_size,
-            hidden_size=width,
-            intermediate_size=inner_width,
-            num_experts=experts,
-            num_hidden_layers=last_block + 1,
-            num_attention_heads=heads,
-            max_position_embeddings=length,
-        )
+        return SwitchMoeConfig(**fields, num_hidden_layers=num_blocks, num_attention_heads=heads)
     except StrictDataclassError as error:
         raise ConversionError(f"{LAYOUT}; {error.__cause__ or error}") from None
-
-
-def layout(config: SwitchMoeConfig) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the tensors of a run; its rope tables are buffers, and may be missing."""
-    d = config.hidden_size
-    inner_width = config.intermediate_size
-    experts = config.num_experts
-    rope_shape = (config.max_position_embeddings, config.head_dim)
-    block_shapes = {
-        **{name: (d,) if "norm" in name else (d, d) for name in COPIED},
-        f"{EXPERTS}gate_weight": (experts, d, inner_width),
-        f"{EXPERTS}lin1_weight": (experts, d, inner_width),
-        f"{EXPERTS}lin2_weight": (experts, inner_width, d),
-        QKV: (3 * d, d),
-        ROUTER: (d, experts),
-        f"{ROPE}sin": rope_shape,
-        f"{ROPE}cos": rope_shape,
-    }
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, d), HEAD: (config.vocab_size, d)}
-    for i in range(config.num_hidden_layers):
-        for name, shape in block_shapes.items():
-            shapes[BLOCK.format(i) + name] = shape
-    return shapes
-
-
-def check_layout(state: dict[str, torch.Tensor], config: SwitchMoeConfig) -> None:
-    """Raise `ConversionError` naming each tensor that is missing, extra or of a shape that does not follow."""
-    expected = layout(config)
-    missing = []
-    misshapen = []
-    for name, shape in expected.items():
-        if name in state and tuple(state[name].shape) != shape:
-            misshapen.append(f"{name} is {tuple(state[name].shape)} and not {shape}")
-        # The rope tables are buffers.
-        if name not in state and ROPE not in name:
-            missing.append(name)
-    unknown = sorted(state.keys() - expected.keys())
-    problems = []
-    for label, names in (("missing", missing), ("not understood", unknown), ("misshapen", misshapen)):
-        if names:
-            problems.append(f"{label}: {', '.join(names)}")
-    if problems:
-        raise ConversionError(f"{LAYOUT}; {'; '.join(problems)}.")
 
 
 def convert_block(block: dict[str, torch.Tensor], config: SwitchMoeConfig) -> dict[str, torch.Tensor]:
@@ -173,17 +156,14 @@ def convert_block(block: dict[str, torch.Tensor], config: SwitchMoeConfig) -> di
     return converted
 
 
-def convert(
-    file: str | Path, dtype: torch.dtype = torch.float32, num_attention_heads: int | None = None
-) -> SwitchMoeForCausalLM:
-    """Convert a checkpoint of the paper's runs to a model in evaluation mode; the router stays fp32 in any `dtype`.
+def convert(file: str | Path, num_attention_heads: int | None = None) -> SwitchMoeForCausalLM:
+    """Convert a checkpoint of the paper's runs to a model in evaluation mode, in fp32.
 
     `num_attention_heads` is only for files without rope tables. Raises FileNotFoundError, and ConversionError naming
     what is missing, extra or misshapen.
     """
     state = read_state_dict(file)
     config = infer_config(state, num_attention_heads)
-    check_layout(state, config)
     weights = {"model.embed_tokens.weight": state[EMBEDDING], "lm_head.weight": state[HEAD]}
     for i in range(config.num_hidden_layers):
         prefix = BLOCK.format(i)
@@ -191,46 +171,5 @@ def convert(
         for name, tensor in convert_block(block, config).items():
             weights[f"model.layers.{i}.{name}"] = tensor
     for name, tensor in weights.items():
-        weights[name] = tensor.to(torch.float32 if "router" in name else dtype).contiguous()
-    return SwitchMoeForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=dtype).eval()
-
-
-def convert_to_folder(file: str | Path, folder: str | Path, **options: Any) -> SwitchMoeForCausalLM:
-    """Convert, and write the model with its code to `folder`, which appears whole or not at all.
-
-    Raises:
-        FileExistsError: the folder exists and is not empty; and what `convert` raises.
-    """
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is not an empty folder; nothing was written.")
-    model = convert(file, **options)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-        written = Path(scratch) / folder.name
-        model.save_pretrained(written)
-        os.replace(written, folder)
-    return model
-
-
-def main(
-    file: Annotated[Path, typer.Argument(help="Checkpoint of the paper's training code.", metavar="FILE.pt")],
-    out: Annotated[Path, typer.Argument(help="New or empty folder for config, weights and code.")],
-    dtype: Annotated[str, typer.Option(help="Precision of the weights: float32, bfloat16 or float16.")] = "float32",
-    num_attention_heads: Annotated[int | None, typer.Option(help="Only for files without rope tables.")] = None,
-) -> None:
-    """Convert a checkpoint of the paper's runs to a folder for from_pretrained."""
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise typer.BadParameter(f"{dtype!r} is not one of float32, bfloat16, float16", param_hint="--dtype")
-    try:
-        model = convert_to_folder(file, out, dtype=getattr(torch, dtype), num_attention_heads=num_attention_heads)
-    except (ConversionError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    active = model.config.num_parameters(active=True)
-    total = model.config.num_parameters()
-    typer.echo(f"{out}: E = {model.config.num_experts}, {active:,} active of {total:,} parameters ({dtype})")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+        weights[name] = tensor.float().contiguous()
+    return SwitchMoeForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=torch.float32).eval()

@@ -59,7 +59,8 @@ if AutoEP is not None:
         """Exchange buffers of the capacity's size in training; elsewhere, and without a capacity, do as `AutoEP`.
 
         All processes that divide experts must call it with as many tokens as the others. Of those that share a batch
-        (`tp_mesh`), each sends its part of the rows of every expert.
+        (`tp_mesh`), each sends its part of the rows of every expert. Buffers are multiplied as they arrive, whatever
+        implementation of experts is configured.
         """
 
         def __init__(self, experts: nn.Module, ep_mesh: Any, tp_mesh: Any):
@@ -88,19 +89,11 @@ if AutoEP is not None:
             received = ExchangeParts.apply(buffer.contiguous(), group)
             # [E_local, senders, C, H]
             by_expert = received.unflatten(0, (self.ep_mesh.size(), -1)).transpose(0, 1)
-            outputs = self._multiply(by_expert.flatten(1, 2))
+            outputs = multiply_buffer(self.experts, by_expert.flatten(1, 2))
             by_sender = outputs.view(by_expert.shape).transpose(0, 1).flatten(0, 1)
             returned = ExchangeParts.apply(by_sender.contiguous(), group)
             if self.tp_mesh.size() > 1:
                 returned = DTensor.from_local(returned, self.tp_mesh, [Shard(1)], run_check=False).full_tensor()
             return returned
-
-        def _multiply(self, rows: torch.Tensor) -> torch.Tensor:
-            """Compute this process's experts on `[E_local, R, H]`, by another implementation if one is asked for."""
-            if self.experts.config._experts_implementation in ("auto", "capacity"):
-                return multiply_buffer(self.experts, rows)
-            expert = torch.arange(len(rows), device=rows.device).repeat_interleave(rows.shape[1]).unsqueeze(1)
-            gates = torch.ones_like(expert, dtype=rows.dtype)
-            return self.experts_forward(rows.flatten(0, 1), expert, gates).view(rows.shape)
 
     EPImplementationInterface.register(NAME, CapacityEP)

@@ -12,7 +12,7 @@ import math
 import hub
 from hub.base import strict_json
 from hub.base.errors import InputError
-from hub.base.markdown import escape_markdown
+from hub.base.markdown import compose_card, escape_markdown
 from hub.base.tables import Table
 from hub.base.units import format_count
 from scaling_law import figures
@@ -21,6 +21,8 @@ from scaling_law.formulas.files import FORMAT, VERSION
 from scaling_law.formulas.law import has_optimum
 
 FILE_NAME = "scaling_law.json"
+# Tags of a card.
+TAGS = ["scaling-laws", "mixture-of-experts", "joint-moe-scaling-laws"]
 # The paper's figures, with budgets in FLOPs.
 ISOFLOP_EXPERTS = (1.0, 4.0, 16.0)
 ISOFLOP_BUDGETS = (1e19, 1e20, 1e21, 1e22)
@@ -70,7 +72,6 @@ def law_card(law: Formula, repo: str, pictures: tuple[str, ...] = (), *, license
     """Write the README.md of a law's repository, with metadata that the Hub accepts and the licence, if any."""
     coefficients = [(name, repr(value)) for name, value in law.coefficients.items()]
     blocks = [
-        _metadata(license),
         f"# {type(law).__name__}: `{law.formula}`",
         f"{_variables(law)}; losses are in nats per token.",
         loading_code(law, repo),
@@ -86,15 +87,7 @@ def law_card(law: Formula, repo: str, pictures: tuple[str, ...] = (), *, license
     if law.conditions is not None:
         blocks += ["## Conditions", *_conditions(law.conditions)]
     blocks += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _metadata(license: str | None) -> str:
-    """Write the YAML block that opens a card."""
-    lines = ["tags:", "- scaling-laws", "- mixture-of-experts", "- joint-moe-scaling-laws"]
-    if license:
-        lines.insert(0, f"license: {license}")
-    return "\n".join(["---", *lines, "---"])
+    return compose_card({"license": license, "tags": TAGS}, blocks)
 
 
 def _variables(law: Formula) -> str:

@@ -31,7 +31,6 @@ def _check_packages() -> None:
         "tokenizers",
         "torch",
         "transformers",
-        "zstandard",
     )
     missing = [name for name in packages if find_spec(name) is None]
     if not missing:

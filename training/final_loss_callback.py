@@ -16,7 +16,7 @@ from hub.base import atomic
 from hub.base.errors import InputError
 from hub.base.types import Fields
 from scaling_law import Law, LiveEstimate, LiveForecast, TrainingCurve
-from scaling_law.forecasting.curves import LAST_SHARE, end_of, points_of
+from scaling_law.forecasting.curves import LAST_SHARE
 from scaling_law.forecasting.live import Watch
 from scaling_law.forecasting.schedules import PLANNED_STEPS
 from scaling_law.law.shelf import choose_law
@@ -81,46 +81,47 @@ class FinalLossCallback(TrainerCallback):
             variables = {"n_active": float(sum(p.numel() for p in model.parameters()))}
         rates = _read_rates(lr_scheduler, state.max_steps)
         self.plan: Fields = {"model": variables, "decay": self.decay, "rates": rates, "trunk": self.name}
-        self.watch = Watch(LiveForecast(self._read_curves(), self.law))
+        lines = [self._line(entry, state.max_steps) for entry in state.log_history if "loss" in entry]
+        self.watch = Watch(LiveForecast(self._read_curves(), self.law), self.plan, lines)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add the forecast to a line of the training loss, and warn once if the run is off its track."""
         if not logs or "loss" not in logs:
             return
-        fields = self.watch(self._curve(state), state.global_step)
-        for entry in (logs, state.log_history[-1]):
-            entry.update(fields)
+        entry = state.log_history[-1]
+        fields = self.watch(self._line(entry, state.max_steps))
+        logs.update(fields)
+        entry.update(fields)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the curve of a run that reached its end, unless it diverged."""
-        curve = self._curve(state)
         has_ended = state.global_step >= state.max_steps and state.is_world_process_zero
-        if self.folder is None or not has_ended or not len(curve.tokens):
+        lines = self.watch.lines
+        if self.folder is None or not has_ended or not lines:
             return
-        final = end_of(curve.tokens, curve.losses)
+        last_losses = [line["loss"] for line in lines if line["tokens"] >= (1 - LAST_SHARE) * lines[-1]["tokens"]]
+        final = sum(last_losses) / len(last_losses)
         for entry in state.log_history:
             if "eval_loss" in entry and entry["step"] == state.max_steps:
                 final = entry["eval_loss"]
-        if not (0 < final < math.inf and _ends_well(state.log_history, state.max_steps)):
+        if not all(0 < loss < math.inf for loss in (*last_losses, final)):
             text = "the last losses of %s are not finite and positive: it diverged, and its curve is not added to %s"
             logger.warning(text, args.output_dir, self.folder)
             return
+        curve = self.watch.curve
         points = {"tokens": curve.tokens.tolist(), "losses": curve.losses.tolist(), "horizon": float(curve.tokens[-1])}
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{self.name}.json"
-        atomic.write_json(path, {**points, **self.plan, "final": final, "unit": self.unit})
+        atomic.write_json(path, {**self.plan, **points, "final": final, "unit": self.unit})
 
-    def _curve(self, state: Any) -> TrainingCurve:
-        """Read the run so far from the Trainer's own log, which its checkpoints keep."""
-        tokens, losses = points_of({**entry, "tokens": self._tokens(entry)} for entry in state.log_history)
-        tokens_per_step = float(tokens[-1]) / state.global_step if len(tokens) else 1.0
-        return TrainingCurve(tokens, losses, tokens_per_step * state.max_steps, **self.plan)
-
-    def _tokens(self, entry: Fields) -> float:
-        step: float = entry["step"]
-        if self.tokens_per_step:
-            return step * self.tokens_per_step
-        return float(entry.get("num_input_tokens_seen") or step)
+    def _line(self, entry: Fields, max_steps: int) -> Fields:
+        """Return the loss of an entry of the Trainer's log with its tokens, which tell those of the whole run."""
+        step = entry["step"]
+        tokens = step * self.tokens_per_step if self.tokens_per_step else entry.get("num_input_tokens_seen") or step
+        self.plan["horizon"] = tokens / step * max_steps
+        # Trainer logs a loss of 0 for NaN, or the mean of the steps before it; the gradient's norm is then not finite.
+        is_sound = math.isfinite(entry.get("grad_norm", 0.0))
+        return {**entry, "tokens": tokens, "loss": entry["loss"] if is_sound else math.nan}
 
     def _read_curves(self) -> list[TrainingCurve]:
         """Read the curves of the folder except this run's.
@@ -138,16 +139,6 @@ class FinalLossCallback(TrainerCallback):
             if path.stem != self.name:
                 curves.append(TrainingCurve(**fields))
         return curves
-
-
-def _ends_well(history: list[Fields], max_steps: int) -> bool:
-    """Return whether the last line of training, and all of the last share of the steps, have sound losses.
-
-    Trainer logs a loss of 0 for NaN, or the mean of the steps before it; the norm of its gradient is then not finite.
-    """
-    lines = [entry for entry in history if "loss" in entry]
-    last_lines = [entry for entry in lines if entry["step"] >= (1 - LAST_SHARE) * max_steps] or lines[-1:]
-    return all(0 < line["loss"] < math.inf and math.isfinite(line.get("grad_norm", 0.0)) for line in last_lines)
 
 
 def _read_rates(scheduler: Any, max_steps: int) -> list[float] | None:

@@ -8,7 +8,6 @@ build resumes.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,62 +25,53 @@ from training.configuration.reading import parse_command_line
 from training.data.builder import GrowingCache
 from training.data.cache import TokenCache
 from training.data.pins import pinned
-from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
 
 app = App(single=True)
 _FLAGS_OF_TRAIN = {"help_option_names": ["-h", "--help"], "allow_extra_args": True, "ignore_unknown_options": True}
 
 
-@dataclass(frozen=True)
-class CacheOfRun:
-    """One cache of a run, and how far the run needs it (None: to its end)."""
-
-    name: str
-    cache: TokenCache
-    source: TextSource
-    until_tokens: int | None
-
-    @property
-    def state(self) -> str:
-        """Share of the data that the cache holds, in words."""
-        if self.cache.complete:
-            return "all of it"
-        if self.cache.has(self.until_tokens):
-            return f"enough for the run ({self.until_tokens:,})"
-        return "less than the run reads"
-
-    def fill(self, progress: bool) -> None:
-        """Build the cache as far as a training would, and wait for it. Raises as `GrowingCache.wait_for`."""
-        tokens = len(self.cache)
-        with (
-            closing(GrowingCache(self.cache, self.source, self.until_tokens)) as growing,
-            progress_line(f"{self.name} tokens", self.until_tokens, "tok", progress, done=tokens) as advance,
-        ):
-
-            def update() -> None:
-                nonlocal tokens
-                advance(len(self.cache) - tokens, "")
-                tokens = len(self.cache)
-
-            growing.wait_for(self.until_tokens, update)
-
-
-def caches_of_run(arguments: TrainingArguments, everything: bool) -> list[CacheOfRun]:
-    """Open the training and the held-out cache of a run, as they are now."""
+def open_caches(arguments: TrainingArguments, everything: bool) -> dict[str, GrowingCache]:
+    """Open the training and the held-out cache of a run, to be filled as far as it reads them, or with everything."""
     arguments, _ = pinned(running.with_data_as_begun(arguments), Path(arguments.run.output_dir))
     tokenizer = load_tokenizer(arguments.data.tokenizer, arguments.data.tokenizer_revision)
-    training = CacheOfRun("training", *running.training_cache(arguments, tokenizer))
-    held_out = CacheOfRun("held-out", *running.held_out_cache(arguments, tokenizer))
-    return [replace(training, until_tokens=None) if everything else training, held_out]
+    training = running.training_tokens(arguments, tokenizer)
+    if everything:
+        training.until_tokens = None
+    return {"training": training, "held-out": running.held_out_tokens(arguments, tokenizer)}
 
 
-def report(caches: list[CacheOfRun]) -> Table:
+def fill(name: str, tokens: GrowingCache, progress: bool) -> None:
+    """Build a cache as far as a training would, and wait for it. Raises as `GrowingCache.wait_for`."""
+    count = len(tokens.cache)
+    with (
+        closing(tokens),
+        progress_line(f"{name} tokens", tokens.until_tokens, "tok", progress, done=count) as advance,
+    ):
+
+        def update() -> None:
+            nonlocal count
+            advance(len(tokens.cache) - count, "")
+            count = len(tokens.cache)
+
+        tokens.wait_for(tokens.until_tokens, update)
+
+
+def describe_state(tokens: GrowingCache) -> str:
+    """Say how much of the data a cache holds."""
+    if tokens.cache.complete:
+        return "all of it"
+    if tokens.cache.has(tokens.until_tokens):
+        return f"enough for the run ({tokens.until_tokens:,})"
+    return "less than the run reads"
+
+
+def report(caches: dict[str, GrowingCache]) -> Table:
     """Tabulate the caches, a column for each."""
     names = ("", "documents", "rows without text", "tokens", "shards", "bytes", "holds", "fingerprint", "folder")
     columns: list[Strings] = [names]
-    for cache_of_run in caches:
-        cache = cache_of_run.cache
+    for name, tokens in caches.items():
+        cache = tokens.cache
         numbers = (
             sum(shard["documents"] for shard in cache.shards),
             len(cache.rows_without_text),
@@ -91,7 +81,7 @@ def report(caches: list[CacheOfRun]) -> Table:
         )
         fingerprint = cache.fingerprint if cache.shards else ""
         cells = [f"{number:,}" for number in numbers]
-        columns.append((cache_of_run.name, *cells, cache_of_run.state, fingerprint, str(cache.folder)))
+        columns.append((name, *cells, describe_state(tokens), fingerprint, str(cache.folder)))
     header, *rows = zip(*columns, strict=True)
     return Table(header, rows, title="token caches")
 
@@ -113,22 +103,23 @@ def main(
     # No run is made, so a folder for one need not be named. One that is there pins the data.
     arguments = parse_command_line(context.args, output_dir="unused")
     progress = arguments.run.progress
-    caches = caches_of_run(arguments, everything)
+    caches = open_caches(arguments, everything)
     if not status:
-        for cache_of_run in caches:
-            cache_of_run.fill(progress)
+        for name, tokens in caches.items():
+            fill(name, tokens, progress)
     print_table(report(caches))
     if check:
-        print(f"{_check_shards(caches, progress)} shards are intact")
+        token_caches = [tokens.cache for tokens in caches.values()]
+        print(f"{_check_shards(token_caches, progress)} shards are intact")
 
 
-def _check_shards(caches: list[CacheOfRun], progress: bool) -> int:
+def _check_shards(caches: list[TokenCache], progress: bool) -> int:
     """Compare the sha256 of every shard, and return how many there are. Raises CorruptCacheError where it differs."""
-    total = sum(len(cache_of_run.cache.shards) for cache_of_run in caches)
+    total = sum(len(cache.shards) for cache in caches)
     with progress_line("verifying", total, "shards", progress) as advance:
-        for cache_of_run in caches:
-            for number in range(len(cache_of_run.cache.shards)):
-                cache_of_run.cache.check_shard(number)
+        for cache in caches:
+            for number in range(len(cache.shards)):
+                cache.check_shard(number)
                 advance(1, "")
     return total
 

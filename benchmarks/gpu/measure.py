@@ -276,7 +276,7 @@ class StepClock:
         tokens_per_step = micro_batch_tokens * o["passes"]
         memory = torch.cuda.max_memory_allocated(DEVICE) if DEVICE.type == "cuda" else None
         measurement = Measurement(shape, o["length"], tokens_per_step, micro_batch_tokens, self.seconds, memory)
-        self.keep(measurement={**measurement._asdict(), "architecture": shape.to_dict()})
+        self.keep(measurement={**vars(measurement), "architecture": shape.to_dict()})
         self.keep(micro_batches=o["passes"], n_active=shape.n_active, n_total=shape.n_total, peak_memory_bytes=memory)
         speed = tokens_per_step / self.seconds
         flops = flops_per_token(model_config(arguments, o["vocab"], 0), shape, o["length"]).multiplied

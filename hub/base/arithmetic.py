@@ -40,7 +40,8 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
 }
 # A name in backticks, or one of a nested field, such as train.steps.
 _DOTTED = re.compile(r"(`[^`]*`)|\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)")
-_ALLOWED = f"columns, numbers, + - * / **, parentheses and {', '.join(_FUNCTIONS)}"
+QUOTING = "a name with other signs than dots stands in backticks"
+_ALLOWED = f"columns, numbers, + - * / **, parentheses and {', '.join(_FUNCTIONS)}; {QUOTING}"
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ def status_of(error: BaseException) -> int | None:
     cannot be reached is failed work, and any other OSError, like a MemoryError or torch's OutOfMemoryError, is the
     machine.
     """
-    named = getattr(error, "exit_status", None)
-    if isinstance(named, int):
-        return named
+    status = getattr(error, "exit_status", None)
+    if isinstance(status, int):
+        return status
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     if isinstance(error, (ConnectionError, TimeoutError)):
@@ -188,11 +188,11 @@ class _Commands(_PlainFlags, typer.core.TyperGroup):
         return super().get_command(ctx, name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        listed = copy(self)
-        listed.commands = {**self.commands}
+        group = copy(self)
+        group.commands = {**self.commands}
         for name, (panel, place) in self.places.items():
-            listed.add_command(typer.core.TyperCommand(name, help=_docstring(place), rich_help_panel=panel))
-        super(_Commands, listed).format_help(ctx, formatter)
+            group.add_command(typer.core.TyperCommand(name, help=_docstring(place), rich_help_panel=panel))
+        super(_Commands, group).format_help(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         names = self.list_commands(ctx)
@@ -205,8 +205,8 @@ def _docstring(place: str) -> str | None:
     """The docstring of module:function, without importing the module."""
     module, _, function = place.partition(":")
     tree = ast.parse(Path(str(find_spec(module).origin)).read_bytes())  # type: ignore[union-attr]
-    named = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
-    return ast.get_docstring(next(named))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+    return ast.get_docstring(next(functions))
 
 
 def version() -> str:

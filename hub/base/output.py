@@ -11,13 +11,13 @@ import os
 import select
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from queue import Full, Queue
 from typing import Any, TextIO
 
-# Characters that may wait to be written.
-_MOST_CHARACTERS = 1_000_000
+# Texts that may wait to be written.
+_MOST_TEXTS = 50_000
 # Seconds that the end waits for the rest; a busy machine may need some.
 _LAST_SECONDS = 10.0
 
@@ -28,29 +28,23 @@ class GuardedStream(io.TextIOBase):
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self._descriptor = _descriptor_of(stream)
-        self._waiting: deque[str] = deque()
-        # Those that are being written included.
-        self._waiting_characters = 0
-        self._changed = threading.Condition()
+        # None is the last one.
+        self._texts: Queue[str | None] = Queue(_MOST_TEXTS)
         self._thread: threading.Thread | None = None
         self._is_ended = False
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() takes a str, not {type(text).__name__}")
-        # click writes nothing to ask whether a stream takes text.
-        if not text:
-            return 0
         if self._is_ended:
             # A library may have kept this stream.
             self._write_out(text)
-            return len(text)
-        with self._changed:
-            if self._waiting_characters + len(text) <= _MOST_CHARACTERS:
-                self._waiting.append(text)
-                self._waiting_characters += len(text)
-                self._changed.notify_all()
+        # click writes nothing to ask whether a stream takes text.
+        elif text:
+            with suppress(Full):
+                self._texts.put_nowait(text)
             if self._thread is None:
+                # Not before, so that a process that is forked until then has one of its own.
                 self._thread = threading.Thread(target=self._work, name="output", daemon=True)
                 self._thread.start()
         return len(text)
@@ -60,24 +54,16 @@ class GuardedStream(io.TextIOBase):
 
     def end(self) -> None:
         """Wait a moment for what is not yet written; from here on, text is written at once."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting_characters, _LAST_SECONDS)
-            self._is_ended = True
-            self._changed.notify_all()
+        if self._thread is not None:
+            with suppress(Full):
+                self._texts.put(None, timeout=_LAST_SECONDS)
+                self._thread.join(_LAST_SECONDS)
+        self._is_ended = True
         _discard_unwritten(self._stream, self._descriptor)
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_ended)
-                text = "".join(self._waiting)
-                self._waiting.clear()
-            if not text:
-                return
+        for text in iter(self._texts.get, None):
             self._write_out(text)
-            with self._changed:
-                self._waiting_characters -= len(text)
-                self._changed.notify_all()
 
     def _write_out(self, text: str) -> None:
         if self._stream is None:

@@ -22,7 +22,7 @@ from hub.base.types import Fields
 MAX_DEPTH = 32
 # Aliases are counted as often as they are used.
 MAX_VALUES = 300_000
-_SWITCHES = {"true": True, "false": False}
+_WORDS = {"null": None, "true": True, "false": False}
 # Other nulls of YAML, some of which are also names of folders.
 _OTHER_NULLS = ("~", "Null", "NULL")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][-+]?\d+)?", re.ASCII)
@@ -80,10 +80,8 @@ def read_word(word: str) -> Any:
 
     Raises InputError for YAML's other ways to write null.
     """
-    if word == "null":
-        return None
-    if word in _SWITCHES:
-        return _SWITCHES[word]
+    if word in _WORDS:
+        return _WORDS[word]
     if word in _OTHER_NULLS:
         raise InputError(f"{word} is ambiguous; write null for the default, or quote it if it is meant as text")
     number = read_number(word)
@@ -128,57 +126,44 @@ class _Reader:
             _refuse(node, path, f"is beyond {MAX_VALUES:,} values, with those of aliases")
         if node.tag not in (f"{_TAGS}str", f"{_TAGS}seq", f"{_TAGS}map"):
             _refuse(node, path, f"has the tag {node.tag.replace(_TAGS, '!!')}; tags are not read")
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, [*path, str(number)]) for number, item in enumerate(node.value, 1)]
-        return self._mapping(node, path)
+        return self._scalar(node, path) if isinstance(node, yaml.ScalarNode) else self._mapping(node, path)
 
     def _scalar(self, node: yaml.ScalarNode, path: list[str]) -> Any:
         text = _text(node, path)
         is_quoted = node.style is not None
         if is_quoted:
             return text
-        if not text:
-            return None
         number = read_number(text) if self.numbers else None
         if number is not None:
             return number
         try:
-            return read_word(text)
+            return read_word(text or "null")
         except InputError as error:
             _refuse(node, path, str(error), ":")
 
     def _mapping(self, node: yaml.Node, path: list[str]) -> Fields:
         fields: Fields = {}
-        merged: Fields = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAGS}str":
                 _refuse(key_node, path, "has a key that is not text")
             name = _text(key_node, path)
-            if name in lines:
+            if name in fields:
                 _refuse(key_node, [*path, name], f"occurs twice, first in line {lines[name]}")
             lines[name] = key_node.start_mark.line + 1
-            if name == "<<" and key_node.style is None:
-                merged = self._merge_sources(value_node, path)
-            else:
-                fields[name] = self.value(value_node, [*path, name])
-        merged.update(fields)
-        return merged
-
-    def _merge_sources(self, node: yaml.Node, path: list[str]) -> Fields:
-        """Return the fields of the mappings that `<<` names, of which no two may set the same."""
+            fields[name] = self.value(value_node, [*path, name])
+        # Mappings whose fields these take over, of which no two may set the same.
+        sources = fields.pop("<<", [])
         merged: Fields = {}
-        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        for source in sources:
-            if not isinstance(source, yaml.MappingNode):
+        for source in sources if isinstance(sources, list) else [sources]:
+            if not isinstance(source, dict):
                 _refuse(node, [*path, "<<"], "must be a mapping or a list of them")
-            for name, value in self.value(source, path).items():
-                if name in merged:
-                    _refuse(node, [*path, name], "occurs twice, in two mappings that << merges")
-                merged[name] = value
-        return merged
+            for name in merged.keys() & source.keys():
+                _refuse(node, [*path, name], "occurs twice, in two mappings that << merges")
+            merged.update(source)
+        return {**merged, **fields}
 
 
 def _text(node: yaml.ScalarNode, path: list[str]) -> str:

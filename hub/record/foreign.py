@@ -1,4 +1,4 @@
-"""Tables of runs that others wrote, as text: CSV in any of its dialects, and JSON in any of its shapes.
+"""Tables of runs that scalars wrote, as text: CSV in any of its dialects, and JSON in any of its shapes.
 
 Rows come out as mappings with the names of the file; `hub.record.table` checks those that are run records.
 """
@@ -13,18 +13,19 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hub.base import strict_json
-from hub.base.errors import InputError, RecordError, redact
-from hub.base.numerals import read_cells
+from hub.base.errors import RecordError, redact
 from hub.base.types import Fields
 from hub.record.run_record import RunRecord
 
 DELIMITERS = ",;\t|"
-# The delimiter of a table is found from so many of its first lines and characters.
+# A table without delimiters has columns between blanks if so many of its first lines are of one width.
 SAMPLE_LINES = 50
-SAMPLE_LENGTH = 20_000
+# Texts that stand for a missing number in a column.
+_MISSING = ("-", "–", "—", "na", "n/a", "#n/a", "null", "none")
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 # The first bytes of files that are not text → what the file is, and what to do about it.
 _BINARY = {
@@ -45,24 +46,14 @@ def decode_text(content: bytes, name: str) -> str:
         if content.startswith(signature):
             raise RecordError(f"{name}: {advice}")
 
+    encodings = [encoding for mark, encoding in _BOMS.items() if content.startswith(mark)]
+
     try:
-        return content.decode(_encoding_of(content))
+        return content.decode(*encodings)
     except UnicodeDecodeError as error:
         raise RecordError(
             f"{name}: neither UTF-8 nor UTF-16 text ({error.reason} at byte {error.start}); save it as UTF-8"
         ) from None
-
-
-def _encoding_of(content: bytes) -> str:
-    for mark, encoding in _BOMS.items():
-        if content.startswith(mark):
-            return encoding
-
-    # UTF-16 without a mark: one of the two bytes of an ASCII character is zero.
-    if b"\0" in content[:2]:
-        return "utf-16-le" if content[1:2] == b"\0" else "utf-16-be"
-
-    return "utf-8"
 
 
 # ------------------------------------------------------------------ CSV
@@ -84,13 +75,8 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
         if text.strip():
             columns.append(cells)
 
-    try:
-        values = read_cells(columns)
-    except InputError as error:
-        raise RecordError(f"{name}: {error}") from None
-
     names = [*filter(None, header)]
-    rows = zip(*map(_parse_objects, values), strict=True)
+    rows = zip(*map(_read_column, columns), strict=True)
 
     for number, row in enumerate(rows, start=1):
         yield f"{name} row {number}", dict(zip(names, row, strict=True))
@@ -136,42 +122,33 @@ def delimiter_of(lines: Sequence[str]) -> str:
     """Find the delimiter of a table with these first lines: blanks, too; a comma where there is one column only."""
     header = lines[0] if lines else ""
     widths = {len(line.split()) for line in lines if line.strip()}
-    if not any(delimiter in header for delimiter in DELIMITERS) and len(widths) == 1:
-        return " " if widths != {1} else ","
+    if not any(delimiter in header for delimiter in DELIMITERS) and len(widths) == 1 and widths != {1}:
+        return " "
 
-    # The sample ends with a whole line.
-    sample = "".join(lines)[:SAMPLE_LENGTH].rpartition("\n")[0] or header
-
-    try:
-        delimiter = csv.Sniffer().sniff(sample, DELIMITERS).delimiter
-    except csv.Error:
-        delimiter = ","
-
-    return delimiter if delimiter in header else max(DELIMITERS, key=header.count)
+    return max(DELIMITERS, key=header.count)
 
 
-def _parse_objects(cells: list[Any]) -> list[Any]:
-    """Turn cells of a column that hold an object, in JSON or as Python writes it, into that object."""
-    # Most columns are numbers, which this tells fast.
-    if str not in map(type, cells):
-        return cells
+def _read_column(cells: Sequence[str]) -> list[Any]:
+    """Read the cells of a column: numbers, None where they are empty, objects, and texts."""
+    # Most columns are numbers, which this reads fast.
+    with suppress(ValueError):
+        return [float(text) if text else None for text in cells]
 
-    if not any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
-        return cells
-
-    return [_parse_object(cell) if isinstance(cell, str) else cell for cell in cells]
+    has_numbers = any(text.strip()[:1].isdigit() for text in cells)
+    return [None if has_numbers and text.strip().lower() in _MISSING else _read_cell(text.strip()) for text in cells]
 
 
-def _parse_object(cell: str) -> Any:
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            value = parse(cell)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
+def _read_cell(text: str) -> Any:
+    """Read a number, an object in JSON or as Python writes it, or a text; None if it is empty."""
+    with suppress(ValueError):
+        return float(text)
 
-        return value if isinstance(value, dict) else cell
+    for parse in (json.loads, ast.literal_eval) if text.startswith("{") else ():
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = parse(text)
+            return value if isinstance(value, dict) else text
 
-    return cell
+    return text or None
 
 
 # ------------------------------------------------------------------ JSON
@@ -184,35 +161,20 @@ def json_rows(content: bytes, name: str) -> Iterator[tuple[str, Any]]:
     shapes.
     """
     text = decode_text(content, name)
-    value = None
-    if not _is_of_lines(text):
-        try:
-            value = strict_json.loads(text, what=name, max_bytes=len(text), finite=False)
-        except RecordError:
-            if name.endswith(".json"):
-                raise
+    try:
+        value = strict_json.loads(text, what=name, max_bytes=len(text), finite=False)
+    except RecordError as error:
+        # Lines are several values, and the first of them may be broken.
+        if name.endswith(".json") and "Extra data" not in str(error):
+            raise
 
-            # These are lines, of which the first is broken.
-    if value is not None:
-        for number, row in enumerate(_rows_in(value, name), start=1):
-            yield f"{name} row {number}", row
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                yield f"{name} line {number}", line.encode()
         return
 
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield f"{name} line {number}", line.encode()
-
-
-def _is_of_lines(text: str) -> bool:
-    """Tell whether the first of several lines is an object, and so each is a row."""
-    first_line, _, remainder = text.lstrip().partition("\n")
-    if not remainder.strip():
-        return not first_line
-
-    try:
-        return isinstance(json.loads(first_line), dict)
-    except ValueError:
-        return False
+    for number, row in enumerate(_rows_in(value, name), start=1):
+        yield f"{name} row {number}", row
 
 
 _SHAPES = (
@@ -223,12 +185,9 @@ _SHAPES = (
 
 def _rows_in(value: Any, name: str) -> list[Any]:
     """Read the rows of a JSON value, which says how it is laid out by its shape alone."""
-    if isinstance(value, list) and not any(isinstance(row, list) for row in value):
-        return value
-
     rows = _read_shape(value)
-    if isinstance(value, list) and rows is not None:
-        return rows
+    if isinstance(value, list) and (rows or not any(isinstance(row, list) for row in value)):
+        return rows or value
 
     if not isinstance(value, dict):
         raise RecordError(f"{name}: {_SHAPES}")
@@ -247,12 +206,6 @@ def _rows_in(value: Any, name: str) -> list[Any]:
     if len(tables) == 1:
         return _rows_in(next(iter(tables.values())), name)
 
-    if tables and all(isinstance(table, list) and "step" in table[0] for table in tables.values()):
-        rows = []
-        for run_id, log in tables.items():
-            rows += [{"run_id": run_id, **line} for line in log]
-        return rows
-
     if tables:
         raise RecordError(f"{name}: several tables ({', '.join(tables)}): leave one of them in the file")
 
@@ -270,39 +223,31 @@ def _tables_in(value: Fields) -> Fields:
 
 def _read_shape(value: Any) -> list[Any] | None:
     """Read a list of rows, a grid under its names, columns, or objects that have fields in common; None for others."""
-    if isinstance(value, list):
-        are_rows = bool(value) and all(isinstance(row, dict) for row in value)
-        return value if are_rows or not value else _rows_of_grid(value[0], value[1:])
+    match value:
+        case [[*names], *grid] | {"columns": [*names], "data": [*grid]} if _is_grid(names, grid):
+            return [dict(zip(names, row, strict=True)) for row in grid]
+        case [*rows] if {*map(type, rows)} == {dict}:
+            return rows
+        case dict() if {*map(type, value.values())} == {dict}:
+            return _rows_by_name(value)
+        case dict():
+            return _rows_of_columns(value)
 
-    if not isinstance(value, dict) or not value:
-        return None
-
-    rows = _rows_of_grid(value.get("columns"), value.get("data"))
-    if rows is None and all(isinstance(item, dict) for item in value.values()):
-        return _rows_by_name(value)
-
-    return _rows_of_columns(value) if rows is None else rows
+    return None
 
 
-def _rows_of_grid(names: Any, grid: Any) -> list[Any] | None:
-    """Read rows as lists under a list of names."""
-    if not isinstance(names, list) or not isinstance(grid, list):
-        return None
-
-    are_names = all(isinstance(name, str) for name in names)
-    if not are_names or not all(isinstance(row, list) and len(row) == len(names) for row in grid):
-        return None
-
-    return [dict(zip(names, row, strict=True)) for row in grid]
+def _is_grid(names: list[Any], grid: list[Any]) -> bool:
+    """Tell whether these are names, and under them lists of as many values."""
+    are_rows = all(isinstance(row, list) and len(row) == len(names) for row in grid)
+    return are_rows and {*map(type, names)} == {str}
 
 
 def _rows_of_columns(value: Fields) -> list[Any] | None:
     """Read lists of one length, beside values that hold for all rows."""
     lists = [item for item in value.values() if isinstance(item, list)]
-    inner_cells = itertools.chain.from_iterable(lists)
-    has_parts = any(isinstance(cell, dict) for cell in value.values())
-    has_parts = has_parts or any(isinstance(cell, (dict, list)) for cell in inner_cells)
-    if has_parts or len(set(map(len, lists))) != 1:
+    scalars = [item for item in value.values() if not isinstance(item, list)]
+    has_parts = not {dict, list}.isdisjoint(map(type, itertools.chain(scalars, *lists)))
+    if has_parts or len({*map(len, lists)}) != 1:
         return None
 
     columns = [item if isinstance(item, list) else [item] * len(lists[0]) for item in value.values()]
@@ -315,19 +260,19 @@ def _rows_by_name(value: Mapping[str, Fields]) -> list[Any] | None:
     if not set.intersection(*map(set, value.values())):
         return None
 
+    rows = value
     inner_names = dict.fromkeys(itertools.chain.from_iterable(value.values()))
-    is_numbered = all(name.isdigit() for name in inner_names)
-    rows = dict(value)
+    is_numbered = all(map(str.isdigit, inner_names))
     if is_numbered or (_has_fields(value) and not _has_fields(inner_names)):
         rows = {name: {} for name in inner_names}
         for column, cells in value.items():
             for name, row in rows.items():
                 row[column] = cells.get(name)
 
-    if all(name.isdigit() for name in rows):
+    if all(map(str.isdigit, rows)):
         return list(rows.values())
 
-    return [row if "run_id" in row else {"run_id": name, **row} for name, row in rows.items()]
+    return [{"run_id": name, **row} for name, row in rows.items()]
 
 
 def _has_fields(names: Iterable[str]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
@@ -381,66 +382,65 @@ def _find_contradictions(record: RunRecord) -> list[str]:
     return problems
 
 
-def to_plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
+def to_plain(value: Any, name: str = "") -> Any:
     """Turn a value into plain JSON values: numpy scalars into Python's, tuples into lists, models into objects.
 
     Raises ValueError, which names the field and repeats no secret, for what JSON lacks, a number that is not finite,
     and a text with a secret, an absolute path or an e-mail address.
     """
-    if type(value) is not str and getattr(value, "shape", None) == () and hasattr(value, "item"):
-        # numpy's float64 is a float, too.
-        value = value.item()
-    if hasattr(value, "model_dump"):
-        value = value.model_dump()
-    if _is_plain(value):
-        return value
-    if isinstance(value, str):
-        problem = _find_private_text(value)
-        if problem:
-            raise InputError(f"{redact(name)}: {problem}")
-        return str(value)
-    if isinstance(value, (int, float)):
-        if not abs(value) < 10**30 and not (isinstance(value, float) and math.isfinite(value)):
-            raise InputError(f"{name}: {str(value)[:40]} is not a finite number of at most 30 digits; null is allowed")
-        return value
-    if not isinstance(value, (dict, list, tuple)):
-        kind = type(value).__name__
-        raise InputError(f"{name}: a value of type {kind}, allowed are numbers, texts, lists, objects and null")
-    if depth == 0 or len(value) > _MAX_ITEMS:
-        raise InputError(f"{name}: nested deeper than {_MAX_DEPTH} levels, or more than {_MAX_ITEMS} entries")
-    if not isinstance(value, dict):
-        return [to_plain(item, f"{name}[{position}]", depth - 1) for position, item in enumerate(value)]
-    for key in value:
-        _check_key(key, name)
-    plain = {}
-    for key, item in value.items():
-        if not _is_plain(item):
-            item = to_plain(item, f"{name}.{key[:80]}".lstrip("."), depth - 1)
-        plain[key] = item
-    return plain
+    try:
+        return _to_plain(value, _MAX_DEPTH)
+    except InputError as error:
+        raise InputError(redact(f"{name}{error}".lstrip("."))) from None
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether a record may hold a value as it is; most values of a record are such numbers, texts and null."""
-    if value is None:
-        return True
+def _to_plain(value: Any, depth: int) -> Any:
+    """Turn a value into plain JSON values; the error begins with the names inside of it that lead to the problem."""
     kind = type(value)
     if kind is str:
-        return _find_private_text(value) is None
-    if kind is float:
-        return math.isfinite(value)
-    return kind is bool or (kind is int and abs(value) < 10**30)
+        problem = _find_private_text(value)
+        if problem:
+            raise InputError(f": {problem}")
+        return value
+    if value is None or kind is bool:
+        return value
+    if kind in (int, float):
+        if not (math.isfinite(value) if kind is float else abs(value) < 10**30):
+            raise InputError(f": {str(value)[:40]} is not a finite number of at most 30 digits; null is allowed")
+        return value
+    # numpy's float64 is a float, too.
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return _to_plain(value.item(), depth)
+    if hasattr(value, "model_dump"):
+        return _to_plain(value.model_dump(), depth)
+    for plain_type in (str, int, float):
+        if isinstance(value, plain_type):
+            return _to_plain(plain_type(value), depth)
+    if not isinstance(value, (dict, list, tuple)):
+        raise InputError(f": a value of type {kind.__name__}, allowed are numbers, texts, lists, objects and null")
+    if depth == 0 or len(value) > _MAX_ITEMS:
+        raise InputError(f": nested deeper than {_MAX_DEPTH} levels, or more than {_MAX_ITEMS} entries")
+    is_object = isinstance(value, dict)
+    items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+    plain: dict[Any, Any] = {}
+    for key, item in items:
+        if is_object:
+            _check_key(key)
+        try:
+            plain[key] = _to_plain(item, depth - 1)
+        except InputError as error:
+            place = f".{key[:80]}" if is_object else f"[{key}]"
+            raise InputError(f"{place}{error}") from None
+    return plain if is_object else [*plain.values()]
 
 
-# Cached, since the objects of a table have the same names.
-@lru_cache(maxsize=4096)
-def _check_key(key: Any, name: str) -> None:
-    """Raise InputError for a key of the object `name` that may not be a field's name."""
+def _check_key(key: Any) -> None:
+    """Raise InputError for a key of an object that may not be a field's name."""
     if not isinstance(key, str):
-        raise InputError(f"{name}: field names must be strings")
+        raise InputError(": field names must be strings")
     problem = _find_private_text(key)
     if problem:
-        raise InputError(f"{redact(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
+        raise InputError(f".{key[:40]} (the field's name): {problem}")
 
 
 # Cached, since most texts of a table occur in many of its rows.

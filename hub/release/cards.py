@@ -20,7 +20,6 @@ from hub.base.markdown import (
     block_of,
     compose_card,
     escape_markdown,
-    license_of,
     read_card,
     replace_block,
     update_metadata,
@@ -52,9 +51,6 @@ _METADATA_OF_RECORDS = ("tags", "datasets", "model-index", "configs")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)")
 _MAX_TABLE_ROWS = 400
-# Runs before and after a run in the table of its sweep.
-_NEIGHBOURS = 6
-_PREDICTION = "Loss in nats/token that a scaling law predicts for this run:"
 # Revisions whose results stand in the metadata of a repository's card.
 _MAX_RESULTS = 100
 
@@ -82,20 +78,22 @@ def model_card(
     *,
     sections: Mapping[str, str] | None = None,
     pictures: Mapping[str, str] = MappingProxyType({}),
-    siblings: Iterable[RunRecord] = (),
     predicted_loss: float | None = None,
     license: str | None = None,
 ) -> str:
     """Write the README.md of one released revision, with its results as a `model-index`.
 
     `sections` (heading -> Markdown) come before the limits, `pictures` (file name -> caption, "" for the name) after
-    the table. `siblings` are other runs of the sweep, `predicted_loss` (nats/token) is a law's, and `license` an
-    identifier of the Hub's list; without one the card names none.
+    the table. `predicted_loss` (nats/token) is a law's, and `license` an identifier of the Hub's list; without one the
+    card names none.
     """
     paragraphs = [*_introduce(record), "## How to load", block(LOADING, _loading_example(record))]
     paragraphs += ["## The run", block(RUN, _run_table(record))]
     paragraphs += [_picture(name, caption) for name, caption in pictures.items()]
-    paragraphs.append(block(PLACE, _place_in_sweep(record, siblings, predicted_loss)))
+    prediction = ""
+    if predicted_loss is not None:
+        prediction = f"Loss in nats/token that a scaling law predicts for this run: {predicted_loss:.4f}."
+    paragraphs += [block(PLACE, prediction), _refer_to_index(record)]
     paragraphs += [f"## {heading}\n\n{text}" for heading, text in (sections or {}).items()]
     paragraphs += ["## Limits", _LIMITS]
     return compose_card(_metadata([record], license), paragraphs)
@@ -129,7 +127,8 @@ def _introduce(record: RunRecord) -> list[str]:
 def refresh_card(card: str, fresh: str) -> str:
     """Return the card with its record-derived blocks and metadata, and a licence, as in `fresh`.
 
-    Everything else stays; a card without our blocks stays as it is but for the licence.
+    Everything else stays, as does a law's prediction where `fresh` has none; a card without our blocks stays as it is
+    but for the licence.
     """
     for name in _BLOCKS_OF_RECORDS:
         text = block_of(fresh, name)
@@ -142,21 +141,6 @@ def refresh_card(card: str, fresh: str) -> str:
     if "license" in metadata:
         names.append("license")
     return update_metadata(card, metadata, names)
-
-
-def update_card(present: str, card: str, license: str | None = None, *, with_prediction: bool = False) -> str:
-    """Return the card to store when `card` is pushed to a branch that has the card `present`.
-
-    The licence stays unless one is given. `present` stays where only the run's neighbours would differ; a law's loss
-    counts only `with_prediction`.
-    """
-    license = license or license_of(present) or license_of(card)
-    if license:
-        card = update_metadata(card, {"license": license}, ["license"])
-    text = refresh_card(present, card)
-    if with_prediction and _prediction_of(present) != _prediction_of(text):
-        return text
-    return present if replace_block(present, PLACE, "") == replace_block(text, PLACE, "") else text
 
 
 def choose_main_run(records: Iterable[RunRecord]) -> RunRecord | None:
@@ -197,9 +181,13 @@ def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: st
         block(REVISIONS, Table(header, rows).markdown()),
         "## How to load",
         block(LOADING, _loading_example(example)),
-        f"All runs of the sweep, with their records: the dataset `{index_name(example.sweep)}`.",
+        _refer_to_index(example),
     ]
     return compose_card(_metadata(runs, license), paragraphs)
+
+
+def _refer_to_index(record: RunRecord) -> str:
+    return f"All runs of the sweep, with their records: the dataset `{index_name(record.sweep)}`."
 
 
 def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license: str | None = None) -> str:
@@ -387,12 +375,12 @@ def check_license(identifier: str) -> str:
 # -- the tables; every cell is escaped by `Table.markdown`
 
 
-def runs_table(records: Iterable[RunRecord], title: str | None = None, *, marked: RunRecord | None = None) -> Table:
-    """Make a table with one row per record, and an arrow before the name of the `marked` one."""
+def runs_table(records: Iterable[RunRecord], title: str | None = None) -> Table:
+    """Make a table with one row per record."""
     header = ("Run", "Active", "Total", "E", "Tokens", "Held-out loss", "Training loss", "Status", "Revision")
     rows = [
         (
-            f"→ {record.run_id}" if record is marked else record.run_id,
+            record.run_id,
             format_count(record.n_active),
             format_count(record.n_total),
             record.experts,
@@ -409,43 +397,11 @@ def _result_cells(record: RunRecord) -> tuple[str, str, str, str]:
     return tokens, format_decimal(record.eval_loss), format_decimal(record.train_loss), record.status
 
 
-def _place_in_sweep(record: RunRecord, siblings: Iterable[RunRecord], predicted_loss: float | None) -> str:
-    """Write a law's predicted loss, and the final runs nearest in size, experts and tokens; empty without either."""
-    paragraphs = []
-    if predicted_loss is not None:
-        loss = record.train_loss if record.eval_loss is None else record.eval_loss
-        error = "" if loss is None else f" (measured − predicted = {loss - predicted_loss:+.4f})"
-        paragraphs.append(f"{_PREDICTION} {predicted_loss:.4f}{error}.")
-    neighbours = _neighbours(record, siblings)
-    if neighbours:
-        paragraphs.append(runs_table(neighbours, marked=record).markdown())
-    return "\n\n".join(["## Its place in the sweep", *paragraphs]) if paragraphs else ""
-
-
-def _neighbours(record: RunRecord, siblings: Iterable[RunRecord]) -> list[RunRecord]:
-    """Find the final runs before and after a run, with it in their middle; none if it has no siblings."""
-    runs = [record]
-    for sibling in siblings:
-        is_same = (sibling.run_id, sibling.tokens) == (record.run_id, record.tokens)
-        if sibling.status == "final" and not is_same:
-            runs.append(sibling)
-    if len(runs) == 1:
-        return []
-    runs.sort(key=lambda run: (run.n_active, run.experts, run.tokens, run.run_id))
-    position = next(index for index, run in enumerate(runs) if run is record)
-    return runs[max(0, position - _NEIGHBOURS) : position + _NEIGHBOURS + 1]
-
-
-def _prediction_of(card: str) -> str:
-    lines = (block_of(card, PLACE) or "").splitlines()
-    return next((line for line in lines if line.startswith(_PREDICTION)), "")
-
-
 # The rows of a run's table: a label, and its text with fields of the record or of `_describe_run`.
 _ROWS = {
     "Run": "{run_id} ({status})",
     "Branched from": "{parent_run_id} after {branch_point_tokens:count} tokens",
-    "Experts E (one active per token)": "{experts}",
+    "Experts E (one active per token)": "{switch_experts}",
     "Class in transformers": "{model_type}",
     "Experts": "{experts_per_token} of {experts} per token{shared}",
     "E of laws of top-1 models, granularity": "{experts_equivalent:g}, {granularity:g}",
@@ -481,26 +437,15 @@ _ROWS = {
     "Training compute": "{training_flops:.4g} FLOPs, {tokens_per_second:count} tokens/s, MFU {mfu:.3f}",
     "Hardware, wall time": "{hardware}, {wall_time}",
 }
-# Rows that are left out where one of these fields is null.
-_ROWS_THAT_NEED = {
-    "Branched from": ("parent_run_id",),
-    "Class in transformers": ("model_type",),
-    "Micro-batch (sequences)": ("micro_batch_sequences",),
-    "Initialization": ("initialization",),
-    "Norm before the head": ("final_norm",),
-    "Expert capacity": ("capacity",),
-    "Capacity group (tokens)": ("capacity_group_tokens",),
-    "Auxiliary losses (coefficients)": ("balance_loss_coefficient", "z_loss_coefficient"),
-}
-# Rows of models that route, which a dense one lacks.
-_ROUTED_ROWS = (
-    "Experts",
-    "E of laws of top-1 models, granularity",
-    "Tokens dropped by the router",
-    "Largest expert load over the mean",
-    "Expert capacity",
-    "Capacity group (tokens)",
-    "Auxiliary losses (coefficients)",
+# Fields of models that route, which say nothing of a dense one.
+_ROUTING = (
+    "experts_per_token",
+    "experts_equivalent",
+    "drop_rate",
+    "expert_load_max_over_mean",
+    "capacity",
+    "capacity_group_tokens",
+    "balance_loss_coefficient",
 )
 
 
@@ -514,19 +459,17 @@ class _Cell(string.Formatter):
 
 
 def _run_table(record: RunRecord) -> str:
-    """Write the settings and results of a run; a null value is "–", and a row that says nothing is left out."""
+    """Write the settings and results of a run; a row whose first field is null is left out."""
     fields = {**vars(record), **_describe_run(record)}
-    omitted_labels = set()
-    for label, names in _ROWS_THAT_NEED.items():
-        if None in [fields[name] for name in names]:
-            omitted_labels.add(label)
     if record.experts == 1:
-        omitted_labels.update(_ROUTED_ROWS)
-    if record.model_type is None:
-        omitted_labels.update(_ROUTED_ROWS[:2])
-    else:
-        omitted_labels.add("Experts E (one active per token)")
-    rows = [(label, _Cell().vformat(text, (), fields)) for label, text in _ROWS.items() if label not in omitted_labels]
+        fields.update(dict.fromkeys(_ROUTING))
+    formatter = _Cell()
+    rows = []
+    for label, text in _ROWS.items():
+        (_, first_name, *_), *_ = formatter.parse(text)
+        first_value, _ = formatter.get_field(str(first_name), (), fields)
+        if first_value is not None:
+            rows.append((label, formatter.vformat(text, (), fields)))
     return Table(("", "Value"), rows).markdown()
 
 
@@ -534,6 +477,7 @@ def _describe_run(record: RunRecord) -> Fields:
     """Word what a run's table says beside the fields of its record."""
     ramp = [f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in record.schedule.batch_ramp]
     texts: Fields = {
+        "switch_experts": record.experts if record.model_type is None else None,
         "tokens_per_parameter": record.tokens / record.n_active,
         "shared": f", {record.shared_experts} shared" if record.shared_experts else "",
         "loss_window": f" over {format_count(record.train_loss_window_tokens)} tokens",

@@ -1,7 +1,7 @@
 """Releasing checkpoints: each run as one atomic publication, then the index that makes them visible.
 
 Pushing writes the files of a branch that differ from what should be there, so an interrupted push is started again.
-A record that says the same in other words and a card with other neighbours cause no new commit.
+A record that says the same in other words causes no new commit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hub.base.errors import (
 from hub.base.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.release.cards import check_license, model_card, refresh_card, update_card
+from hub.release.cards import check_license, model_card, refresh_card
 from hub.release.index import push_index, push_repo_cards
 from hub.store.base import Publication, Store, check_name
 from hub.store.files import Release, check_secrets, content_of, release_of
@@ -71,7 +71,6 @@ def push_run(
     record: RunRecord,
     *,
     branch: str | None = None,
-    siblings: Iterable[RunRecord] = (),
     predicted_loss: float | None = None,
     license: str | None = None,
 ) -> RunRecord:
@@ -84,7 +83,7 @@ def push_run(
             that `hub.store.files` does not list stay behind.
         record: its `weights_sha256`, if set, must be those of the files.
         branch: default: `branch_name(record)`.
-        siblings, predicted_loss: other runs of the sweep, and a law's loss (nats/token), for the card.
+        predicted_loss: a law's (nats/token), for the card.
         license: an identifier of the Hub's list; default: the one that the folder's card names.
 
     Raises:
@@ -95,9 +94,9 @@ def push_run(
     prepared = prepare(store, release, record, branch=branch)
     files = dict(release.files)
     pictures = {name: "" for name in files if name.endswith((".png", ".svg"))}
-    card = model_card(prepared, pictures=pictures, siblings=siblings, predicted_loss=predicted_loss, license=license)
+    card = fresh = model_card(prepared, pictures=pictures, predicted_loss=predicted_loss, license=license)
     if "README.md" in files:
-        card = refresh_card(content_of(files["README.md"]).decode("utf-8", "replace"), card)
+        card = refresh_card(content_of(files["README.md"]).decode("utf-8", "replace"), fresh)
     record_json = prepared.to_json(indent=2).encode() + b"\n"
     files["README.md"] = card.encode()
     files["run.json"] = record_json
@@ -111,7 +110,7 @@ def push_run(
         f"{prepared.status} run {prepared.run_id}: {prepared.tokens:,} tokens, {prepared.experts} experts",
         {
             "run.json": partial(_merge_record, prepared, record_json),
-            "README.md": partial(_merge_card, card, license, with_prediction=predicted_loss is not None),
+            "README.md": partial(_merge_card, fresh),
         },
     )
     return prepared.replaced(commit=published.commit)
@@ -149,10 +148,10 @@ def _merge_record(record: RunRecord, record_json: bytes, present: bytes) -> byte
     return present if present_record == record else record_json
 
 
-def _merge_card(card: str, license: str | None, present: bytes, *, with_prediction: bool) -> bytes:
+def _merge_card(fresh: str, present: bytes) -> bytes:
     """Update the blocks of the stored card that follow from records."""
     before = present.decode("utf-8", "replace")
-    text = update_card(before, card, license, with_prediction=with_prediction)
+    text = refresh_card(before, fresh)
     check_secrets({"README.md": text.encode()})
     return present if text == before else text.encode()
 
@@ -168,8 +167,8 @@ def push_runs(
 ) -> list[RunRecord]:
     """Release runs, `workers` at a time, and return their records as released, in the order of `runs`.
 
-    Each card shows its run among the others of the sweep. `predicted_losses` (run id -> nats/token) are a law's;
-    `done` is called with each record as released, in no order, one call at a time.
+    `predicted_losses` (run id -> nats/token) are a law's; `done` is called with each record as released, in no order,
+    one call at a time.
 
     Raises:
         FilesError: two runs would be one branch, or private and public would mix; nothing was written.
@@ -185,24 +184,20 @@ def push_runs(
 
     def push(position: int) -> RunRecord:
         folder, record = runs[position]
-        siblings = [sibling for sibling in records if sibling.sweep == record.sweep]
         loss = (predicted_losses or {}).get(record.run_id)
-        return push_run(store, folder, record, siblings=siblings, predicted_loss=loss, license=license)
+        return push_run(store, folder, record, predicted_loss=loss, license=license)
 
-    futures, refusal = _run_in_threads(push, done, len(runs), workers)
     pushed: list[RunRecord] = []
     errors: list[tuple[str, BaseException]] = []
-    for (_, record), future in zip(runs, futures, strict=True):
+    for (_, record), future in zip(runs, _run_in_threads(push, done, len(runs), workers), strict=True):
         error = future.exception()
         if error is None:
             pushed.append(future.result())
         else:
             errors.append((record.run_id, error))
-    # Runs that were not started share the error of the one that was refused.
-    if refusal is not None:
-        errors = [(run_id, refusal if isinstance(error, CancelledError) else error) for run_id, error in errors]
-        if not pushed:
-            raise refusal
+    for _, error in errors:
+        if isinstance(error, AccessError) and not pushed:
+            raise error
     if errors:
         raise PushErrors(errors, pushed)
     return pushed
@@ -213,10 +208,11 @@ def _run_in_threads(
     done: Callable[[RunRecord], object],
     count: int,
     workers: int,
-) -> tuple[list[Future[RunRecord]], AccessError | None]:
-    """Push the runs in threads, and call `done` with each, one call at a time; also return the store's refusal.
+) -> list[Future[RunRecord]]:
+    """Push the runs in threads, and call `done` with each, one call at a time.
 
-    A refusal, which holds for all runs, and an interruption end what is not started; an error of `done` does not.
+    A refusal of the store, which holds for all runs and is the error of those that are not started, and an
+    interruption end what is not started; an error of `done` does not.
     """
     refusals: list[AccessError] = []
     done_lock = threading.Lock()
@@ -229,11 +225,12 @@ def _run_in_threads(
         is_submitted.wait()
         if is_stopped.is_set():
             raise CancelledError
+        if refusals:
+            raise refusals[0]
         try:
             released = push(position)
         except AccessError as error:
             refusals.append(error)
-            is_stopped.set()
             raise
         with done_lock:
             done(released)
@@ -252,7 +249,7 @@ def _run_in_threads(
             is_submitted.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return futures, next(iter(refusals), None)
+    return futures
 
 
 def check_places(store: Store, records: Iterable[RunRecord]) -> None:
@@ -396,8 +393,6 @@ def collect(store: HubStore, sweep: str, records: Iterable[RunRecord], *, others
         raise FilesError(f"private: the collection {collection.title!r} is public; nothing was added to it")
     names = [record.repo or repo_name(record) for record in records]
     models = {store.repo_id(name) for name in (*names, *others)}
-    present = {item.item_id for item in collection.items}
     for item, kind in ((store.repo_id(index_name(sweep)), "dataset"), *((model, "model") for model in sorted(models))):
-        if item not in present:
-            call(partial(api.add_collection_item, collection.slug, item_id=item, item_type=kind, exists_ok=True))
+        call(partial(api.add_collection_item, collection.slug, item_id=item, item_type=kind, exists_ok=True))
     return str(collection.url)

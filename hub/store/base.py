@@ -181,7 +181,10 @@ class Store(ABC):
                 # The first commit holds nothing of any run.
                 changes.update(files)
             else:
-                raise _weights_conflict(self.repo_id(repo), branch, present_weights)
+                raise ConflictError(
+                    f"{self.repo_id(repo)} has a branch {branch!r} with other weights; push under another branch or "
+                    "sweep name, or remove it first"
+                )
             changes.update(dict.fromkeys(stale))
             return changes
 
@@ -294,21 +297,20 @@ class Store(ABC):
         copy_commits = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
         sources = {commit: self.files(head.kind, head.repo, commit) for commit in copy_commits}
 
-        def find_fault(name: str, content: Change) -> str:
+        faults = []
+        for name, content in changes.items():
             file = stored.get(name)
             if content is None:
-                return f"{name} is still there" if file else ""
-            if file is None:
-                return f"{name} is missing"
-            if isinstance(content, CopyOf):
-                is_equal = file == sources[content.commit].get(name)
+                is_right = file is None
+            elif isinstance(content, CopyOf):
+                is_right = file is not None and file == sources[content.commit].get(name)
             else:
-                is_equal = file.holds(content, sha256.get(name))
-            return "" if is_equal else f"{name} has other content"
-
-        faults = list(filter(None, (find_fault(name, changes[name]) for name in sorted(changes))))
+                is_right = file is not None and file.holds(content, sha256.get(name))
+            if not is_right:
+                faults.append(name)
         if faults:
-            raise IntegrityError(f"{self.repo_id(head.repo)} at {head.branch}: {', '.join(faults[:10])}")
+            names = ", ".join(sorted(faults)[:10])
+            raise IntegrityError(f"{self.repo_id(head.repo)} at {head.branch} has not what was sent: {names}")
 
     def check_visibility(self, models: Iterable[str], index: str) -> None:  # noqa: B027 (a folder hides nothing)
         """Raise FilesError where private and public would mix: a private run in a public repository or index, or the
@@ -316,12 +318,10 @@ class Store(ABC):
         """
 
 
-def _weights_conflict(repo_id: str, branch: str, present_weights: Mapping[str, str | None]) -> ConflictError:
-    hashes = [f"{name} {(sha256 or 'unknown')[:12]}" for name, sha256 in sorted(present_weights.items())]
-    return ConflictError(
-        f"{repo_id} has a branch {branch!r} with other weights ({', '.join(hashes) or 'none'}); push under another "
-        "branch or sweep name, or remove it first"
-    )
+def check_size(repo_id: str, path: str, size: int, max_bytes: int) -> None:
+    """Raise IntegrityError for a file that is larger than a reader takes."""
+    if size > max_bytes:
+        raise IntegrityError(f"{path} of {repo_id} has {size:,} bytes, allowed are {max_bytes:,}")
 
 
 def check_name(name: str, label: str, max_length: int = 96) -> str:

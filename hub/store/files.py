@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hub.base import atomic, strict_json
-from hub.base.errors import FilesError, IntegrityError, RecordError, secret_in
+from hub.base import atomic
+from hub.base.errors import FilesError, IntegrityError, secret_in
 from hub.base.paths import check_links
 from hub.base.types import Strings
 
@@ -94,9 +94,7 @@ def release_of(folder: str | Path) -> Release:
         raise FilesError(f"{folder} has no weights: allowed are .safetensors files{hint}")
     if len(paths) > _MAX_FILES:
         raise FilesError(f"{folder} has {len(paths)} files to release, allowed are {_MAX_FILES}")
-    _check_shards(paths, weights)
-    for name in weights:
-        check_safetensors(paths[name])
+    _check_weights(folder, weights)
     files: dict[str, Content] = dict(paths)
     tokenizer = paths.get("tokenizer_config.json")
     if tokenizer is not None:
@@ -178,33 +176,30 @@ def check_secrets(files: Contents) -> None:
 def _read_text(name: str, content: Content) -> bytes:
     """Read the bytes of a file that can hold text: the header of weights, everything of any other file."""
     if name.endswith(".safetensors"):
-        return _read_header(content)[1]
+        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+            header_length = int.from_bytes(file.read(8), "little")
+            return file.read(min(header_length, _MAX_HEADER_BYTES))
     size = size_of(content)
     if size > _MAX_TEXT_BYTES:
         raise FilesError(f"{name}: {size:,} bytes, allowed for a file without weights are {_MAX_TEXT_BYTES:,}")
     return content_of(content)
 
 
-def check_safetensors(path: Path) -> None:
-    """Read the header of a weights file; FilesError if it is not safetensors."""
-    length, content = _read_header(path)
-    size = path.stat().st_size
-    if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-        raise FilesError(f"{path.name} is not a safetensors file: its header claims {length} of {size} bytes")
+def _check_weights(folder: Path, weights: list[str]) -> None:
+    """Raise FilesError unless the weights are one safetensors file, or the shards that an index names."""
+    from huggingface_hub import get_local_safetensors_metadata
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
     try:
-        header = strict_json.loads(content, what=path.name, max_bytes=length)
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                [int(extent) for extent in tensor["shape"]]
-    except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FilesError(f"{path.name} is not a safetensors file: {error}") from None
-
-
-def _read_header(weights: Content) -> tuple[int, bytes]:
-    """Read the length that a safetensors file claims for its header, and the header."""
-    with io.BytesIO(weights) if isinstance(weights, bytes) else weights.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return length, file.read(min(length, _MAX_HEADER_BYTES))
+        shards = sorted(get_local_safetensors_metadata(folder).files_metadata)
+    except NotASafetensorsRepoError:
+        advice = "allowed are model.safetensors, or shards with their index"
+        raise FilesError(f"weights files are {weights}: {advice}") from None
+    # The library takes it for granted that headers and an index are mappings, and that all shards are there.
+    except (SafetensorsParsingError, AttributeError, TypeError, ValueError, FileNotFoundError) as error:
+        raise FilesError(f"{folder}: not a safetensors file, or no shard of its index: {error}") from None
+    if shards != sorted(weights):
+        raise FilesError(f"{folder}: weights are {shards} by their index, the folder has {sorted(weights)}")
 
 
 def content_of(content: Content) -> bytes:
@@ -226,19 +221,3 @@ def git_id_of(content: Content) -> str:
     """Compute git's id (hex) of a file's content, by which the Hub knows a small file."""
     data = content_of(content)
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-def _check_shards(files: Mapping[str, Path], weights: list[str]) -> None:
-    """Raise FilesError unless the weights are one file, or the shards that an index names."""
-    index = files.get("model.safetensors.index.json")
-    if index is None:
-        if weights != ["model.safetensors"]:
-            raise FilesError(f"weights files are {weights}: allowed are model.safetensors, or shards with their index")
-        return
-    content = strict_json.loads(index.read_bytes(), what=index.name, max_bytes=_MAX_TEXT_BYTES)
-    mapping = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(mapping, dict):
-        raise FilesError(f"{index.name} has no weight_map")
-    shards = set(mapping.values())
-    if shards != set(weights):
-        raise FilesError(f"{index.name} names {sorted(shards)}, the folder has {sorted(weights)}")

@@ -1,32 +1,44 @@
 """A store in a local folder, as `<root>/models/<repository>/<branch>` and `<root>/datasets/<repository>/main`.
 
-A new branch is written beside its place, checked and renamed, so it is there whole or not at all. An existing one is
-changed under a file lock, one atomic step for each file. A hash of the content serves as commit id.
+One writer at a time holds a repository's file lock. A new branch is written beside its place, checked and renamed, so
+it is there whole or not at all; an existing one is changed one atomic step for each file. A hash of the content serves
+as commit id.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hub.base import atomic, checksums
 from hub.base.disk import explain_full_disk
-from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
+from hub.base.errors import ConflictError, FilesError, NotFoundError
 from hub.base.markdown import tags_of
 from hub.base.paths import check_links, check_utf8
-from hub.store.base import COMMIT, MAX_READ_BYTES, Change, Changes, CopyOf, Head, Kind, Store, StoredFile, check_name
+from hub.store.base import (
+    COMMIT,
+    MAX_READ_BYTES,
+    Change,
+    Changes,
+    CopyOf,
+    Head,
+    Kind,
+    Store,
+    StoredFile,
+    check_name,
+    check_size,
+)
 from hub.store.files import Hashes, copy_release
 
-# A branch that is being written has this prefix, and a lock beside it.
-_INCOMING = ".incoming-"
+# Whoever writes into a repository holds its lock; other writers wait for large weights to be copied.
 _LOCK = ".lock"
-_LOCK_TIMEOUT_SECONDS = 120.0
+_LOCK_TIMEOUT_SECONDS = 600.0
+# New branches until they are whole, as `atomic.atomic_folder` names them.
+_UNFINISHED = ".*.tmp"
 _LARGE_BYTES = 16 * 1024 * 1024
 
 
@@ -67,8 +79,7 @@ class LocalStore(Store):
         file = folder / path
         if file.name != path or not file.is_file():
             raise NotFoundError(f"{self.repo_id(repo)} has no file {path!r} at {revision or 'main'}")
-        if file.stat().st_size > max_bytes:
-            raise IntegrityError(f"{path} of {self.repo_id(repo)} is larger than {max_bytes:,} bytes")
+        check_size(self.repo_id(repo), path, file.stat().st_size, max_bytes)
         return file.read_bytes(), _content_id(folder)
 
     def check_written(self, kind: Kind, repo: str, path: str, content: bytes) -> None:
@@ -105,20 +116,11 @@ class LocalStore(Store):
 
     def _commit(self, head: Head, changes: Changes, message: str, sha256: Hashes) -> str:
         folder = self._repository(head.kind, head.repo) / head.branch
-        folder.parent.mkdir(parents=True, exist_ok=True)
         if head.commit:
             self._write_changes(head, changes, folder, sha256)
-            return _content_id(folder)
-        with _incoming_folder(folder.parent) as incoming:
-            self._write_changes(head, changes, incoming, sha256)
-            try:
-                os.rename(incoming, folder)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                problem = f"{folder.parent.name} at {head.branch} was published by another process"
-                raise ConflictError(problem) from None
-        atomic.sync(folder.parent)
+        else:
+            with atomic.atomic_folder(folder) as incoming:
+                self._write_changes(head, changes, incoming, sha256)
         return _content_id(folder)
 
     def _write_changes(self, head: Head, changes: Changes, target: Path, sha256: Hashes) -> None:
@@ -138,24 +140,19 @@ class LocalStore(Store):
         self._check(head, changes, self._describe_files(target), sha256)
 
     def _pause(self, attempt: int, error: Exception) -> None:
-        """Do not wait: a branch that another process made first exists by now."""
+        """Do not wait: nobody else writes while the lock is held."""
 
     @contextmanager
     def _exclusive(self, kind: Kind, repo: str, branch: str) -> Iterator[None]:
-        """Lock `main` and existing branches while they are changed; a new branch is renamed into its place.
-
-        Whoever writes also removes the branches that killed processes left unfinished.
-        """
+        """Lock a repository while one of its branches is written, and remove what killed processes left unfinished."""
         from filelock import FileLock, Timeout
 
         folder = self._repository(kind, repo)
-        _remove_abandoned(folder)
-        if branch != "main" and not (folder / branch).is_dir():
-            yield
-            return
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(str(folder / ".lock"), timeout=_LOCK_TIMEOUT_SECONDS):
+            with FileLock(folder / _LOCK, timeout=_LOCK_TIMEOUT_SECONDS):
+                for unfinished in folder.glob(_UNFINISHED):
+                    shutil.rmtree(unfinished)
                 yield
         except Timeout:
             raise ConflictError(f"{folder} was locked by another process for {_LOCK_TIMEOUT_SECONDS} s") from None
@@ -212,33 +209,6 @@ def _content_id(folder: Path) -> str:
         content = entry.stat().st_size if entry.suffix == ".safetensors" else atomic.sha256_of(entry)
         digest.update(f"{entry.name}\0{content}\n".encode())
     return digest.hexdigest()[:40]
-
-
-@contextmanager
-def _incoming_folder(repository: Path) -> Iterator[Path]:
-    """Provide a folder for a new branch, removed unless it was renamed. Its lock ends with this process."""
-    from filelock import FileLock
-
-    folder = repository / f"{_INCOMING}{uuid.uuid4().hex}"
-    lock = folder.with_suffix(_LOCK)
-    with FileLock(lock):
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-
-
-def _remove_abandoned(repository: Path) -> None:
-    """Remove unfinished branches of killed processes; while a branch is being written, its lock is held."""
-    from filelock import FileLock, Timeout
-
-    for lock in repository.glob(f"{_INCOMING}*{_LOCK}"):
-        # Another process was faster, or is writing.
-        with suppress(FileNotFoundError, Timeout), FileLock(lock, timeout=0):
-            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-            lock.unlink()
 
 
 def _folders_in(folder: Path) -> list[Path]:

@@ -14,14 +14,14 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hub.base.atomic import write_bytes
-from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
+from hub.base.errors import ConflictError, FilesError, NotFoundError, UnavailableError
 from hub.base.types import Fields
 from hub.store import cache, transport
 from hub.store.base import (
@@ -35,6 +35,7 @@ from hub.store.base import (
     StoredFile,
     StoredFiles,
     check_name,
+    check_size,
 )
 from hub.store.files import Hashes, copy_release, is_allowed
 from hub.store.folder import LocalStore
@@ -139,11 +140,7 @@ class HubStore(Store):
 
     def _search(self, kind: Kind, text: str, tag: str | None = None) -> dict[str, bool]:
         """Find the repositories whose names contain a text, and whether each is private."""
-        functions = {
-            "model": self._api.list_models,
-            "dataset": self._api.list_datasets,
-        }
-        list_repositories = functions[kind]
+        list_repositories = self._api.list_models if kind == "model" else self._api.list_datasets
         repositories = self._call(
             lambda: list(list_repositories(author=self.organisation, search=text or None, filter=tag)),
             patient=False,
@@ -175,9 +172,7 @@ class HubStore(Store):
             if file is None:
                 raise UnavailableError(f"{error}; {path} of {repo_id} is not in the cache either") from None
             logger.warning("%s; using the cached %s of %s", error, path, repo_id)
-            size = file.stat().st_size
-            if size > max_bytes:
-                raise IntegrityError(f"{path} of {repo_id} has {size:,} bytes, allowed are {max_bytes:,}") from None
+            check_size(repo_id, path, file.stat().st_size, max_bytes)
             content = file.read_bytes()
             cache.check(file, content, repo_id)
             # The file lies at <cache>/<repository>/snapshots/<commit>/<path>.
@@ -204,8 +199,7 @@ class HubStore(Store):
         file = head.files.get(path)
         if file is None:
             raise NotFoundError(f"{repo_id} has no file {path!r} at {head.commit}")
-        if file.size > max_bytes:
-            raise IntegrityError(f"{path} of {repo_id} has {file.size:,} bytes, allowed are {max_bytes:,}")
+        check_size(repo_id, path, file.size, max_bytes)
         options: Fields = {"repo_type": head.kind, "revision": head.commit}
         return cache.download(self.transport, repo_id, path, file, **options).read_bytes()
 
@@ -270,29 +264,22 @@ class HubStore(Store):
             return
         self.transport.require_token()
         sweep = index.removesuffix("-runs")
-        datasets = self._search("dataset", sweep)
+        # None where there is no index yet.
+        is_index_private = self._search("dataset", sweep).get(index)
         privacy = {name: private for name, private in self._search("model", sweep).items() if name in models}
         private_models = sorted(name for name, private in privacy.items() if private)
-        if index in datasets:
-            privacy[index] = datasets[index]
-        public = sorted(name for name, private in privacy.items() if not private)
+        public = sorted(name for name, private in {**privacy, index: is_index_private}.items() if private is False)
         if self.private and public:
             raise FilesError(
-                f"private: {self._with_verb(public)} public; push without --private, choose another sweep name, or "
+                f"private: {self.repo_id(public[0])} is public; push without --private, choose another sweep name, or "
                 "make the existing repositories private first"
             )
-        if not self.private and private_models and not datasets.get(index):
-            verb = "is" if index in datasets else "would be"
+        if private_models and not self.private and not is_index_private:
             raise FilesError(
-                f"private: {self._with_verb(private_models)} private, and the index {self.repo_id(index)} {verb} "
-                "public; push with --private"
+                f"private: {self.repo_id(private_models[0])} is private, and the index {self.repo_id(index)} is or "
+                "would be public; push with --private"
             )
         self._checked.update(names)
-
-    def _with_verb(self, repositories: Sequence[str]) -> str:
-        """Name the first of some repositories, with "is" or "are" behind them."""
-        names = ", ".join(map(self.repo_id, repositories[:5]))
-        return f"{names} {'is' if len(repositories) == 1 else 'are'}"
 
     # -- writing
 
@@ -311,20 +298,20 @@ class HubStore(Store):
 
     def _open(self, kind: Kind, repo: str) -> _Repository:
         """Make the repository if it does not exist."""
-        with self._lock:
-            if (kind, repo) not in self._repositories:
-                self._repositories[(kind, repo)] = self._create_or_read(kind, repo)
-            return self._repositories[(kind, repo)]
-
-    def _create_or_read(self, kind: Kind, repo: str) -> _Repository:
-        repo_id = self.repo_id(repo)
         options: Fields = {"repo_type": kind, "private": self.private or None}
-        is_model = kind == "model"
-        try:
-            self._call(lambda: self._api.create_repo(repo_id, **options))
-            return _Repository({}, self._read_only_commit(repo) if is_model else None)
-        except ConflictError:
-            return _Repository(self.branches(kind, repo) if is_model else {})
+        with self._lock:
+            if (kind, repo) in self._repositories:
+                return self._repositories[(kind, repo)]
+            repository = _Repository({})
+            try:
+                self._call(lambda: self._api.create_repo(self.repo_id(repo), **options))
+                if kind == "model":
+                    repository.first = self._read_only_commit(repo)
+            except ConflictError:
+                if kind == "model":
+                    repository.branches = self.branches(kind, repo)
+            self._repositories[(kind, repo)] = repository
+            return repository
 
     def _read_only_commit(self, repo: str) -> str | None:
         """Read the one commit of a model repository that was just made, from the headers of its one file."""

@@ -170,6 +170,8 @@ class Answer(ResultTable):
 
     # The class of a row.
     _row: ClassVar[type[Row]] = Row
+    # Columns that no table shows.
+    _unprinted: ClassVar[Strings] = ()
 
     def __getattr__(self, name: str) -> Any:
         columns = self.__dict__.get("columns", {})
@@ -219,30 +221,34 @@ class Answer(ResultTable):
 
     def to_dict(self) -> Fields:
         """Return plain JSON values: what was asked, verdict, rows, best, trusted, warnings."""
-        answer = {"verdict": self.verdict, "rows": self.to_rows(), "best": plain(self.best), "trusted": self.trusted}
-        return self.facts() | answer | {"warnings": list(self.warnings)}
+        return {
+            **self.facts(),
+            "verdict": self.verdict,
+            "rows": self.to_rows(),
+            "best": plain(self.best),
+            "trusted": self.trusted,
+            "warnings": list(self.warnings),
+        }
 
     def _headline(self) -> str:
         return self.verdict
 
     def _cells(self) -> Sequence[Mapping[str, Any]]:
-        return self.rows
+        names = [name for name in self.columns if name not in self._unprinted]
+        return [row.cells(*names) for row in self.rows]
 
 
 def rows_of(columns: Mapping[str, Any]) -> list[Fields]:
     """Return one dict of plain values for each row of columns, as of `Answer`; whole counts are integers."""
-    lists = {name: values for name, values in columns.items() if isinstance(values, list)}
-    others = {name: np.asarray(values) for name, values in columns.items() if name not in lists}
-    shape = np.broadcast_shapes(*map(np.shape, others.values()))
-    if shape == ():
-        shape = (max(map(len, lists.values()), default=1),)
-    for name, values in others.items():
-        lists[name] = np.broadcast_to(values, shape).ravel().tolist()
-    for name in COUNTS:
-        if name in lists:
-            lists[name] = [_whole(value) for value in lists[name]]
-    names = [*columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*map(lists.__getitem__, names), strict=True)]
+    lists = [values for values in columns.values() if isinstance(values, list)]
+    shapes = [np.shape(values) for values in columns.values() if not isinstance(values, list)]
+    shape = np.broadcast_shapes(*shapes) or (max(map(len, lists), default=1),)
+    values_by_name = {}
+    for name, values in columns.items():
+        if not isinstance(values, list):
+            values = np.broadcast_to(values, shape).ravel().tolist()
+        values_by_name[name] = list(map(_whole, values)) if name in COUNTS else values
+    return [dict(zip(values_by_name, row, strict=True)) for row in zip(*values_by_name.values(), strict=True)]
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> Fields:

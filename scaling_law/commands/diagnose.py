@@ -7,15 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from scaling_law.answer.answer import Answer
-from scaling_law.commands.options import command
+from scaling_law.commands.options import command, option
 from scaling_law.forecasting import diagnose as diagnosing
 
 MODEL = "A released model such as qwen3-30b-a3b, a folder, a config.json, or org/model on the Hub."
 
 
-@command(asks=diagnosing.diagnose, without=("model",))
+@command("", diagnosing.diagnose, without=("model",))
 def diagnose(
     config: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)],
+    law: Annotated[str | None, option("With --loss: a law of this corpus, its name or folder.")] = None,
     **options: Any,
 ) -> Answer:
     """Say whether a run is as fast as public runs lead to expect: normal, low with usual causes, or cannot say.
@@ -25,8 +26,10 @@ def diagnose(
     The MFU stands beside what is expected of this model on these GPUs, and beside public runs of like size. The exit
     status is 1 where the speed is low or cannot be judged.
 
-    Another example:
+    More examples:
 
         scaling-law diagnose my-model/config.json --gpu a100 --gpus 16 --tokens-per-second 18K --layout tp=4,ep=4
+
+        scaling-law diagnose my-model --gpu h100 --gpus 8 --tokens-per-second 98K --loss 2.61 --tokens 12B --law my-law
     """
-    return diagnosing.diagnose(config, **options)
+    return diagnosing.diagnose(config, law=law, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,7 +19,7 @@ from scaling_law.commands.options import (
     option,
     rare,
 )
-from scaling_law.commands.run_options import OfRuns, load
+from scaling_law.commands.run_options import BOUND, FIXED, Mix, UniqueTokens, bound, coefficient, load
 from scaling_law.fitting import fitting
 from scaling_law.fitting.diagnostics import UNIQUE
 from scaling_law.fitting.holdout import Split, backtest_splits, hold_out
@@ -40,25 +40,30 @@ MODES = {
 
 
 @command(
-    "runs kind loss where best_of columns mapping bootstrap split prior output overwrite test status format final "
+    "runs kind loss where best_of columns mapping bootstrap split prior output test status format final "
     "config trunks skip_invalid fixed bounds outliers huber_delta weights mix unique_tokens allow_unidentifiable",
-    OfRuns,
-    MODES,
+    load,
+    modes=MODES,
 )
 def fit(
     as_json: bool,
     verbose: bool,
-    fixed: list[Any],
-    bounds: list[Any],
-    outliers: str,
-    mix: Any,
-    unique_tokens: str | None,
     kind: Annotated[str | None, option(KIND)] = None,
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
     split: Annotated[str | None, option(HELD_OUT)] = None,
     prior: Annotated[str | None, option(PRIOR)] = None,
     output: Annotated[Path | None, option("Folder for scaling_law.json.", "--output", "-o")] = None,
     test: Annotated[int, rare("With --split: how many extreme runs to hold out.")] = 30,
+    fixed: Annotated[
+        list[Any],
+        option(FIXED, "--fix", parser=coefficient, metavar="NAME=VALUE", rare=True),
+    ] = [],  # noqa: B006
+    bounds: Annotated[list[Any], option(BOUND, "--bound", parser=bound, metavar="NAME=LOW:HIGH", rare=True)] = [],  # noqa: B006
+    outliers: Annotated[
+        Literal["keep", "set_aside"], rare("set_aside: fit without runs far from the law of the others.")
+    ] = "keep",
+    mix: Mix = "",
+    unique_tokens: UniqueTokens = None,
     huber_delta: Annotated[float, rare("Threshold of the Huber loss on ln L.")] = 0.01,
     weights: Annotated[str, rare("equal, inverse_loss (as the paper's, 1 / loss), or a column.")] = "equal",
     allow_unidentifiable: Annotated[

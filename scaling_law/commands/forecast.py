@@ -9,9 +9,8 @@ import typer
 
 from hub.base.errors import InputError
 from hub.base.fields import field
-from hub.base.tables import print_table, show
-from scaling_law.commands.options import command, exit_untrusted, option
-from scaling_law.commands.run_options import OfRuns, load
+from scaling_law.commands.options import Printed, command, option
+from scaling_law.commands.run_options import Mix, UniqueTokens, load
 from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
 from scaling_law.law import Law
@@ -26,21 +25,19 @@ KIND = "Form of law: chinchilla, … or your own, my_law.json. [default: interac
 @command(
     "runs n_active tokens experts prior kind level accuracy figure save loss where "
     "best_of columns mapping status format final config trunks skip_invalid mix unique_tokens at_unique_tokens",
-    OfRuns,
-    asks=Law.optimal,
+    Law.optimal,
+    load,
 )
 def forecast(
-    as_json: bool,
-    verbose: bool,
-    mix: Any,
     accuracy: Any,
-    unique_tokens: str | None,
     runs: Annotated[str, typer.Argument(help="Runs to forecast from: a folder, .jsonl, .csv, …")],
     n_active: Annotated[SeveralSizes | None, field("Active parameters with embeddings: 2B.")] = None,
     tokens: Annotated[SeveralTokens | None, field("Training tokens: 8T.")] = None,
     experts: Annotated[ExpertCounts | None, field("E of the model: 256. [default: that of the runs]")] = None,
     prior: Annotated[Literal["public", "none"], option("none: these runs alone.")] = "public",
     kind: Annotated[str | None, option(KIND)] = None,
+    mix: Mix = "",
+    unique_tokens: UniqueTokens = None,
     at_unique_tokens: Annotated[
         SeveralTokens | None, field("With --unique-tokens: those of the model: 5B. [default: all]", rare=True)
     ] = None,
@@ -48,7 +45,7 @@ def forecast(
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,
     save: Annotated[Path | None, option(SAVE)] = None,
     **read: Any,
-) -> None:
+) -> Printed:
     """Forecast the loss of runs not yet trained, by one law under a prior from other labs.
 
         scaling-law forecast runs.csv --n-active 2B --tokens 8T --experts 256
@@ -79,9 +76,6 @@ def forecast(
         mix=mix,
         unique_tokens=unique_tokens,
     )
-    show(answer.to_dict() if as_json else None, as_json, answer.summary().for_shell(verbose))
-    written = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
-    written += [f"wrote {answer.save(save)}"] if save else []
-    if written and not as_json:
-        print_table("\n".join(written))
-    exit_untrusted(answer.trusted)
+    lines = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
+    lines += [f"wrote {answer.save(save)}"] if save else []
+    return Printed(answer, lines=lines)

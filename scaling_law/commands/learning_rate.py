@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from hub.base.errors import InputError
 from hub.base.fields import field, parse_names
-from hub.base.tables import Table, show
+from hub.base.tables import Summarised, Table
 from hub.base.types import Fields
 from hub.base.units import format_count
-from scaling_law.commands.options import Mode, command, exit_untrusted, option, rare
-from scaling_law.commands.run_options import OfRuns, load
+from scaling_law.commands.options import Mode, Printed, command, option, rare
+from scaling_law.commands.run_options import Mix, load
 from scaling_law.formulas.law import positive
 from scaling_law.law import Law
 from scaling_law.planning.question import RATES, ExpertCounts, Tokens
 from scaling_law.rates.batch import GIVEN, cite, usual_batch
-from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw
-from scaling_law.rates.surface import LearningRateFit, fit_learning_rate
+from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw, PeakRate, Reading
+from scaling_law.rates.surface import fit_learning_rate
 from scaling_law.size.architecture import Architecture, name_size
 from scaling_law.size.widths import Sized, Widths
 
@@ -50,40 +51,33 @@ MODES = {
 }
 
 
-class OfRates(OfRuns):
-    """What a rate depends on besides width and E, and how a learning-rate law is fitted."""
-
-    extras: Annotated[str | None, option(WITH, "--with")] = None
-    loss: Annotated[str | None, option(JUDGED_BY)] = None
-    n_blocks: Annotated[int | None, rare("Number of blocks.")] = None
-    n_heads: Annotated[int | None, rare("Number of heads.")] = None
-    tokens: Annotated[Tokens | None, field("Tokens of the run, for laws that have them: 20B.", rare=True)] = None
-    batch_tokens: Annotated[Tokens | None, field(BATCH_HELP, rare=True)] = None
-    reading: Annotated[Literal["code", "paper"], rare("Fit with N as in the paper's runs, or as in its text.")] = (
-        "code"
-    )
-    within: Annotated[float, rare("To fit: leave out runs this far above the best of their model, nats.")] = 0.03
-
-
 @command(
-    "runs d_model experts law extras loss output overwrite n_blocks n_heads vocab_size tokens batch_tokens reading "
+    "runs d_model experts law extras loss output n_blocks n_heads vocab_size tokens batch_tokens reading "
     "where columns mapping format within mix",
-    OfRates,
-    MODES,
-    asks=Law.optimal,
+    Law.optimal,
+    load,
+    modes=MODES,
 )
 def learning_rate(
-    as_json: bool,
-    verbose: bool,
+    vocab_size: int | None,
     runs: Annotated[
         list[str] | None, typer.Argument(help="To fit a law: tables of runs, as for `scaling-law fit`.")
     ] = None,
     d_model: Annotated[float | None, option("Width; blocks and heads follow as d_model / 64 unless given.")] = None,
     experts: Annotated[ExpertCounts | None, field(EXPERTS_OF)] = None,
     law: Annotated[str, option(RATES)] = DEFAULT_LAW,
+    extras: Annotated[str | None, option(WITH, "--with")] = None,
+    loss: Annotated[str | None, option(JUDGED_BY)] = None,
     output: Annotated[Path | None, option("File for the fitted law (JSON).", "--output", "-o")] = None,
-    **question: Any,
-) -> None:
+    n_blocks: Annotated[int | None, rare("Number of blocks.")] = None,
+    n_heads: Annotated[int | None, rare("Number of heads.")] = None,
+    tokens: Annotated[Tokens | None, field("Tokens of the run, for laws that have them: 20B.", rare=True)] = None,
+    batch_tokens: Annotated[Tokens | None, field(BATCH_HELP, rare=True)] = None,
+    reading: Annotated[Reading, rare("Fit with N as in the paper's runs, or as in its text.")] = "code",
+    within: Annotated[float, rare("To fit: leave out runs this far above the best of their model, nats.")] = 0.03,
+    mix: Mix = "",
+    **read: Any,
+) -> Printed:
     """Give the peak learning rate of an architecture; given runs, fit a learning-rate law to them.
 
         scaling-law learning-rate --d-model 1024 --experts 8 --tokens 20B
@@ -107,89 +101,96 @@ def learning_rate(
         scaling-law learning-rate dense_lr_bs_loss.csv moe_lr_bs_loss.csv --format step_law --with tokens,batch
     """
     if runs:
-        result = _fit(runs, experts, question)
+        tables = [load(source, loss=loss, **read) for source in runs]
+        if experts is not None:
+            tables = [table.subset(np.isin(table.experts, experts)) for table in tables]
+        variables: Any = parse_names("" if extras in (None, "none") else extras)
+        result = fit_learning_rate(tables, variables, reading=reading, within=within, mix=mix)
+        lines = [result.law.formula]
         if output is not None:
             result.law.save(output)
-        show(result.to_dict() if as_json else None, as_json, result.summary().for_shell(verbose))
-        if not as_json:
-            typer.echo(result.law.formula)
-            if output is not None:
-                typer.echo(f"wrote {output}")
-        return
+            lines.append(f"wrote {output}")
+        return Printed(result, lines=lines, trusted=True)
     if d_model is None:
         raise InputError("--d-model is needed; or RUNS, to fit a learning-rate law")
     experts = experts or [1]
     if len(experts) > 1:
         raise InputError(f"--experts {','.join(map(str, experts))}: an architecture has one E; several go with RUNS")
-    answer = _ask(LearningRateLaw.named(law), d_model, experts[0], question)
-    show(answer, as_json, _describe(answer).for_shell(verbose))
-    exit_untrusted(answer["trusted"])
-
-
-def _ask(law: LearningRateLaw, d_model: float, experts: int, question: Fields) -> Fields:
-    """Ask the law for the rate of one architecture, with its sizes and the range check."""
-    vocabulary = law.vocab_size if question["vocab_size"] is None else question["vocab_size"]
+    of_rates = LearningRateLaw.named(law)
+    vocabulary = of_rates.vocab_size if vocab_size is None else vocab_size
     positive("d_model", d_model)
     # `optimal` prints widths that are no whole numbers, too.
     width: Any = int(d_model) if d_model.is_integer() else d_model
-    model: Sized = Widths.of(width, experts, vocab_size=vocabulary)
-    if question["n_blocks"] is not None or question["n_heads"] is not None:
-        model = Architecture(width, experts, question["n_blocks"], question["n_heads"], vocabulary)
-    tokens = question["tokens"]
-    batch = question["batch_tokens"]
-    source: str | None = GIVEN
-    if law.slope_batch and batch is None and tokens is not None:
-        batch, source = usual_batch(float(model.n_active), float(positive("tokens", tokens)))
-    if not law.slope_batch or batch is None:
-        batch = source = None
-    peak = law.peak(float(law.counted(model)), experts, tokens, batch)
-    return {
-        "learning_rate": peak.learning_rate,
-        "reading": law.reading,
-        "source": law.source,
-        "formula": law.formula,
-        "tokens": tokens,
-        "batch_tokens": batch,
-        "batch_source": source,
-        "regret": law.regret,
-        "learning_rate_interval": peak.interval,
-        "d_model": width,
-        "experts": experts,
-        "n_active": round(float(model.n_active)),
-        "n_total": round(float(model.n_total)),
-        "trusted": bool(peak.check.trusted) and peak.learning_rate is not None,
-        "warnings": peak.warnings,
-    }
+    e = experts[0]
+    model: Sized = Widths.of(width, e, vocab_size=vocabulary)
+    if n_blocks is not None or n_heads is not None:
+        model = Architecture(width, e, n_blocks, n_heads, vocabulary)
+    return Printed(RateOfModel.of(of_rates, model, width, e, tokens, batch_tokens))
 
 
-def _describe(answer: Fields) -> Table:
-    """Lay out the rate, its model, its law and its warnings."""
-    size = name_size(answer["experts"], answer["n_active"], answer["n_total"])
-    if answer["tokens"] is not None:
-        size += f", {format_count(answer['tokens'])} tokens"
-    headline = f"no peak learning rate for {size}"
-    if answer["learning_rate"] is not None:
-        headline = f"peak learning rate {answer['learning_rate']:.3g}"
-        if answer["learning_rate_interval"] is not None:
-            headline += " ({:.3g} to {:.3g})".format(*answer["learning_rate_interval"])
-        headline += f" for {size}"
-    count = "without embeddings" if answer["reading"] == "paper" else "as the code of the paper's runs"
-    rows = [("law", answer["source"]), ("counts N", count)]
-    if answer["batch_tokens"] is not None:
-        batch = f"{format_count(answer['batch_tokens'])} tokens ({cite(answer['batch_source'])})"
-        rows.append(("batch", batch))
-    return Table((), rows, title=headline, warnings=answer["warnings"])
+@dataclass(frozen=True)
+class RateOfModel(Summarised):
+    """The peak learning rate of one model, for a batch that is given or usual, where the law depends on it."""
 
+    peak: PeakRate
+    model: Sized
+    d_model: float
+    experts: int
+    tokens: float | None
+    batch_tokens: float | None
+    batch_source: str | None
 
-def _fit(runs: list[str], experts: list[int] | None, question: Fields) -> LearningRateFit:
-    """Fit the law of the runs in these tables, of these E where they are given."""
-    extras: Any = parse_names(question["extras"] or "none")
-    if extras == ("none",):
-        extras = ()
-    options = {name: question[name] for name in ("loss", "where", "columns", "mapping", "format")}
-    tables = [load(source, **options) for source in runs]
-    if experts is not None:
-        tables = [table.subset(np.isin(table.experts, experts)) for table in tables]
-    return fit_learning_rate(
-        tables, extras, reading=question["reading"], within=question["within"], mix=question["mix"]
-    )
+    @classmethod
+    def of(
+        cls, law: LearningRateLaw, model: Sized, d_model: float, experts: int, tokens: Any, batch: Any
+    ) -> RateOfModel:
+        """Ask a law for the rate of a model."""
+        source: str | None = GIVEN
+        if law.slope_batch and batch is None and tokens is not None:
+            batch, source = usual_batch(float(model.n_active), float(positive("tokens", tokens)))
+        if not law.slope_batch or batch is None:
+            batch = source = None
+        peak = law.peak(float(law.counted(model)), experts, tokens, batch)
+        return cls(peak, model, d_model, experts, tokens, batch, source)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether there is a rate, within the range of the law."""
+        return bool(self.peak.check.trusted) and self.peak.learning_rate is not None
+
+    def to_dict(self) -> Fields:
+        """Return plain JSON values."""
+        law = self.peak.law
+        return {
+            "learning_rate": self.peak.learning_rate,
+            "reading": law.reading,
+            "source": law.source,
+            "formula": law.formula,
+            "tokens": self.tokens,
+            "batch_tokens": self.batch_tokens,
+            "batch_source": self.batch_source,
+            "regret": law.regret,
+            "learning_rate_interval": self.peak.interval,
+            "d_model": self.d_model,
+            "experts": self.experts,
+            "n_active": round(float(self.model.n_active)),
+            "n_total": round(float(self.model.n_total)),
+            "trusted": self.trusted,
+            "warnings": self.peak.warnings,
+        }
+
+    def summary(self) -> Table:
+        """Lay out the rate, its model, its law and its warnings."""
+        size = name_size(self.experts, float(self.model.n_active), float(self.model.n_total))
+        if self.tokens is not None:
+            size += f", {format_count(self.tokens)} tokens"
+        headline = f"no peak learning rate for {size}"
+        if self.peak.learning_rate is not None:
+            interval = "" if self.peak.interval is None else " ({:.3g} to {:.3g})".format(*self.peak.interval)
+            headline = f"peak learning rate {self.peak.learning_rate:.3g}{interval} for {size}"
+        law = self.peak.law
+        count = "without embeddings" if law.reading == "paper" else "as the code of the paper's runs"
+        rows = [("law", law.source), ("counts N", count)]
+        if self.batch_source is not None:
+            rows.append(("batch", f"{format_count(self.batch_tokens)} tokens ({cite(self.batch_source)})"))
+        return Table((), rows, title=headline, warnings=self.peak.warnings)

@@ -17,7 +17,7 @@ SOURCE = (
 SOURCE += "tracker's project: wandb:ENTITY/PROJECT."
 
 
-@command(asks=running.live, without=("source",))
+@command("", running.live, without=("source",))
 def live(law: Law, log: Annotated[str, typer.Argument(metavar="LOG", help=SOURCE)], **options: Any) -> Answer:
     """Forecast the final loss of a run while it trains, and say whether it is off its track.
 

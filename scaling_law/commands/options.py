@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -57,21 +58,10 @@ def by_name(pairs: list[tuple[str, Any]], flag: str) -> Fields:
     return values
 
 
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
 LAWS = "published (Ludziejewski et al. 2025), printed (its rounded table), "
 LAWS += "a name that `scaling-law compare` lists, a folder or file of a law, or a Hub repo."
-
-
 Overwrite = Annotated[bool, rare("Overwrite the file given by -o.", "--overwrite")]
-
-
-class Shared:
-    """Options of several commands that are no fields of a question."""
-
-    law: Annotated[str, option(LAWS)] = "published"
-    overwrite: Overwrite = False
-    verbose: Annotated[bool, rare("Print all columns, and every warning in full.", "--verbose", "-v")] = False
-    as_json: Json = False
+Verbose = Annotated[bool, rare("Print all columns, and every warning in full.", "--verbose", "-v")]
 
 
 def field_option(field: inspect.Parameter) -> inspect.Parameter:
@@ -98,74 +88,95 @@ class Mode(NamedTuple):
     never: Strings = ()
 
 
+class Printed(NamedTuple):
+    """An answer, and what a command prints besides: further keys of its JSON, and lines below its table.
+
+    `trusted` decides the exit status; None for an answer that is, or was forced.
+    """
+
+    answer: Any
+    more_json: Mapping[str, Any] = MappingProxyType({})
+    lines: Sequence[str] = ()
+    trusted: bool | None = None
+
+
 def command(
     shown: str = "",
-    options: type = Shared,
+    *questions: Callable[..., Any],
     modes: Mapping[str, Mode] | None = None,
-    *,
-    asks: Callable[..., Any] | None = None,
     without: Strings = (),
 ) -> Callable[..., Any]:
     """Turn a function into a command, built on first use, with the options `shown` in this order, and --json.
 
-    An option is an `Annotated` parameter of the function, or one of `options`, or an argument of the question that it
-    `asks`; without a list all of its own are shown, and those of the question but for some, and --law. The function
-    takes all of them, for a shared --law the law itself; `as_json` only if it names it. Without --overwrite, -o must
-    not name a file that exists. The answer that the function returns, alone or with further keys of its JSON, is
-    printed; one that is not to be trusted sets the exit status, unless it was forced.
+    An option is an `Annotated` parameter of the function, or an argument of the last of the `questions` that has it;
+    without a list all of them are shown, but for those `without`, and --law. The function takes them all, for a --law
+    of its own type the law itself, and of the options of printing those that it names. Without --overwrite, -o must
+    not name a file that exists. The answer that the function returns is printed; one that is not to be trusted sets
+    the exit status, unless it was forced.
     """
 
     def made(function: Callable[..., Any]) -> Callable[..., None]:
         declared = inspect.signature(function, eval_str=True).parameters
         own_options = {name: p for name, p in declared.items() if get_origin(p.annotation) is Annotated}
-        shared_options = {}
-        for name, kind in get_type_hints(options, include_extras=True).items():
-            default = getattr(options, name, inspect.Parameter.empty)
-            shared_options[name] = inspect.Parameter(name, KEYWORD, default=default, annotation=kind)
-        question = arguments_of(asks) if asks else {}
-        names = shown.split()
-        if not names:
-            names = [name for name in {**own_options, **question} if name not in ("law", *without)]
-            names += ["law"] if "law" in declared else []
-        names += ["verbose", "as_json"]
-        # A function that prints by itself takes the options of printing that it has a use for.
-        if "as_json" in declared and "verbose" not in declared:
-            names.remove("verbose")
-        readers = {}
-        parameters = []
-        for name in names:
-            parameter = own_options.get(name) or shared_options.get(name) or question[name]
-            if any(isinstance(metadata, FieldInfo) for metadata in parameter.annotation.__metadata__):
-                readers[name] = (Reader(parameter.annotation, reads_text=True), parameter.default)
-                parameter = field_option(parameter)
-            parameters.append(parameter.replace(kind=KEYWORD))
 
-        def run(ctx: typer.Context, **values: Any) -> None:
+        def run(
+            ctx: typer.Context,
+            law: Annotated[str, option(LAWS)] = "published",
+            overwrite: Overwrite = False,
+            verbose: Verbose = False,
+            as_json: Json = False,
+            **values: Any,
+        ) -> None:
             check_modes(ctx, modes or {})
             for name, (reader, default) in readers.items():
                 value = values[name]
                 values[name] = default if value is None else reader(name, value)
-            as_json = values["as_json"] if "as_json" in declared else values.pop("as_json")
-            verbose = values.get("verbose", False)
-            if "verbose" not in declared:
-                values.pop("verbose", None)
             output = values.get("output")
-            if not values.pop("overwrite", True) and output:
+            if output and not overwrite:
                 for file in filter(Path.is_file, (output, output / FILE_NAME)):
                     raise InputError(f"-o {file}: the file exists; --overwrite replaces it")
-            if "law" in values and "law" in shared_options and "law" not in own_options:
-                values["law"] = read_law(values["law"], declared["law"].annotation)
+            if "law" in own_options:
+                values["law"] = law
+            elif "law" in declared:
+                values["law"] = read_law(law, declared["law"].annotation)
+            for name, value in {"verbose": verbose, "as_json": as_json}.items():
+                if name in declared:
+                    values[name] = value
             result = function(**values)
             if result is None:
                 return
-            answer, more_json = result if isinstance(result, tuple) else (result, {})
+            answer, more_json, lines, trusted = result if isinstance(result, Printed) else Printed(result)
             table = answer.summary().for_shell(verbose)
-            show(answer.to_dict() | more_json if as_json else None, as_json, table)
-            exit_untrusted(answer.trusted, values.get("force", False))
+            show({**answer.to_dict(), **more_json} if as_json else None, as_json, table)
+            if lines and not as_json:
+                typer.echo("\n".join(lines))
+            if trusted is None:
+                trusted = answer.trusted or values.get("force", False)
+            exit_untrusted(trusted)
 
-        context = inspect.signature(run, eval_str=True).parameters["ctx"]
-        run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
+        offered = {}
+        for question in questions:
+            offered.update(arguments_of(question))
+        names = shown.split()
+        if not names:
+            names = [name for name in {**own_options, **offered} if name not in ("law", *without)]
+            names += ["law"] if "law" in declared else []
+        if "output" in names:
+            names.insert(names.index("output") + 1, "overwrite")
+        # A function that prints by itself takes the options of printing that it has a use for.
+        names += ["verbose"] if "verbose" in declared or "as_json" not in declared else []
+        offered.update(arguments_of(run))
+        offered.update(own_options)
+        readers = {}
+        parameters = []
+        for name in ["ctx", *names, "as_json"]:
+            parameter = offered[name]
+            if any(isinstance(metadata, FieldInfo) for metadata in getattr(parameter.annotation, "__metadata__", ())):
+                readers[name] = (Reader(parameter.annotation, reads_text=True), parameter.default)
+                parameter = field_option(parameter)
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         return run
 
@@ -198,7 +209,7 @@ def find_nearest_width(d_model: float, family: Family | None = None) -> int:
     return width
 
 
-def exit_untrusted(trusted: bool, force: bool = False) -> None:
-    """End with the status of an answer that is not to be trusted, unless it is, or was wanted all the same."""
-    if not (trusted or force):
+def exit_untrusted(trusted: bool) -> None:
+    """End with the status of an answer that is not to be trusted, unless it is."""
+    if not trusted:
         raise typer.Exit(NOT_TRUSTED)

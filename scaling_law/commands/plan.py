@@ -6,18 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import numpy as np
 import typer
 
 from hub.base.atomic import write_bytes
 from hub.base.commands import parser
 from hub.base.errors import InputError, unknown
 from hub.base.fields import Parser, field
-from hub.base.tables import join_words, show
+from hub.base.tables import join_words
 from hub.base.types import Fields
 from hub.base.units import parse_batch, parse_count, parse_flops, parse_parameters, parse_tokens
 from scaling_law.answer.answer import Answer
-from scaling_law.commands.options import Overwrite, command, exit_untrusted, find_nearest_width, option, rare
+from scaling_law.commands.options import Printed, command, find_nearest_width, option, rare
 from scaling_law.formulas.law import positive
 from scaling_law.law import Law
 from scaling_law.planning import design
@@ -36,17 +35,14 @@ WARMUP = "Tokens of warm-up: 130M. [default: that of the fitted runs]"
 CANDIDATES = "Table of the runs to choose from, with n_active, tokens, experts and, if not 6ND, flops."
 
 
-@command(asks=Law.plan, without=("engine",))
+@command("", Law.plan, without=("engine",))
 def plan(
     law: Law,
     force: bool,
-    as_json: bool,
-    verbose: bool,
-    overwrite: Overwrite = False,
     sweep: Annotated[str, rare("Name of the sweep the run belongs to.")] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
     **question: Any,
-) -> None:
+) -> Printed:
     """Plan a run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
 
         scaling-law plan --flops 1e20 --memory 24GB --kv-tokens 16k -o run.yaml
@@ -65,20 +61,16 @@ def plan(
         scaling-law plan --law krajewski --flops 1e20 --experts 8 --granularity 8 --force -o run.yaml
     """
     planned = law.plan(force=force, **question)
-    has_rate = planned.learning_rate is not None
-    if output is not None and has_rate:
-        write_bytes(output, planned.to_yaml(sweep).encode())
-    written: Fields = {"written": []}
-    if has_rate:
-        written["configuration"] = planned.configuration(sweep)
-    if output is not None and has_rate:
-        written.update(written=[str(output)], launch=planned.launch(str(output)))
-    show(planned.to_dict() | written if as_json else None, as_json, planned.summary().for_shell(verbose))
-    if not has_rate:
+    if planned.learning_rate is None:
         typer.secho("--learning-rate is needed: without one there is no YAML for train.py", err=True, fg="yellow")
-    elif not as_json:
-        typer.echo(_launched(planned, output) if output else "-o FILE writes the YAML for train.py")
-    exit_untrusted(planned.trusted, force and has_rate)
+        return Printed(planned, {"written": []}, trusted=False)
+    written: Fields = {"written": [], "configuration": planned.configuration(sweep)}
+    line = "-o FILE writes the YAML for train.py"
+    if output is not None:
+        write_bytes(output, planned.to_yaml(sweep).encode())
+        written.update(written=[str(output)], launch=planned.launch(str(output)))
+        line = _launched(planned, output)
+    return Printed(planned, written, [line])
 
 
 def _launched(planned: Plan, output: Path) -> str:
@@ -88,7 +80,7 @@ def _launched(planned: Plan, output: Path) -> str:
     return f"wrote {output}\n{on_each if RENDEZVOUS in line else ''}{line}"
 
 
-@command(asks=scaling.scale_out)
+@command("", scaling.scale_out)
 def scale_out(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=SCALED)],
     experts: Annotated[int | None, field(WITH_A_WIDTH)] = None,
@@ -141,7 +133,7 @@ def parse_range(text: str, field: str) -> tuple[float, float]:
 @command(
     "flops ask candidates like max_runs warmup_tokens experts widths tokens_per_parameter max_run_flops vocab_size "
     "noise memory max_parameters kv_tokens force law",
-    asks=Law.optimal,
+    Law.optimal,
 )
 def next_runs(
     law: Law,
@@ -165,7 +157,7 @@ def next_runs(
     max_run_flops: Annotated[Flops | None, field("Budget of one run. [default: a quarter of all]", rare=True)] = None,
     noise: Annotated[float | None, rare("Standard deviation of ln L of one run. [default: from the fit]")] = None,
     **limits: Any,
-) -> tuple[Answer, Fields]:
+) -> Printed:
     """Choose the runs that, for a FLOP budget, make the answer to one question most certain.
 
         scaling-law next-runs --law my-law --flops 1e20 --ask optimum:1e22,8 --max-runs 6
@@ -187,12 +179,12 @@ def next_runs(
     if law.draws is None:
         raise InputError("--law has no draws: fit that law with --bootstrap")
     if candidates is not None:
-        models = design.Candidates.of(read_models(candidates))
+        models: Any = read_models(candidates)
     else:
-        models = design.budget_grid(
-            cast(float, flops),
-            cast(Any, max_run_flops),
-            experts=None if experts is None else np.atleast_1d(experts),
+        most: Any = max_run_flops or cast(float, flops) / design.LEAST_RUNS
+        models = design.candidate_grid(
+            most,
+            experts=experts,
             widths=widths and [find_nearest_width(width, like) for width in widths],
             tokens_per_parameter=tokens_per_parameter,
             vocab_size=law.vocab_size if vocab_size is None or like else vocab_size,
@@ -200,36 +192,33 @@ def next_runs(
         )
     answer = _answer(ask, limits, {"vocab_size": vocab_size, "like": like})
     run: Fields = {"noise": noise, "max_runs": max_runs, "warmup_tokens": warmup_tokens}
-    return law.next_runs(answer, flops, models, **run, force=force), {"ask": ask}
+    return Printed(law.next_runs(answer, flops, models, **run, force=force), {"ask": ask})
 
 
-# What --ask names, and what each takes.
-ANSWERS: dict[str, tuple[Callable[..., design.Target], str]] = {
-    "optimum": (design.log_optimal_parameters, "FLOPS,E"),
-    "loss": (design.predicted_loss, "N,D,E"),
-    "advantage": (design.advantage, "FLOPS,E1,E2"),
+# What --ask names, and how its parts are read.
+ANSWERS: dict[str, tuple[Callable[..., design.Target], dict[str, Callable[[str, str], float]]]] = {
+    "optimum": (design.log_optimal_parameters, {"FLOPS": parse_flops, "E": parse_count}),
+    "loss": (design.predicted_loss, {"N": parse_parameters, "D": parse_tokens, "E": parse_count}),
+    "advantage": (design.advantage, {"FLOPS": parse_flops, "E1": parse_count, "E2": parse_count}),
 }
 
 
-READERS: dict[str, Callable[[str, str], float]] = {"FLOPS": parse_flops, "N": parse_parameters, "D": parse_tokens}
-
-
 def _answer(ask: str, limits: Fields, shape: Fields) -> design.Target:
+    """Read what is asked: its kind, the parts of that, and for `advantage` limits and the shape of the models."""
     kind, _, rest = ask.partition(":")
     options = {name: value for name, value in limits.items() if value}
     if options and kind in ("optimum", "loss"):
         flags = join_words([f"--{name.replace('_', '-')}" for name in options])
-        raise InputError(f"--ask {ask!r}: {flags} go{'es' * (len(options) == 1)} with advantage only")
+        verb = "goes" if len(options) == 1 else "go"
+        raise InputError(f"--ask {ask!r}: {flags} {verb} with advantage only")
     if kind not in ANSWERS:
         raise InputError(unknown("--ask ", kind, ANSWERS))
-    target, takes = ANSWERS[kind]
-    names, texts = takes.split(","), rest.split(",")
-    if len(texts) != len(names):
-        forms = " or ".join(f"{name}:{form}" for name, (_, form) in ANSWERS.items())
+    target, readers = ANSWERS[kind]
+    texts = rest.split(",")
+    if len(texts) != len(readers):
+        forms = " or ".join(f"{name}:{','.join(parts)}" for name, (_, parts) in ANSWERS.items())
         raise InputError(f"--ask {ask!r} must be {forms}")
-    values = [
-        READERS.get(name, parse_count)(text, f"--ask {ask!r}: {name}") for name, text in zip(names, texts, strict=True)
-    ]
+    values = [read(text, f"--ask {ask!r}: {name}") for (name, read), text in zip(readers.items(), texts, strict=True)]
     if kind == "advantage":
         options.update(shape)
     return target(*values, **options)

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from hub.base.errors import InputError
-from hub.base.tables import print_table, show
-from scaling_law.commands.options import command, option
-from scaling_law.commands.run_options import RUNS, OfRuns, load
+from scaling_law.commands.options import Printed, command, option
+from scaling_law.commands.run_options import RUNS, load
 from scaling_law.figures import drawing
 from scaling_law.forecasting import promote as promoting
 
@@ -18,11 +17,10 @@ from scaling_law.forecasting import promote as promoting
 @command(
     "baseline variant baseline_where variant_where at_equal beyond level figure where loss best_of columns mapping "
     "status format final trunks skip_invalid",
-    OfRuns,
-    asks=promoting.promote,
+    promoting.promote,
+    load,
 )
 def promote(
-    as_json: bool,
     where: list[str],
     baseline: Annotated[str, typer.Argument(help=f"Runs of the baseline. {RUNS}")],
     variant: Annotated[str | None, typer.Argument(help="Runs of the variant. [default: --variant-where]")] = None,
@@ -31,7 +29,7 @@ def promote(
     beyond: Annotated[list[float], option("Times the compute of the largest size run (repeatable).")] = [10.0, 100.0],  # noqa: B006
     figure: Annotated[Path | None, option("Write the gap against compute: .png, .svg or .pdf.")] = None,
     **options: Any,
-) -> None:
+) -> Printed:
     """Say whether a small win survives scale: promote, drop, or two more runs decide.
 
         scaling-law promote baseline.csv variant.csv
@@ -57,8 +55,5 @@ def promote(
     for source, side_where in ((baseline, baseline_where), (variant or baseline, variant_where)):
         sides.append(load(runs=source, where=[*where, *side_where], **options))
     answer = promoting.promote(*sides, beyond=beyond, **question)
-    show(answer.to_dict() if as_json else None, as_json, answer)
-    if figure is not None:
-        written = drawing.save(answer.figure(), figure)
-        if not as_json:
-            print_table(f"wrote {written}")
+    lines = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
+    return Printed(answer, lines=lines, trusted=True)

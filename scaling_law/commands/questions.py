@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import product
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain, product
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,14 +12,13 @@ import typer
 
 from hub.base.errors import InputError
 from hub.base.fields import field
-from hub.base.tables import Table, join_words, show
+from hub.base.tables import join_words
 from hub.base.types import Fields
 from hub.base.units import bracket_interval, parse_count
-from scaling_law.answer.answer import Answer
-from scaling_law.answer.columns import tabulate
-from scaling_law.commands.options import Mode, command, exit_untrusted, named, option
+from scaling_law.answer.answer import Answer, columns_of, span
+from scaling_law.commands.options import Mode, Printed, command, named, option
 from scaling_law.formulas.law import percentile_interval
-from scaling_law.law import ChinchillaLaw, Law, shelf
+from scaling_law.law import Law, shelf
 from scaling_law.law import compare as comparing
 from scaling_law.law import describe as describing
 from scaling_law.planning.limits import Limits
@@ -38,16 +38,40 @@ from scaling_law.size.family import Family
 
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 WHICH_EXPERTS = "E of the model; with --n-active several: 2,8, or doublings: 2-8. [default: 8; or the law's own]"
-OF_TIME = ("gpus", "gpu", "throughput", "mfu", "engine", "precision", "sequence_length", "batch")
-OF_DESIGN = ("granularity", "shared_ratio", "like", "vocab_size")
-COMPUTE_ONLY = ("baseline", "match", *OF_TIME, *OF_DESIGN)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Losses(Answer):
+    """The loss of each model by the law, in nats per token, with a range check of its own."""
+
+    _question = ("n_active", "tokens", "experts")
+    _unprinted = ("warnings",)
+
+    law: Law
+
+    @property
+    def trusted(self) -> bool:
+        return all(row.trusted for row in self.rows)
+
+    @property
+    def verdict(self) -> str:
+        losses = span(self.loss, "{:.3f}".format)
+        if len(self.rows) > 1:
+            return f"{len(self.rows)} models: loss {losses} nats per token"
+        text = f"loss {losses}{bracket_interval(self.rows[0].loss_interval)} nats per token"
+        return text if self.trusted else f"{text}; not trusted"
+
+    def facts(self) -> Fields:
+        return {"law": repr(self.law)}
+
+    def _lines(self) -> str:
+        source = self.law.conditions.summary().title if self.law.conditions else "fitted law"
+        return f"{self.verdict}\n{source}"
 
 
 @command()
 def loss(
     law: Law,
-    as_json: bool,
-    verbose: bool,
     n_active: Annotated[SeveralSizes | None, field("Active parameters with embeddings: 1.1B or 1e8,1e9.")] = None,
     tokens: Annotated[SeveralTokens | None, field("Training tokens: 20B or 2e9,2e10.")] = None,
     experts: Annotated[
@@ -60,7 +84,7 @@ def loss(
     variable: Annotated[
         list[Any], option(VARIABLE, parser=named(parse_count, "name=number"), metavar="NAME=NUMBER")
     ] = [],  # noqa: B006
-) -> None:
+) -> Answer:
     """Predict the loss of models, in nats per token.
 
         scaling-law loss --n-active 1.1B --tokens 20B --experts 1,2,4,8
@@ -74,17 +98,15 @@ def loss(
 
         scaling-law loss --tokens 2e10 --variable n_total=5e9 --variable density=0.1 --law my-law
     """
-    default_experts = round(law.default_experts()) if isinstance(law, ChinchillaLaw) else law.check().at["experts"]
-    counts = experts or [like.experts if like else default_experts]
+    counts = experts or [like.experts if like else law.check().at["experts"]]
     constants = dict(variable)
     if unique_tokens is not None:
         constants["unique_tokens"] = unique_tokens
     _refuse_missing(law, {"n_active": n_active, "tokens": tokens, "experts": counts, **constants})
-    rows = []
+    models = []
     for n, d, e in product(n_active or [None], tokens or [None], counts):
-        rows.append(_predict(law, {"n_active": n, "tokens": d, "experts": e, **constants}, like))
-    show({"law": repr(law), "rows": rows}, as_json, _losses_table(law, rows).for_shell(verbose))
-    exit_untrusted(all(row["trusted"] for row in rows))
+        models.append({"n_active": n, "tokens": d, "experts": e, **constants})
+    return predict_losses(law, models, like)
 
 
 def _refuse_missing(law: Law, values: Mapping[str, Any]) -> None:
@@ -97,8 +119,15 @@ def _refuse_missing(law: Law, values: Mapping[str, Any]) -> None:
         raise InputError(f"{join_words(flags)} {verb} needed: {depends}")
 
 
+def predict_losses(law: Law, models: Iterable[Fields], like: Family | None = None) -> Losses:
+    """Predict the losses of models, by their variables; of a family those of its models with this N_act."""
+    columns = columns_of([_predict(law, model, like) for model in models])
+    notes = dict.fromkeys(chain.from_iterable(columns["warnings"]))
+    return Losses(law, columns=columns, check=None, notes=tuple(notes))
+
+
 def _predict(law: Law, variables: Fields, like: Family | None) -> Fields:
-    """Predict the loss of one model, with its interval where the law has draws; of a family that of this N_act."""
+    """Predict the loss of one model, with its interval where the law has draws."""
     row = dict(variables)
     if like:
         e = like.read_experts(np.array(float(variables["experts"])))
@@ -106,43 +135,16 @@ def _predict(law: Law, variables: Fields, like: Family | None) -> Fields:
         model = limits.ladder.variables(limits.width_of_parameters(variables["n_active"], 1.0), e)
         variables = {**variables, **{name: float(model[name]) for name in {*law.variables} & {*model}}}
         row = {**row, "routed_experts": row["experts"], "experts": float(e)}
-    row["loss"] = float(law.loss(**variables))
-    if law.draws is not None:
-        row["loss_interval"] = percentile_interval(law.loss_draws(**variables))
-    row["trusted"] = bool(law.check(**variables).trusted)
-    row["warnings"] = law.warnings(**variables)
-    return row
+    return {
+        **row,
+        "loss": float(law.loss(**variables)),
+        "loss_interval": None if law.draws is None else percentile_interval(law.loss_draws(**variables)),
+        "trusted": bool(law.check(**variables).trusted),
+        "warnings": law.warnings(**variables),
+    }
 
 
-def _losses_table(law: Law, rows: list[Fields]) -> Table:
-    """Make the table of predicted losses."""
-    lines = []
-    for row in rows:
-        line = {
-            name: value for name, value in row.items() if name not in ("warnings", "trusted") and value is not None
-        }
-        lines.append({**line, "loss_interval": row.get("loss_interval", ""), "trusted": row["trusted"]})
-    source = law.conditions.summary().title if law.conditions else "fitted law"
-    return tabulate(
-        lines,
-        title=f"{_losses_in_words(rows)}\n{source}",
-        keys=("N_act", "tokens", "E"),
-        first=("loss", ""),
-        warnings=list(dict.fromkeys(warning for row in rows for warning in row["warnings"])),
-    )
-
-
-def _losses_in_words(rows: list[Fields]) -> str:
-    """Say the loss of one model, or of several the lowest and the highest."""
-    first = rows[0]
-    if len(rows) > 1:
-        losses = [row["loss"] for row in rows]
-        return f"{len(rows)} models: loss {min(losses):.3f} to {max(losses):.3f} nats per token"
-    text = f"loss {first['loss']:.3f}{bracket_interval(first.get('loss_interval'))} nats per token"
-    return text if first["trusted"] else f"{text}; not trusted"
-
-
-@command(asks=Law.optimal)
+@command("", Law.optimal)
 def optimal(
     law: Law,
     why: Annotated[bool, option("What supports the best row, and which runs would make it surer.")] = False,
@@ -173,8 +175,8 @@ def optimal(
     return answer.why() if why else answer
 
 
-@command(asks=Law.reach)
-def reach(law: Law, loss: float, **question: Any) -> tuple[Answer, Fields]:
+@command("", Law.reach)
+def reach(law: Law, loss: float, **question: Any) -> Printed:
     """Find the cheapest budget that reaches a loss; or, given a budget, the least memory that does.
 
         scaling-law reach --loss 2.2 --memory 24GB --kv-tokens 16k
@@ -188,17 +190,13 @@ def reach(law: Law, loss: float, **question: Any) -> tuple[Answer, Fields]:
 
         scaling-law reach --loss 2.4 --gpu h100 --gpus 8 --price 2.5
     """
-    has_budget = any(question[name] is not None for name in ("flops", "hours", "money"))
-    if has_budget and question["memory"] is not None:
-        raise InputError("--memory and a budget: give one of them; the other is the answer")
-    return law.reach(loss, **question), {"loss": float(loss)}
+    return Printed(law.reach(loss, **question), {"loss": float(loss)})
 
 
 @command(
     "flops n_active experts baseline match gpus gpu throughput mfu engine precision sequence_length batch granularity "
     "shared_ratio like vocab_size force law",
-    modes={"n_active": Mode(never=("flops", *COMPUTE_ONLY))},
-    asks=Law.speedup,
+    Law.speedup,
 )
 def speedup(
     law: Law,
@@ -210,7 +208,7 @@ def speedup(
     experts: Annotated[Experts | None, field(WHICH_EXPERTS)] = None,
     match: Annotated[Match | None, field(f"{MATCH_MEANING} [default: flops]")] = None,
     **question: Any,
-) -> Answer | tuple[Answer, Fields]:
+) -> Printed:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off.
 
         scaling-law speedup --flops 1e21 --experts 8
@@ -229,24 +227,22 @@ def speedup(
 
         scaling-law speedup --n-active 1e8,1e9 --experts 2,8 --json
     """
-    if n_active is not None:
-        return law.speedup(experts, n_active=n_active, force=question["force"]), {"law": repr(law)}
-    if flops is None:
+    if flops is None and n_active is None:
         raise InputError("--flops or --n-active is needed")
-    return law.speedup(experts, flops=flops, **question)
+    answer = law.speedup(experts, flops=flops, n_active=n_active, **question)
+    return Printed(answer, {} if n_active is None else {"law": repr(law)})
 
 
 @command(
     "flops memory laws like vocab_size force",
+    comparing.compare,
     modes={"flops": Mode(only=("memory", "like", "vocab_size", "force"))},
-    asks=comparing.compare,
 )
 def compare(
-    as_json: bool,
     laws: Any,
     flops: Annotated[Flops | None, field("Compute budget of training: 1e22.")] = None,
     **question: Any,
-) -> Answer | None:
+) -> Answer | Printed:
     """List the published laws; with a training budget, find the optimum of each law of the loss.
 
         scaling-law compare --flops 1e22 --memory 80GB
@@ -266,13 +262,11 @@ def compare(
         scaling-law compare --flops 1e21 --laws chinchilla,besiroglu,ludziejewski --json
     """
     if flops is None:
-        published = shelf.Shelf(tuple(map(shelf.entry, laws))) if laws else shelf.laws()
-        show(published.to_dict(), as_json, published.entries[0] if len(published.entries) == 1 else published)
-        return None
+        return Printed(shelf.Shelf(tuple(map(shelf.entry, laws))) if laws else shelf.laws(), trusted=True)
     return comparing.compare(flops, laws=laws, **question)
 
 
-@command(asks=describing.describe, without=("source",))
+@command("", describing.describe, without=("source",))
 def describe(
     law: Law,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="org/model on the Hub, a folder, or a config.json.")],

@@ -22,7 +22,7 @@ from hub.base.errors import FilesError
 from hub.base.markdown import escape_markdown
 from hub.base.tables import Table, show
 from scaling_law.commands.options import command, option
-from scaling_law.commands.run_options import OfRuns
+from scaling_law.commands.run_options import Mix
 from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import errors_of, fit
@@ -113,13 +113,13 @@ def law_section(found: LawOnRuns, repo: str) -> str:
     )
 
 
-@command("source store law mix license tag collection private workers", OfRuns)
+@command("source store law mix license tag collection private workers")
 def release(
     as_json: bool,
-    mix: tuple[str, ...],
     source: Annotated[Path, typer.Argument(metavar="RUNS", help="The sweep's output folder.")],
     store: commands.Store,
     law: Annotated[str | None, option("A law's folder or repository. [default: fitted to the runs]")] = None,
+    mix: Mix = "",
     license: commands.License = None,
     tag: commands.Tag = "",
     collection: commands.Collection = False,

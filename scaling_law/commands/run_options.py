@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from hub.base.commands import join_filters
-from hub.base.fields import Names, field
-from scaling_law.commands.options import Shared, by_name, named, option, rare
+from hub.base.fields import Parser, field, parse_names
+from scaling_law.commands.options import by_name, named, option, rare
 from scaling_law.runs.loading import load_runs
 from scaling_law.runs.logged import Final
 from scaling_law.runs.readers import READERS
 from scaling_law.runs.table import Runs
-from scaling_law.runs.tuning import best_of
+from scaling_law.runs.tuning import best_of as best_of_columns
 
 
 def _parse_bounds(text: str) -> tuple[float | None, float | None]:
@@ -30,7 +30,7 @@ def _parse_number_or_text(text: str) -> float | str:
         return text
 
 
-fixed = named(_parse_number_or_text, "name=number or name=name")
+coefficient = named(_parse_number_or_text, "name=number or name=name")
 bound = named(_parse_bounds, "name=low:high (an end may be left out)")
 column = named(_parse_number_or_text, "name=column, name=expression or name=number")
 RUNS = "Table (.csv, .jsonl, .json, .parquet, …), folder, release, TensorBoard folder, trainer_state.json, "
@@ -46,44 +46,42 @@ FIXED = "Fix a coefficient, or tie it to another: --fix e_max=256, --fix alpha=b
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 
 
-class OfRuns(Shared):
-    """The options by which runs are read, and laws are fitted to them: named as in Python, with their defaults."""
+SeveralNames = Annotated[Any, Parser(parse_names)]
+Mix = Annotated[SeveralNames, field(MIX, rare=True)]
+UniqueTokens = Annotated[str | None, rare(REPEATED)]
 
-    runs: Annotated[str, typer.Argument(help=RUNS)]
-    loss: Annotated[str | None, option("The column to fit. [default: eval_loss, or the only loss column]")] = None
+
+def load(
+    runs: Annotated[str, typer.Argument(help=RUNS)],
+    *,
+    loss: Annotated[str | None, option("The column to fit. [default: eval_loss, or the only loss column]")] = None,
     where: Annotated[
         list[str], option('Keep runs that match a filter: "E in {1, 8}, D <= 2B" (repeated ones must all hold).')
-    ] = []  # noqa: RUF012
-    best_of: Annotated[Names, field(BEST)] = ""
-    columns: Annotated[list[Any], option(COLUMN, "--column", parser=column, metavar="NAME=EXPRESSION")] = []  # noqa: RUF012
-    mapping: Annotated[Path | None, option(MAPPING)] = None
-    status: Annotated[str, rare("Keep runs of this status; 'all' keeps every run.")] = "final"
-    format: Annotated[str | None, rare(f"A public table as its authors publish it: {', '.join(READERS)}.")] = None
-    final: Annotated[Final | None, rare(FINAL)] = None
-    config: Annotated[str | None, rare("Config (subset) or file of a dataset on the Hub.")] = None
+    ] = [],  # noqa: B006
+    best_of: Annotated[SeveralNames, field(BEST)] = "",
+    columns: Annotated[list[Any], option(COLUMN, "--column", parser=column, metavar="NAME=EXPRESSION")] = [],  # noqa: B006
+    mapping: Annotated[Path | None, option(MAPPING)] = None,
+    status: Annotated[str, rare("Keep runs of this status; 'all' keeps every run.")] = "final",
+    format: Annotated[str | None, rare(f"A public table as its authors publish it: {', '.join(READERS)}.")] = None,
+    final: Annotated[Final | None, rare(FINAL)] = None,
+    config: Annotated[str | None, rare("Config (subset) or file of a dataset on the Hub.")] = None,
     trunks: Annotated[str, rare("auto (parent_run_id, else one size and E), run (each its own), or a column.")] = (
         "auto"
-    )
-    skip_invalid: Annotated[bool, rare("Leave out unusable rows instead of stopping.", "--skip-invalid")] = False
-    fixed: Annotated[
-        list[Any],
-        option(FIXED, "--fix", parser=fixed, metavar="NAME=VALUE", rare=True),
-    ] = []  # noqa: RUF012
-    bounds: Annotated[list[Any], option(BOUND, "--bound", parser=bound, metavar="NAME=LOW:HIGH", rare=True)] = []  # noqa: RUF012
-    outliers: Annotated[
-        Literal["keep", "set_aside"], rare("set_aside: fit without runs far from the law of the others.")
-    ] = "keep"
-    mix: Annotated[Names, field(MIX, rare=True)] = ""
-    unique_tokens: Annotated[str | None, rare(REPEATED)] = None
-
-
-def load(runs: str, **options: Any) -> Runs:
+    ),
+    skip_invalid: Annotated[bool, rare("Leave out unusable rows instead of stopping.", "--skip-invalid")] = False,
+) -> Runs:
     """Read the table that a command names as its options say."""
-    status = options.pop("status", "final")
-    skip_invalid = options.pop("skip_invalid", False)
-    tuned_columns = options.pop("best_of", ())
-    options["status"] = None if status == "all" else status
-    options["where"] = join_filters(options.get("where", []))
-    options["columns"] = by_name(options["columns"], "--column")
-    table = load_runs(runs, on_invalid="skip" if skip_invalid else "raise", **options)
-    return best_of(table, tuned_columns) if tuned_columns else table
+    table = load_runs(
+        runs,
+        loss,
+        status=None if status == "all" else status,
+        on_invalid="skip" if skip_invalid else "raise",
+        trunks=trunks,
+        where=join_filters(where),
+        columns=by_name(columns, "--column"),
+        format=format,
+        final=final,
+        config=config,
+        mapping=mapping,
+    )
+    return best_of_columns(table, best_of) if best_of else table

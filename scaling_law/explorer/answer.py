@@ -17,7 +17,6 @@ from scaling_law.figures import curves, interactive
 from scaling_law.figures.interactive import ModelPoint, Page
 from scaling_law.law import Law
 from scaling_law.planning.optimal_table import OptimalTable
-from scaling_law.planning.plan import Plan
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model, released_models
 
@@ -33,8 +32,6 @@ MAP_FLOPS = (1e18, 1e26)
 MAP_MEMORY = (1e9, 1e13)
 MAP_COLUMNS = 33
 MAP_ROWS = 29
-# Columns at the right end of the table.
-LAST_COLUMNS = ("D/N", "wins", "limited by")
 
 
 @dataclass(frozen=True)
@@ -55,12 +52,18 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Resu
     if question.unit == HOURS and question.view == "map":
         flops = format_flops(table.flops)
         notes.append(f"this map is for budgets of FLOPs: the star is at the {flops} of the best row")
-    plan, configuration = _plan(question, law)
+    has_plan = True
+    try:
+        configuration = law.plan(**question.keywords()).to_yaml()
+    # The GPUs may be able to train no model.
+    except ValueError as error:
+        has_plan = False
+        configuration = "\n".join(f"# {line}" for line in wrap(f"no plan: {error}", 72))
     return Results(
         "\n\n".join(filter(None, [f"**{table.verdict}**", table.limit_of_trust])),
         draw_figure(question, law, table, page),
         html(_arrange(table.summary(), notes)),
-        question.command(plan is not None),
+        question.command(has_plan),
         configuration,
     )
 
@@ -69,35 +72,24 @@ def best_models(question: Question, law: Law) -> OptimalTable:
     return law.optimal(integral=True, accuracy=question.accuracy, **question.keywords())
 
 
-def plan_run(question: Question, law: Law) -> Plan:
-    """Plan the run of the best of them that the GPUs of the budget can train. ValueError where they can train none."""
-    return law.plan(**question.keywords())
-
-
 def _arrange(summary: Table, notes: Sequence[str]) -> Table:
-    """Put the last column, best or tie, first, as a narrow page shows the left, and those that matter least last."""
-    names = summary.header
-    order = sorted(range(-1, len(names) - 1), key=lambda number: names[number] in LAST_COLUMNS)
-    rows = []
-    for row in summary.rows:
-        rows.append([row[number] for number in order])
-    header = [names[number] or "verdict" for number in order]
-    notes = [*notes, *summary.notes]
-    return replace(summary, header=header, rows=rows, title=None, notes=notes, all_warnings="the list below")
-
-
-def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
-    """Make the plan and its YAML; without one, as where the GPUs can train no model, a comment that says why."""
-    try:
-        plan = plan_run(question, law)
-        return plan, plan.to_yaml()
-    except ValueError as error:
-        return None, "\n".join(f"# {line}" for line in wrap(f"no plan: {error}", 72))
+    """Put the last column, best or tie, first: a narrow page shows the left."""
+    rows = [(row[-1], *row[:-1]) for row in summary.rows]
+    return replace(
+        summary,
+        header=("verdict", *summary.header[:-1]),
+        meanings=(summary.meanings[-1], *summary.meanings[:-1]),
+        rows=rows,
+        title=None,
+        notes=[*notes, *summary.notes],
+        all_warnings="the list below",
+    )
 
 
 def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:
     """Draw the figure of the question's view."""
-    thin = curves.thin_draws(law, DRAWS)
+    if law.draws is not None:
+        law = law.replace(draws=law.draws[:DRAWS])
     budget = table.budget
     models = table.limits.to_fields()
     memory = models.pop("memory")
@@ -106,21 +98,21 @@ def draw_figure(question: Question, law: Law, table: OptimalTable, page: Page) -
     if question.experts.strip():
         experts = [table.limits.to_question(row.experts) for row in table]
     if question.view == "memory":
-        by_memory = curves.memory_curves(thin, budget, experts, **models, points=POINTS, prefers_trusted=True)
+        by_memory = curves.memory_curves(law, budget, experts, **models, points=POINTS, prefers_trusted=True)
         return interactive.loss_by_memory(by_memory, page, memory, (table.best.memory_bytes, table.best.loss))
     dots = {row.experts: (row.tokens, row.loss) for row in table}
     if question.view == "isoflop":
-        by_budget = curves.budget_curves(thin, budget, experts, **models, memory=memory, points=POINTS)
+        by_budget = curves.budget_curves(law, budget, experts, **models, memory=memory, points=POINTS)
         return interactive.loss_by_tokens(by_budget, page, curves.shown_losses(by_budget), table.best.experts, dots)
     if question.view == "tokens":
-        by_model = curves.token_curves(thin, table, POINTS)
+        by_model = curves.token_curves(law, table, POINTS)
         low, high = curves.shown_losses(by_model)
         # These curves fall on beyond their dots.
         losses = (low - (high - low) / 2, high)
         return interactive.loss_by_tokens(by_model, page, losses, table.best.experts, dots)
     budgets = _grid(MAP_FLOPS, table.flops, MAP_COLUMNS)
     memory_limits = _grid(MAP_MEMORY, memory, MAP_ROWS)
-    best = curves.best_experts(thin, budgets, memory_limits, experts, **models)
+    best = curves.best_experts(law, budgets, memory_limits, experts, **models)
     return interactive.best_by_budget(best, page, (table.flops, memory), locate_models(table.limits.kv_tokens))
 
 

@@ -1,7 +1,7 @@
 """The page: Gradio components around `explorer.answer`; nothing is computed here.
 
 One listener (`_refresh`) writes the answer, the link, and the sliders that follow a text. The browser itself writes
-the fields that follow a slider, a preset or a link, at once. Gradio drops or reorders changes that happen while it
+the fields that follow a slider or a link, at once. Gradio drops or reorders changes that happen while it
 answers, so each answer comes with the values that it is for (`answered`), and the browser asks again until they are
 those of the fields. `turn` is a text that changes whenever a program has changed a field.
 
@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import asdict, astuple, fields
 from functools import partial, wraps
 from importlib.util import find_spec
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -28,6 +27,7 @@ from hub.base.units import format_bytes, format_flops
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import Form, pick_law, tools
 from scaling_law.explorer.question import (
+    BUDGET_FIELDS,
     CHOICES,
     FLOPS,
     HOURS,
@@ -37,6 +37,7 @@ from scaling_law.explorer.question import (
     VIEWS,
     Question,
     parse_field,
+    type_of,
 )
 from scaling_law.explorer.run_pages import (
     READ_LOG,
@@ -46,6 +47,8 @@ from scaling_law.explorer.run_pages import (
     describe_problem,
     describe_refusal,
     fill_page,
+    label_of,
+    make_text,
 )
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
 from scaling_law.law import JointLaw, Law
@@ -62,20 +65,10 @@ INTRODUCTION = """# How many experts, how big, how many tokens?
 
 A scaling law picks them for a budget and a memory limit: by default the joint law of
 [Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)."""
-# What an empty field means.
-EMPTY = {
-    "memory": "no limit",
-    "kv_tokens": "none",
-    "inference_tokens": "none",
-    "experts": "all of the law's",
-    "sequence_length": "512 or 4,096",
-    "batch": "automatic",
-    "accuracy": "none",
-    "like": "the paper's",
-}
 # The fields, in the order of their components.
 FIELDS = [field.name for field in fields(Question)]
-PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
+# Those as wide as the form on a narrow page.
+BROAD = ("unit", "accuracy")
 # Field → its log10 from and to, and its text.
 SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {
     "flops": (17.0, 26.0, format_flops),
@@ -209,7 +202,7 @@ def offer_laws(own_laws: Mapping[str, Law] | None = None) -> dict[str, Law]:
     """Offer `own_laws` by name, then the published ones that have an optimum; "published" is the paper's."""
     laws: dict[str, Law] = {**(own_laws or {}), PUBLISHED: JointLaw.published()}
     for name, entry in SHELF.items():
-        if entry.published and entry.answers == "loss" and "tokens" in entry.variables:
+        if entry.has_optimum:
             law = entry.law()
             if law != laws[PUBLISHED]:
                 laws.setdefault(name, law)
@@ -239,14 +232,15 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
                 raise gr.Error(str(error).partition("\n")[0], print_exception=False) from None
 
     with Page(title=TITLE, analytics_enabled=False) as app:
-        gr.Markdown(INTRODUCTION)
+        links = [f"[{name}](?{question.query()})" for name, question in PRESETS.items()]
+        gr.Markdown(f"{INTRODUCTION}\n\nStart from {' · '.join(links)}", elem_id="introduction")
         link, turn, law_text = (gr.Textbox("", visible="hidden") for _ in range(3))
         opening = _echo("", astuple(first))
         answered = gr.Textbox(opening, visible="hidden")
         dark = gr.Checkbox(visible="hidden")
         with gr.Row():
             with gr.Column(scale=1, min_width=280, elem_classes="question"):
-                preset, inputs, sliders = _inputs(laws, first)
+                inputs, sliders = _inputs(laws, first)
             with gr.Column(scale=3, min_width=320):
                 inputs["view"], results, save = _results(start)
         questions = [inputs[name] for name in FIELDS]
@@ -263,7 +257,6 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
         answered.change(None, [answered, *questions], turn, js=ASK_AGAIN)
         link.change(None, link, None, js=LINK)
         app.load(None, None, [*values, link, dark], js=_opening_script(laws, first))
-        preset.input(None, preset, [preset, *[inputs[name] for name in PRESET_FIELDS], turn], js=_preset_script())
         for name, slider in sliders.items():
             slider.input(None, [slider, inputs[name]], [inputs[name], turn], js=_slider_script(name))
 
@@ -277,50 +270,28 @@ def page(own_laws: Mapping[str, Law] | None = None, reads_files: bool = True) ->
     return app
 
 
-def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, Fields, Fields]:
-    """Make the presets, the components of a question but for its view, and its sliders."""
+def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Fields, Fields]:
+    """Make the components of a question but for its view, and its sliders."""
     import gradio as gr
 
     inputs: Fields = {}
     sliders: Fields = {}
     positions = _slider_positions(first)
-
-    def text(name: str, label: str, info: str, **options: Any) -> None:
-        empty = EMPTY.get(name)
-        looks: Fields = {"label": label, "info": info, "placeholder": empty, "max_lines": 1, **options}
-        inputs[name] = gr.Textbox(getattr(first, name), elem_id=name, **looks)
-
-    def slider(name: str, label: str, *classes: str) -> None:
-        low, high, _ = SLIDERS[name]
-        sliders[name] = gr.Slider(
-            low, high, positions.get(name), step=STEP, label=label, elem_classes=["slider", *classes]
-        )
-
-    # What a link opens need not be a preset.
-    preset = gr.Dropdown(
-        list(PRESETS), label="Start from a preset", value=None, elem_id="preset", elem_classes="broad"
-    )
-    units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
-    inputs["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit", elem_classes="broad")
-    text("flops", "Training budget (FLOPs)", "such as 1e22, inference included", elem_classes="in-flops")
-    slider("flops", "log₁₀ of the FLOPs", "in-flops")
-    text("hours", "Hours", "wall-clock time of training: 168, 7d or 1w", elem_classes="in-hours")
-    slider("hours", "log₁₀ of the hours", "in-hours")
-    text("gpus", "Number of GPUs", "such as 8", elem_classes="in-hours")
-    in_hours: Fields = {"elem_classes": "in-hours", "elem_id": "gpu"}
-    inputs["gpu"] = gr.Dropdown(list(CHOICES["gpu"]), label="GPU", value=first.gpu, **in_hours)
-    text("memory", "Memory", "such as 80GB, for weights and KV cache")
-    slider("memory", "log₁₀ of the bytes")
-    text("kv_tokens", "Tokens in the KV cache", "such as 16k, over all sequences")
-    text("inference_tokens", "Inference tokens", "such as 100B over the model's life; with FLOPs only")
-    text("like", "Family", "whose shape the models have, such as qwen3-30b-a3b")
-    text("experts", "Experts to compare", "such as 1,2,4, or doublings: 1-32; routed ones of a family")
-    text("sequence_length", "Sequence length", "such as 4k tokens")
-    text("batch", "Batch size", "such as 4M tokens, or a ramp of sequences: 0:128,0.5B:256")
-    by_name = f"{PUBLISHED}: Ludziejewski et al. 2025; others as in scaling-law compare"
-    inputs["law"] = gr.Dropdown([*laws], label="Law", info=by_name, value=first.law, elem_id="law")
-    text("accuracy", "Downstream accuracy", "such as arc_easy, hellaswag; expected at this loss", elem_classes="broad")
-    return preset, inputs, sliders
+    choices: Fields = {"unit": [("FLOPs", FLOPS), ("hours on GPUs", HOURS)], "gpu": [*CHOICES["gpu"]], "law": [*laws]}
+    for name in FIELDS:
+        classes = [f"in-{unit}" for unit, names in BUDGET_FIELDS.items() if name in names]
+        looks: Fields = {"value": getattr(first, name), "elem_classes": ["broad"] if name in BROAD else classes}
+        if name in choices:
+            make = gr.Radio if name == "unit" else gr.Dropdown
+            inputs[name] = make(choices[name], label=label_of(name), elem_id=name, **looks)
+        elif name != "view":
+            inputs[name] = make_text(name, type_of(name), **looks)
+        if name in SLIDERS:
+            low, high, _ = SLIDERS[name]
+            label = f"log₁₀ of {label_of(name)}"
+            position = positions.get(name)
+            sliders[name] = gr.Slider(low, high, position, step=STEP, label=label, elem_classes=["slider", *classes])
+    return inputs, sliders
 
 
 def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
@@ -412,13 +383,6 @@ def _slider_script(name: str) -> str:
         texts[-1] = ""
     index = f"typeof position === 'number' ? Math.round((position - {low}) / {STEP}) : -1"
     return f"(position, text) => [{json.dumps(texts)}[{index}] ?? text, {TURN}]"
-
-
-def _preset_script() -> str:
-    """Write JavaScript: no preset, the fields of the one chosen, and a turn; nothing without a choice."""
-    values_of = attrgetter(*PRESET_FIELDS)
-    values = {name: values_of(question) for name, question in PRESETS.items()}
-    return f"(name) => name ? [null, ...{json.dumps(values)}[name], {TURN}] : undefined"
 
 
 def _opening_script(laws: Mapping[str, Law], first: Question) -> str:

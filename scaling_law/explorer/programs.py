@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from pydantic_core import to_jsonable_python
 from hub.base.errors import InputError, given, unknown
 from hub.base.fields import Parser, Reader, arguments_of, field, meaning_of
 from hub.base.types import Fields, Strings
-from scaling_law.explorer.question import FITTED, LAW_FILE, PUBLISHED, RELEASED, check_released
+from scaling_law.explorer.question import PUBLISHED, RELEASED, check_released, write_command
 from scaling_law.fitting.fitting import fit as fit_runs
 from scaling_law.forecasting.diagnose import diagnose as diagnose_run
 from scaling_law.forecasting.running import live as forecast_runs
@@ -118,7 +117,7 @@ def fit(
 
 def diagnose(law: Law, model: Model, **question: Any) -> Any:
     """Say whether a run is as fast as public runs lead to expect: normal, low with usual causes, or cannot say."""
-    return diagnose_run(model, **question)
+    return diagnose_run(model, law=law, **question)
 
 
 def live(
@@ -293,7 +292,7 @@ def _make(form: Form) -> Callable[..., Fields]:
             result = result.to_dict()
         if answer is plan:
             law = texts.pop("law", PUBLISHED)
-            result["command"] = plan_command(texts, law)
+            result["command"] = write_command("plan", texts, law, "-o run.yaml")
         return plain(result)
 
     parameters = []
@@ -309,17 +308,6 @@ def _make(form: Form) -> Callable[..., Fields]:
     ask.__name__ = answer.__name__
     ask.__doc__ = "\n".join([*lines, ""])
     return ask
-
-
-def plan_command(texts: Mapping[str, str], law: str) -> str:
-    """Write a plan for the shell, with the file of a law that is not the published one."""
-    words = ["scaling-law plan"]
-    for name, text in texts.items():
-        if text != "0":
-            words.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
-    if law != PUBLISHED:
-        words.append(f"--law {shlex.quote(LAW_FILE if law == FITTED else law)}")
-    return " ".join([*words, "-o run.yaml"])
 
 
 def plain(value: Fields) -> Fields:

@@ -61,8 +61,14 @@ RELEASED = Annotated[Any, field("Released model whose shape the models have."), 
 
 
 @cache
+def type_of(name: str) -> Any:
+    """Return the type of a field, as `law.optimal` has it."""
+    return RELEASED if name == "like" else arguments_of(Law.optimal)[name].annotation
+
+
+@cache
 def _reader(name: str) -> Reader:
-    return Reader(RELEASED if name == "like" else arguments_of(Law.optimal)[name].annotation, reads_text=True)
+    return Reader(type_of(name), reads_text=True)
 
 
 def parse_field(name: str, text: str) -> Any:
@@ -136,18 +142,24 @@ class Question:
 
     def command(self, has_plan: bool = True) -> str:
         """Write the question for the shell: its optimum, and below it the plan of the run, where there is one."""
-        options = []
-        for name in (*BUDGET_FIELDS[self.unit], *LIMITS, *LAST_OPTIONS):
-            text = "".join(getattr(self, name).split())
-            if text not in ("", "0"):
-                options.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
-        if self.law != PUBLISHED:
-            options.append(f"--law {shlex.quote(LAW_FILE if self.law == FITTED else self.law)}")
-        lines = [" ".join(["scaling-law optimal", *options, "--integral"])]
-        if has_plan:
-            of_plan = [option for option in options if not option.startswith("--accuracy")]
-            lines.append(" ".join(["scaling-law plan", *of_plan, "-o run.yaml"]))
-        return "\n".join(lines)
+        names = (*BUDGET_FIELDS[self.unit], *LIMITS, *LAST_OPTIONS)
+        texts = {name: "".join(getattr(self, name).split()) for name in names}
+        optimum = write_command("optimal", texts, self.law, "--integral")
+        if not has_plan:
+            return optimum
+        del texts["accuracy"]
+        return f"{optimum}\n{write_command('plan', texts, self.law, '-o run.yaml')}"
+
+
+def write_command(name: str, texts: Mapping[str, str], law: str, ending: str) -> str:
+    """Write a question for the shell, with the file of a law that is not the published one."""
+    words = [f"scaling-law {name}"]
+    for field_name, text in texts.items():
+        if text not in ("", "0"):
+            words.append(f"--{field_name.replace('_', '-')} {shlex.quote(text)}")
+    if law != PUBLISHED:
+        words.append(f"--law {shlex.quote(LAW_FILE if law == FITTED else law)}")
+    return " ".join([*words, ending])
 
 
 # A card that serves the model; H100s can train what fits it.

@@ -18,7 +18,18 @@ from scaling_law.formulas.conditions import ExtrapolationError
 
 # As gradio.skip(), which leaves a component alone.
 SKIP: Fields = {"__type__": "update"}
-LABELS = {"n_active": "Active parameters", "gpu": "GPU", "gpus": "GPUs"}
+# Labels of fields that their names do not say.
+LABELS = {
+    "n_active": "Active parameters",
+    "gpu": "GPU",
+    "gpus": "GPUs",
+    "unit": "Budget in",
+    "flops": "Training budget (FLOPs)",
+    "kv_tokens": "Tokens in the KV cache",
+    "like": "Family",
+    "law": "Law",
+    "accuracy": "Downstream accuracy",
+}
 CHOOSE_LOG = '<label>Open a log <input type="file" id="log_file" accept=".csv,.tsv,.jsonl,.json,.txt,.log"></label>'
 # One character too many is enough to be refused.
 READ_LOG = f"""<script>addEventListener('change', async event => {{
@@ -78,15 +89,28 @@ def _make_field(form: Form, name: str) -> Any:
     import gradio as gr
 
     argument = form.arguments[name]
-    label = LABELS.get(name, name.replace("_", " ").capitalize())
-    looks: Fields = {"label": label, "info": meaning_of(argument.annotation), "elem_id": name}
     if name == "law":
-        return gr.Dropdown([*form.laws], value=next(iter(form.laws)), **looks)
+        laws = [*form.laws]
+        return gr.Dropdown(laws, value=laws[0], label="Law", info=meaning_of(argument.annotation), elem_id="law")
     if name == "log":
         gr.HTML(CHOOSE_LOG)
-        return gr.Textbox(lines=6, max_lines=6, elem_classes="broad", **looks)
+        return make_text(name, argument.annotation, lines=6, max_lines=6, elem_classes="broad")
     default = argument.default
-    return gr.Textbox(placeholder=str(default) if isinstance(default, (str, int, float)) else None, **looks)
+    return make_text(name, argument.annotation, str(default) if isinstance(default, (str, int, float)) else "")
+
+
+def make_text(name: str, kind: Any, default: str = "", **looks: Any) -> Any:
+    """Make the text of a field with what it means; an empty one shows what it stands for."""
+    import gradio as gr
+
+    meaning, _, words = meaning_of(kind).partition(" [default: ")
+    looks = {"max_lines": 1, "placeholder": default or words.removesuffix("]"), **looks}
+    return gr.Textbox(label=label_of(name), info=meaning, elem_id=name, **looks)
+
+
+def label_of(name: str) -> str:
+    """Return the label of a field."""
+    return LABELS.get(name, name.replace("_", " ").capitalize())
 
 
 def _answer_form(form: Form, *values: Any) -> Sequence[Any]:

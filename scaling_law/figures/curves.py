@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.types import Fields
 from scaling_law.formulas import Formula
-from scaling_law.formulas.law import FormulaT, positive
+from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wins
@@ -36,8 +36,6 @@ EDGE_POINTS = 200
 WIDTHS = 4.0
 # A curve along tokens has so many times fewer and more than its table.
 TOKENS = 20.0
-# The quantiles that bound 95 %.
-LEVEL = (0.025, 0.975)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,24 +123,7 @@ class BestExperts:
 def interval_of(draws: FloatArray) -> Intervals | None:
     """Return 95 % intervals of `draws` [draws, points], from draws without NaN; None for fewer than two of them."""
     finite = draws[np.isfinite(draws).all(axis=1)]
-    if len(finite) < 2:
-        return None
-    low, high = np.quantile(finite, LEVEL, axis=0)
-    return low, high
-
-
-def near_the_runs(law: Formula, **variables: Any) -> BoolArray:
-    """Return which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
-    inside = ~law.beyond_guard(**variables)
-    return inside if inside.any() else ~inside
-
-
-def thin_draws(law: FormulaT, n_draws: int) -> FormulaT:
-    """Keep every k-th draw of the law, at most `n_draws`, for the intervals of figures that are drawn often."""
-    if law.draws is None or len(law.draws) <= n_draws:
-        return law
-    step = -(-len(law.draws) // n_draws)
-    return law.replace(draws=law.draws[::step])
+    return percentile_interval(finite) if len(finite) > 1 else None
 
 
 def loss_curve(
@@ -197,7 +178,9 @@ def memory_curves(
     sizes = limits.memory_bytes(optimum.d_model, e)[optimum.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
     models, is_compared = _best_within(law, budget, e, limits, memory, prefers_trusted)
-    is_shown = np.isfinite(models.loss) & near_the_runs(law, **models.variables)
+    is_beyond = law.check(**models.variables).beyond
+    # A law of small runs has no model inside the range guard: then all are shown.
+    is_shown = np.isfinite(models.loss) & (~is_beyond | is_beyond.all())
     has_model = is_shown.any(axis=1)
     memory = memory[has_model]
     is_shown = is_shown[has_model]
@@ -218,22 +201,22 @@ def memory_curves(
         curves=tuple(curves),
         regions=tuple(Region(float(e[column]), segment) for segment, column in split_where_changes(best)),
         loss=loss[np.arange(len(best)), best],
-        boundaries=() if law.draws is None or draws is None else _boundaries(e, memory, loss, draws),
-        edge=_find_edge(memory, *budgets_trusted(law, budget, e, limits, memory)),
+        boundaries=() if draws is None else _boundaries(e, memory, loss, draws),
+        edge=_find_edge(memory, budgets_trusted(law, budget, e, limits, memory)[1]),
     )
 
 
-def _find_edge(memory: FloatArray, low: FloatArray, high: FloatArray) -> float | None:
-    """Find the memory limit from which a budget lies between the least and the largest one, as shares of it.
+def _find_edge(memory: FloatArray, largest: FloatArray) -> float | None:
+    """Find the memory limit from which a budget is no more than the largest trusted one, given as shares of it.
 
     None if that is outside of the limits, or no smaller one holds a trusted model of any budget.
     """
-    i = int(np.argmax((low <= 1) & (high >= 1)))
-    if i == 0 or np.isnan(high[i - 1]):
+    has_models = np.isfinite(largest)
+    shares = largest[has_models]
+    if not shares.size or shares[0] >= 1 or shares[-1] < 1:
         return None
     # Between two limits, so that the edge does not jump with the budget.
-    position = np.interp(0.0, np.log(high[i - 1 : i + 1]), [0.0, 1.0])
-    return float(memory[i - 1] * (memory[i] / memory[i - 1]) ** position)
+    return float(np.exp(np.interp(0.0, np.log(shares), np.log(memory[has_models]))))
 
 
 def _best_within(
@@ -305,9 +288,8 @@ def _boundaries(experts: FloatArray, memory: FloatArray, loss: FloatArray, draws
         # The point after the last one at which more experts are behind.
         n_ahead = np.where(is_behind.any(axis=1), np.argmax(is_behind[:, ::-1], axis=1), len(points))
         crossings = memory[points[np.minimum(len(points) - n_ahead, len(points) - 1)]]
-        low, high = np.quantile(crossings, LEVEL)
         pair = (float(experts[first]), float(experts[second]))
-        boundaries[pair] = Boundary(*pair, (float(low), float(high)))
+        boundaries[pair] = Boundary(*pair, percentile_interval(crossings))
     return tuple(boundaries.values())
 
 

@@ -16,7 +16,7 @@ from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import BestExperts, Curve, MemoryCurves, shown_tokens
 from scaling_law.figures.drawing import colour_of, label_of, log_ticks
-from scaling_law.size.arrays import BoolArray, Interval
+from scaling_law.size.arrays import Interval
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -31,6 +31,8 @@ CROSSOVER = "crossover, 95 %"
 # Opacity of a cell of the map, and of the part of a curve that is not trusted.
 OPACITIES = {UNTRUSTED: 0.2, EXTRAPOLATED: 0.5, FITTED: 0.9}
 FAINT = 0.45
+DASHED: Fields = {"dash": "dash", "width": 1.6}
+LINES: dict[str, Fields] = {UNTRUSTED: DASHED, EXTRAPOLATED: DASHED, FITTED: {"width": 2.4}}
 # The most ticks along and up a figure, which have room on a phone.
 TICKS = 4
 TICKS_UP = 6
@@ -294,18 +296,17 @@ def _curves(
         name = label_of(curve.experts)
         colour = page.colour(curve.experts)
         keys.append(_line_key(name, colour))
-        is_faint = ~curve.trusted & fades
-        looks: list[tuple[str, BoolArray, Fields]] = [
-            (UNTRUSTED, is_faint, {"line": {"color": colour, "dash": "dash", "width": 1.6}, "opacity": FAINT}),
-            (EXTRAPOLATED, ~is_faint & ~curve.inside, {"line": {"color": colour, "dash": "dash", "width": 1.6}}),
-            (FITTED, ~is_faint & curve.inside, {"line": {"color": colour, "width": 2.4}}),
-        ]
+        level = np.where(curve.inside, 2, 1)
+        if fades:
+            level = np.where(curve.trusted, level, 0)
         hover = {"hoverinfo": "text", "hovertext": _describe_models(curve, remark)}
-        for style, is_drawn, look in looks:
+        for number, (style, line) in enumerate(LINES.items()):
+            is_drawn = level == number
             if is_drawn.any():
                 # A line ends where the next begins.
                 is_drawn = is_drawn | np.append(False, is_drawn[:-1])
                 losses = np.where(is_drawn, curve.loss, np.nan)
+                look = {"line": {"color": colour, **line}, "opacity": 1.0 if number else FAINT}
                 lines.append(_scatter(name, curve.x, losses, "lines", legendgroup=name, **look, **hover))
                 styles.add(style)
         if curve.experts in dots:
@@ -316,28 +317,20 @@ def _curves(
                 "line": {"color": page.paper, "width": 1.5},
             }
             marks.append(_markers(name, [x], [loss], marker, legendgroup=name, showlegend=False))
-    if EXTRAPOLATED in styles:
-        keys.append(_line_key(EXTRAPOLATED, page.ink, dash="dash", width=1.6))
-    if UNTRUSTED in styles:
-        keys.append(_line_key(UNTRUSTED, page.ink, FAINT, dash="dash", width=1.6))
+    for style, opacity in ((EXTRAPOLATED, 1.0), (UNTRUSTED, FAINT)):
+        if style in styles:
+            keys.append(_line_key(style, page.ink, opacity, **LINES[style]))
     return [*keys, *lines, *marks]
 
 
 def _describe_models(curve: Curve, remark: Callable[[float], str]) -> list[str]:
     """Describe the architecture of each point."""
-    columns = (
-        curve.x,
-        curve.loss,
-        curve.d_model,
-        curve.n_active,
-        curve.n_total,
-        curve.tokens,
-    )
     texts = []
-    for x, loss, width, active, total, tokens in zip(*(column.tolist() for column in columns), strict=True):
-        headline = f"{label_of(curve.experts)} {remark(x)}{loss:.4f} nats"
-        sizes = f"d_model ≈ {width:.0f}, {format_count(active)} active of {format_count(total)}"
-        texts.append(f"{headline}<br>{sizes}<br>{format_count(tokens)} tokens")
+    for i, x in enumerate(curve.x.tolist()):
+        headline = f"{label_of(curve.experts)} {remark(x)}{curve.loss[i]:.4f} nats"
+        counts = f"{format_count(curve.n_active[i])} active of {format_count(curve.n_total[i])}"
+        sizes = f"d_model ≈ {curve.d_model[i]:.0f}, {counts}"
+        texts.append(f"{headline}<br>{sizes}<br>{format_count(curve.tokens[i])} tokens")
     return texts
 
 

@@ -31,48 +31,20 @@ def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
     Return the two axes, which share x. `result` is a FitResult, or anything else with `runs`, `residuals` and `rmse`.
     """
     if axes is None:
-        _, axes = drawing.new_figure(
-            5.6,
-            6.4,
-            rows=2,
-            sharex=True,
-            height_ratios=[3, 1],
-        )
+        _, axes = drawing.new_figure(5.6, 6.4, rows=2, sharex=True, height_ratios=[3, 1])
     top, bottom = axes
     observed = result.runs.loss
-    residuals = result.residuals
-    predicted = observed + residuals
+    predicted = observed + result.residuals
     for experts in np.unique(result.runs.experts):
         mask = result.runs.experts == experts
-        style = {
-            "s": 18,
-            "color": colour_of(experts),
-            "edgecolors": "white",
-            "linewidths": 0.3,
-        }
-        top.scatter(
-            observed[mask],
-            predicted[mask],
-            label=drawing.label_of(experts),
-            **style,
-        )
-        bottom.scatter(observed[mask], residuals[mask], **style)
-    losses = np.concatenate([observed, predicted])
-    margin = 0.03 * max(np.ptp(losses), 1e-3)
-    bounds = np.array([losses.min() - margin, losses.max() + margin])
-    top.plot(bounds, bounds, color="0.4", linewidth=0.9, zorder=0)
+        style = {"s": 18, "color": colour_of(experts), "edgecolors": "white", "linewidths": 0.3}
+        top.scatter(observed[mask], predicted[mask], label=drawing.label_of(experts), **style)
+        bottom.scatter(observed[mask], result.residuals[mask], **style)
+    lowest = observed.min()
+    top.axline((lowest, lowest), slope=1, color="0.4", linewidth=0.9, zorder=0)
     bottom.axhline(0.0, color="0.4", linewidth=0.9, zorder=0)
-    limit = 1.15 * max(float(np.abs(residuals).max()), 1e-6)
-    bottom.set(
-        xlabel=f"observed {LOSS}",
-        ylabel="error (nats)",
-        xlim=bounds,
-        ylim=(-limit, limit),
-    )
-    top.set(
-        ylabel=f"predicted {LOSS}",
-        title=f"{len(observed)} runs, RMSE {result.rmse:.4f} nats",
-    )
+    bottom.set(xlabel=f"observed {LOSS}", ylabel="error (nats)")
+    top.set(ylabel=f"predicted {LOSS}", title=f"{len(observed)} runs, RMSE {result.rmse:.4f} nats")
     drawing.legend(top)
     return axes if isinstance(axes, drawing.Panels) else np.array([top, bottom])
 

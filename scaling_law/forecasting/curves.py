@@ -6,18 +6,18 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 # Lazy: the rooms of hub are imported when logs are read.
 import hub
 from hub.base.errors import InputError, shorten
 from hub.base.fields import Field, Positive, reads
 from hub.base.types import Fields
-from scaling_law.forecasting.schedules import RateSchedule, plan_rates
+from scaling_law.forecasting.schedules import basis, plan_rates
 from scaling_law.formulas.law import numbers, one_positive, positive
 from scaling_law.size.arrays import FloatArray
 
@@ -66,12 +66,12 @@ class TrainingCurve:
             if rates.ndim != 1 or len(rates) < 2 or not np.all(rates >= 0) or not 0 < rates.max() < np.inf:
                 raise InputError(f"rates={shorten(self.rates)} must be two or more learning rates from 0, not all 0")
 
-    @cached_property
-    def schedule(self) -> RateSchedule:
-        """Learning rates from the beginning to the end."""
-        if self.rates is not None:
-            return RateSchedule(np.asarray(self.rates, float))
-        return RateSchedule(plan_rates("wsd", self.decay, self.warmup_tokens / self.horizon))
+    def basis(self, shares: ArrayLike) -> FloatArray:
+        """Return what ln L is a sum of after `shares` [k] of the tokens, [k, 5]: `schedules.basis`."""
+        rates = self.rates
+        if rates is None:
+            rates = plan_rates("wsd", self.decay, self.warmup_tokens / self.horizon)
+        return basis(np.asarray(rates, float), shares)
 
     @property
     def share(self) -> float:
@@ -101,10 +101,10 @@ def curve_of(record: Any, lines: Iterable[Mapping[str, Any]]) -> TrainingCurve:
     model["experts"] = model.get("experts_equivalent", model["experts"])
     schedule = record.schedule
     final = record.train_loss if record.eval_loss is None else record.eval_loss
-    return TrainingCurve(
-        *points_of(lines),
-        schedule.horizon_tokens,
-        model,
+    return curve_of_lines(
+        lines,
+        horizon=schedule.horizon_tokens,
+        model=model,
         decay=schedule.decay_tokens / schedule.horizon_tokens,
         final=final if record.status == "final" else None,
         trunk=record.parent_run_id or record.run_id,
@@ -112,19 +112,14 @@ def curve_of(record: Any, lines: Iterable[Mapping[str, Any]]) -> TrainingCurve:
     )
 
 
-def points_of(lines: Iterable[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray]:
-    """Read the tokens and losses of the lines of a step log, without spikes and skipped steps."""
+def curve_of_lines(lines: Iterable[Mapping[str, Any]], **fields: Any) -> TrainingCurve:
+    """Make a curve with these fields of the lines of a step log, without spikes and skipped steps."""
     losses = {}
     for line in lines:
         # A skipped step's loss is None in a file, not a number while its run goes on, and 0 in the log of a Trainer.
         if 0 < (line.get("loss") or 0) < np.inf and not line.get("loss_spike"):
             losses[line["tokens"]] = line["loss"]
-    return np.array([*losses], float), np.array([*losses.values()], float)
-
-
-def end_of(tokens: FloatArray, losses: FloatArray) -> float:
-    """Return the final loss of a curve that has ended: the mean of its last lines."""
-    return float(losses[tokens >= (1 - LAST_SHARE) * tokens[-1]].mean())
+    return TrainingCurve(np.array([*losses], float), np.array([*losses.values()], float), **fields)
 
 
 def read_lines(log: Path) -> list[tuple[bytes, Fields]]:

@@ -18,13 +18,16 @@ import numpy as np
 
 from hub.base import strict_json
 from hub.base.errors import InputError, given
-from hub.base.fields import Field, field, reads
+from hub.base.fields import Field, Names, field, reads
 from hub.base.types import Fields, Strings
 from scaling_law.answer.answer import Answer, columns_of
+from scaling_law.forecasting.running import read_curves
 from scaling_law.formulas.law import percentile_interval
+from scaling_law.law.shelf import choose_law
 from scaling_law.machine import ModelWork, published_runs
 from scaling_law.machine.communication import DEGREES
 from scaling_law.machine.gpus import Gpu, named_gpu, read_pairs
+from scaling_law.planning.limits import of_law
 from scaling_law.planning.question import GPU_FORMS, Count, Length, Tokens
 from scaling_law.runs.rows import whole
 from scaling_law.size.architecture import Architecture
@@ -74,7 +77,8 @@ class Diagnosis(Answer):
     `decision` is "normal", "low" or "cannot say", for which `reason` says why. `expected_mfu` follows from the rates
     of public runs; 90 % of runs of like size would have one from `expected_low` to `expected_high`. `slower` and
     `lower_mfu` are the shares of them that were slower than that lets expect by as much, and that had a lower MFU.
-    `causes` are usual ones of a low speed.
+    `causes` are usual ones of a low speed. `law_loss` and `peers_loss` are the losses of a law and of other runs at
+    the tokens of `loss`.
     """
 
     _first = ("name", "mfu", "relative_speed", "gpus", "gpu")
@@ -89,6 +93,9 @@ class Diagnosis(Answer):
     lower_mfu: float | None = None
     reason: str = ""
     causes: Strings = ()
+    loss: float | None = None
+    law_loss: float | None = None
+    peers_loss: float | None = None
 
     @property
     def trusted(self) -> bool:
@@ -98,17 +105,25 @@ class Diagnosis(Answer):
     def verdict(self) -> str:
         speed = f"{self.mfu:.1%} MFU, where {self.expected_mfu:.1%} is expected"
         if self.decision == "cannot say":
-            return f"cannot say: {self.reason}; {speed}"
-        expected = f"{self.expected_low:.1%} to {self.expected_high:.1%}"
-        share = f"{self.slower:.0%} of public runs of like size are slower by that measure"
-        return f"{self.decision}: {speed} ({expected}); {share}"
+            text = f"cannot say: {self.reason}; {speed}"
+        else:
+            text = f"{self.decision}: {speed} ({self.expected_low:.1%} to {self.expected_high:.1%})"
+            text += f"; {self.slower:.0%} of public runs of like size are slower by that measure"
+        references = {"the law's": self.law_loss, "that of its peers": self.peers_loss}
+        for of_what, loss in references.items():
+            if self.loss is not None and loss is not None:
+                text += f"; its loss is {self.loss / loss - 1:+.1%} off {of_what} ({loss:.3f}) at these tokens"
+        return text
 
     def _cells(self) -> list[Fields]:
         names = ("name", "gpu", "gpus", "precision", "weights", "mfu", "relative_speed")
         return [row.cells(*names) for row in self.rows]
 
     def _footnotes(self) -> list[str]:
-        return ["rows: the public runs nearest in size; speed: theirs over that which the other runs lead to expect"]
+        notes = ["rows: the public runs nearest in size; speed: theirs over that which the other runs lead to expect"]
+        if self.law_loss is not None:
+            notes.append("the law's loss is for its corpus, tokenizer and recipe, not the run's")
+        return notes
 
     @property
     def warnings(self) -> Strings:
@@ -126,6 +141,10 @@ def diagnose(
     precision: Annotated[Literal["bf16", "fp8", "fp4"], field("bf16, fp8 or fp4.")] = "bf16",
     sequence_length: Annotated[Length, field("Tokens of a sequence: 4k is 4,096.")] = 4096,
     batch: Annotated[Tokens | None, field("Tokens of a step: 4M.")] = None,
+    loss: Annotated[float | None, Field(gt=0), field("Training loss now, in nats per token.")] = None,
+    tokens: Annotated[Tokens | None, field("With --loss: the tokens trained so far: 12B.")] = None,
+    law: Annotated[Any, field("With --loss: a law of this corpus, its name or folder.")] = None,
+    peers: Annotated[Names, field("With --loss: logs of other runs of this model: a.csv,b.csv.")] = (),
 ) -> Diagnosis:
     """Say whether a run is as fast as public runs lead to expect: normal, low with usual causes, or cannot say.
 
@@ -146,13 +165,17 @@ def diagnose(
         raise InputError(given("tokens_per_second", tokens_per_second), beyond)
     expected_speed = gpus / published_runs().step_seconds(per_token, device, gpus, precision)
     relative_speed = speed / expected_speed
-    expected_mfu = mfu / relative_speed
+    facts: Fields = {
+        "mfu": mfu,
+        "expected_mfu": mfu / relative_speed,
+        **_losses(architecture, loss, tokens, law, peers),
+    }
     runs = [run for run in public_runs() if run.has_experts == has_experts]
     nearest = sorted(runs, key=lambda run: abs(np.log(run.weights / work.weights)))[:LIKE]
     answer: Fields = {"columns": columns_of([run._asdict() for run in nearest[:SHOWN]]), "check": None}
     reason = _reason_not_to_say(device, float(work.weights), runs)
     if reason:
-        return Diagnosis("cannot say", mfu, expected_mfu, reason=reason, **answer)
+        return Diagnosis("cannot say", reason=reason, **facts, **answer)
     speeds = np.array([run.relative_speed for run in nearest])
     slower = float(np.mean(speeds < relative_speed))
     decision: Decision = "low" if slower < SLOW else "normal"
@@ -160,8 +183,7 @@ def diagnose(
     low, high = percentile_interval(speeds * mfu / relative_speed, 0.9)
     return Diagnosis(
         decision,
-        mfu,
-        expected_mfu,
+        **facts,
         **answer,
         expected_low=float(low),
         expected_high=float(high),
@@ -225,3 +247,27 @@ def _usual_causes(architecture: Architecture, gpu: Gpu, gpus: int, degrees: dict
     causes.append("activations computed again where memory does not need it; attention without a flash kernel")
     causes.append("waiting for data, logging or checkpoints; a GPU that runs hot or is shared")
     return tuple(causes)
+
+
+def _losses(
+    architecture: Architecture, loss: float | None, tokens: Any, law: Any, peers: Names
+) -> dict[str, float | None]:
+    """Return a loss beside those of a law and of other runs at the same tokens."""
+    if loss is None:
+        return {}
+    if tokens is None or (law is None and not peers):
+        raise InputError(
+            given("loss", loss), " needs ", given("tokens"), ", and ", given("law"), " or ", given("peers")
+        )
+    losses: dict[str, float | None] = {"loss": loss}
+    if law is not None:
+        formula = choose_law(law, flag="law") if isinstance(law, str) else law
+        variables = {**architecture.variables(), "tokens": tokens}
+        losses["law_loss"] = float(formula.loss(**of_law(formula, variables)))
+    losses_of_peers: list[float] = []
+    for peer in peers:
+        curves = read_curves(peer, are_finished=True, n_active=architecture.n_active, schedule="constant")
+        losses_of_peers += [float(np.interp(tokens, curve.tokens, curve.losses)) for curve in curves]
+    if losses_of_peers:
+        losses["peers_loss"] = float(np.median(losses_of_peers))
+    return losses

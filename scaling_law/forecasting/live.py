@@ -18,11 +18,11 @@ weighed by how well it predicts the lines and the finished runs. docs/studies/li
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from typing import NamedTuple
+from itertools import chain, compress, product
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,8 +31,8 @@ from scipy.special import stdtrit
 from hub.base.errors import InputError
 from hub.base.fields import reads
 from hub.base.types import Fields
-from scaling_law.forecasting.coefficients import Evidence, Family, Prior, alone, believe, measure, mix, normalize, pool
-from scaling_law.forecasting.curves import LAST_SHARE, TrainingCurve
+from scaling_law.forecasting.curves import LAST_SHARE, TrainingCurve, curve_of_lines
+from scaling_law.forecasting.normals import Evidence, Mixture, learn, measure
 from scaling_law.formulas.law import Formula
 from scaling_law.size.arrays import FloatArray, Interval
 
@@ -177,23 +177,24 @@ NO_LAW_CORPUS = _Corpus(3.0, 0.15, 0.5, 0.06, 1.0)
 
 
 class Lines(NamedTuple):
-    """Averages of lines of near tokens [k]: what the coefficients are multiplied by [k, 6], and ln L over the law's.
+    """The lines of a run: evidence of its coefficients, and its smoothed loss.
 
-    `weights` are those in the smoothed loss, `scatter` is the standard deviation of one line around the curve, and
-    `lines` how many there are.
+    `level` is how far the smoothed loss lies above the law's in ln L, `noise` the standard deviation of that, and
+    `basis` [6] what the coefficients are multiplied by in it. `scatter` is the standard deviation of one line around
+    the curve, and `n_lines` how many there are.
     """
 
+    evidence: Evidence
+    level: float
+    noise: float
     basis: FloatArray
-    excess: FloatArray
-    variances: FloatArray
-    weights: FloatArray
     scatter: float
-    lines: int
+    n_lines: int
 
-    @property
-    def evidence(self) -> Evidence:
-        """Evidence of the run's coefficients."""
-        return measure(self.basis, self.excess, self.variances)
+    def departure(self, expected: Mixture) -> tuple[float, float]:
+        """Return how far the smoothed loss lies above what is expected of it, and the spread of that."""
+        mean, spread = expected.project(self.basis, self.noise)
+        return self.level - mean, spread
 
 
 @reads
@@ -239,96 +240,58 @@ class LiveForecast:
         None before its first tenth, and without a law where no run like it has finished.
         """
         lines = self._lines(curve, self._usual_scatter)
-        if lines is None or curve.share < FIRST_SHARE or (self.law is None and not self._covers(curve)):
+        distances = np.reshape([peer.position - curve.position for peer in self.finished], (-1, 3))
+        if lines is None or curve.share < FIRST_SHARE or (self.law is None and not _is_covered(distances)):
             return None
-        law_end, law_slope = self._law_terms(curve)
-        family = self._pool(curve, law_slope, lines.scatter)
-        hypotheses = [*product(self._corpora, self._texts(lines.scatter))]
-        beliefs = [believe(_prior(corpus, text, law_slope), family, lines.evidence) for corpus, text in hypotheses]
-        odds = np.array([corpus.probability * text.probability for corpus, text in hypotheses])
-        before = normalize(odds, [belief.log_evidence_before for belief in beliefs])
-        after = normalize(odds, [belief.log_evidence_after for belief in beliefs])
-        coefficients_before = [belief.before for belief in beliefs]
-
+        law = self._law_terms(curve)
+        corpora = (SAME_CORPUS, OTHER_CORPUS) if self.law else (NO_LAW_CORPUS,)
+        # Without finished runs nothing can tell the hypotheses about the text apart.
+        texts = TEXTS if self.finished else (_Text(float(np.hypot(SHIFT, lines.scatter)), 0.003, 1.0),)
+        hypotheses = [*product(corpora, texts)]
+        weights = _weigh(distances, [peer.trunk or str(i) for i, peer in enumerate(self.finished)])
+        between = np.diag(BETWEEN_RUNS**2 * (SEEDS**2 + (self._usual_scatter or lines.scatter) ** 2))
+        before = learn(_prior(hypotheses, law[1]), self._evidence, distances, weights, between)
+        after = before.given(lines.evidence)
         end = _end(curve)
-        expected = law_end + law_slope * end[1]
-        law_excess, law_spread = mix(before, coefficients_before, end)
+        law_excess, law_spread = before.project(end)
         end_scatter = np.hypot(END_SCATTER, END_OF_SCATTER * lines.scatter) * _misfit_growth(curve.share)
-        excess, spread = mix(after, [belief.after for belief in beliefs], end, float(end_scatter))
-
-        def depart(recent: Lines) -> tuple[float, float]:
-            """Return how far a smoothed loss lies above what is expected of it, and the spread of that."""
-            noise = float(np.sqrt(recent.weights**2 @ recent.variances))
-            mean, spread = mix(before, coefficients_before, recent.weights @ recent.basis, noise)
-            return float(recent.weights @ recent.excess) - mean, spread
-
-        ahead, ahead_spread = depart(lines)
+        excess, spread = after.project(end, float(end_scatter))
+        ahead, ahead_spread = lines.departure(before)
         # A run that is like a finished one of its size and length is on its track, even where the form misses both.
-        twins = [peer for peer in self.finished if np.abs(peer.position - curve.position).max() < SAME_RUN]
-        lines_of_twins = [self._lines(twin.until(curve.share), self._usual_scatter) for twin in twins]
-        differences = [ahead - depart(recent)[0] for recent in lines_of_twins if recent is not None]
+        is_twin = np.abs(distances).max(axis=1) < SAME_RUN
+        twins = [peer.until(curve.share) for peer in compress(self.finished, is_twin)]
+        lines_of_twins = [self._lines(twin, self._usual_scatter) for twin in twins]
+        differences = [ahead - recent.departure(before)[0] for recent in lines_of_twins if recent is not None]
         nearest = min(differences, key=abs, default=ahead)
         if abs(nearest) < SAME_LOSS * ahead_spread:
             ahead = nearest
         return LiveEstimate(
             share=curve.share,
-            loss=float(np.exp(expected + excess)),
+            loss=float(np.exp(end @ law + excess)),
             spread=spread,
-            law=float(np.exp(expected + law_excess)),
+            law=float(np.exp(end @ law + law_excess)),
             law_spread=law_spread,
             ahead=ahead,
             ahead_spread=ahead_spread,
-            freedom=FREEDOM + family.runs,
+            freedom=FREEDOM + float(weights.sum()),
             basis="law" if self.law else "finished runs",
-            other_corpus=float(after @ [corpus is OTHER_CORPUS for corpus, _ in hypotheses]),
-            lines=lines.lines,
+            other_corpus=float(after.weights @ [corpus is OTHER_CORPUS for corpus, _ in hypotheses]),
+            lines=lines.n_lines,
         )
 
-    @property
-    def _corpora(self) -> Sequence[_Corpus]:
-        """Hypotheses about the law."""
-        return (SAME_CORPUS, OTHER_CORPUS) if self.law else (NO_LAW_CORPUS,)
-
-    def _texts(self, scatter: float) -> Sequence[_Text]:
-        """Return hypotheses about the text of the final loss; without finished runs nothing can tell them apart."""
-        if self.finished:
-            return TEXTS
-        return (_Text(float(np.hypot(SHIFT, scatter)), 0.003, 1.0),)
-
     @cached_property
-    def _evidence(self) -> list[Evidence]:
-        """Evidence of each finished run's own coefficients."""
-        evidence = []
+    def _evidence(self) -> Evidence:
+        """Evidence of the coefficients of each finished run."""
+        pieces = []
         for peer in self.finished:
-            law_end, law_slope = self._law_terms(peer)
             end = _end(peer)
-            excess = np.array([np.log(peer.final or np.nan) - law_end - law_slope * end[1]])
-            run_evidence = measure(end[None, :], excess, np.array([END_SCATTER**2]))
+            excess = np.log([peer.final or np.nan]) - end @ self._law_terms(peer)
+            of_end = measure(end[None, :], excess, np.array([END_SCATTER**2]))
             lines = self._lines(peer)
-            evidence.append(run_evidence if lines is None else run_evidence.plus(lines.evidence))
-        return evidence
-
-    def _pool(self, curve: TrainingCurve, law_slope: float, scatter: float) -> Family:
-        """Learn from finished runs the coefficients of runs at this N, D and E."""
-        if self.finished:
-            scatter = self._usual_scatter or SEEDS
-        prior = _prior(self._corpora[-1], HELD_OUT_TEXT, law_slope)
-        between = np.diag(BETWEEN_RUNS**2 * (SEEDS**2 + scatter**2))
-        if not self.finished:
-            return alone(prior, between)
-        asked_at = (*curve.position.tolist(), law_slope)
-        # All lines of a run ask for the same.
-        if asked_at not in self._families:
-            positions = np.array([peer.position for peer in self.finished]) - curve.position
-            trunks = [peer.trunk or str(i) for i, peer in enumerate(self.finished)]
-            self._families.clear()
-            self._families[asked_at] = pool(self._evidence, positions, _weigh(positions, trunks), prior, between)
-        return self._families[asked_at]
-
-    @cached_property
-    def _families(self) -> dict[tuple[float, ...], Family]:
-        """The family that was asked for last."""
-        return {}
+            pieces.append(of_end.plus(lines.evidence) if lines else of_end)
+        size = len(BETWEEN_RUNS)
+        precision = np.reshape([piece.precision for piece in pieces], (-1, size, size))
+        return Evidence(precision, np.reshape([piece.vector for piece in pieces], (-1, size)))
 
     @cached_property
     def _usual_scatter(self) -> float | None:
@@ -353,30 +316,30 @@ class LiveForecast:
         _, groups, counts = np.unique(steps_ago, return_inverse=True, return_counts=True)
         shares = np.exp(np.bincount(groups, np.log(shares)) / counts)
         misfit = np.hypot(MISFIT, MISFIT_OF_SCATTER * scatter) * _misfit_growth(shares)
-        law_end, law_slope = self._law_terms(curve)
-        basis = np.column_stack([curve.schedule.basis(shares), np.ones(len(counts))])
-        excess = np.bincount(groups, log_losses) / counts - law_end - law_slope * basis[:, 1]
+        basis = np.column_stack([curve.basis(shares), np.ones(len(counts))])
+        excess = np.bincount(groups, log_losses) / counts - basis @ self._law_terms(curve)
         # Neighbours depart together: a misfit counts once in each span.
         variances = scatter**2 / counts + MISFIT_SPAN / np.log(STEP) * misfit**2
         weights = counts * (shares / now) ** SHARPNESS
-        return Lines(basis, excess, variances, weights / weights.sum(), scatter, len(log_losses))
+        weights /= weights.sum()
+        return Lines(
+            evidence=measure(basis, excess, variances),
+            level=float(weights @ excess),
+            noise=float(np.sqrt(weights**2 @ variances)),
+            basis=weights @ basis,
+            scatter=scatter,
+            n_lines=len(log_losses),
+        )
 
-    def _covers(self, curve: TrainingCurve) -> bool:
-        """Return whether a run is hardly longer than its longest peer, and its N and E hardly outside of theirs."""
-        if not self.finished:
-            return False
-        distance = np.array([peer.position for peer in self.finished]) - curve.position
-        room = np.log(LONGER)
-        return bool(np.all(distance.max(axis=0) >= -room) and np.all(distance[:, 1:].min(axis=0) <= room))
-
-    def _law_terms(self, curve: TrainingCurve) -> Interval:
-        """Return ln of the law's loss at the run's end, and by how much it falls there per unit of ln D."""
+    def _law_terms(self, curve: TrainingCurve) -> FloatArray:
+        """Return the law's coefficients [6]: ln of its loss at the run's end, and its fall there with ln D."""
         tokens = curve.horizon * np.array([1.0, 1 / LAW_STEP])
         if self.law is None:
             log_losses = NO_LAW * (np.log(tokens) + np.log(curve.model["n_active"]))
         else:
             log_losses = np.log(self.law.loss(**self._law_inputs(curve, tokens)))
-        return float(log_losses[0]), float((log_losses[1] - log_losses[0]) / np.log(LAW_STEP))
+        slope = (log_losses[1] - log_losses[0]) / np.log(LAW_STEP)
+        return np.array([log_losses[0], slope, 0.0, 0.0, 0.0, 0.0])
 
     def _law_inputs(self, curve: TrainingCurve, tokens: ArrayLike) -> Fields:
         variables = self.law.variables if self.law else ()
@@ -384,43 +347,61 @@ class LiveForecast:
 
 
 class Watch:
-    """The forecast of one run, line by line: fields for its log, and one warning of each kind."""
+    """The forecast of one run: call it with each new line of its log for the fields that it adds to it.
 
-    def __init__(self, live: LiveForecast, warned: Iterable[str] = (), advice: str = ""):
-        """`warned` are the warnings that an earlier process gave: "off_track", "law_foreign"."""
+    `plan` has the fields of the run's `TrainingCurve` besides its points. What earlier `lines` of the log warn of is
+    not said again.
+    """
+
+    def __init__(self, live: LiveForecast, plan: Fields, lines: Iterable[Mapping[str, Any]] = (), advice: str = ""):
         self.live = live
-        self.warned = {*warned}
+        self.plan = plan
+        self.lines = [*lines]
+        self.warned = {*chain.from_iterable(self.lines)}
         self.advice = advice
         self.estimate: LiveEstimate | None = None
 
-    def __call__(self, curve: TrainingCurve, step: int, is_spike: bool = False) -> Fields:
-        """Return the forecast after a step, with what is said for the first time; nothing without one."""
-        self.estimate = estimate = self.live.of(curve)
+    @property
+    def curve(self) -> TrainingCurve:
+        """The run so far."""
+        return curve_of_lines(self.lines, **self.plan)
+
+    def __call__(self, line: Mapping[str, Any]) -> Fields:
+        """Return the forecast after a line, with what is said for the first time; nothing without a forecast."""
+        self.lines.append({name: line[name] for name in ("tokens", "loss", "loss_spike") if name in line})
+        self.estimate = estimate = self.live.of(self.curve)
         if estimate is None:
             return {}
         low, high = estimate.interval()
-        reference = "runs like it had" if self.live.finished else "the law says"
+        fields = {"forecast_loss": estimate.loss, "forecast_low": low, "forecast_high": high, "law_loss": estimate.law}
         warnings = {}
         if estimate.is_law_foreign():
             warnings["law_foreign"] = FOREIGN
-        if estimate.off_track() and not is_spike:
+        if estimate.off_track() and not line.get("loss_spike"):
+            reference = "runs like it had" if self.live.finished else "the law says"
             where = f"off the track: its loss lies {estimate.distance} what {reference} here"
             warnings["off_track"] = where + self.advice
-        new = [name for name in warnings if name not in self.warned]
-        self.warned.update(new)
-        for name in new:
-            logger.warning("step %d: %s", step, warnings[name])
-        fields = {"forecast_loss": estimate.loss, "forecast_low": low, "forecast_high": high, "law_loss": estimate.law}
-        return {**fields, **dict.fromkeys(new, True)}
+        for name, warning in warnings.items():
+            if name not in self.warned:
+                logger.warning("step %d: %s", line["step"], warning)
+                self.warned.add(name)
+                fields[name] = True
+        return fields
 
 
-def _prior(corpus: _Corpus, text: _Text, law_slope: float) -> Prior:
-    """Return the prior of the coefficients' means and drifts."""
-    spreads = [corpus.level, corpus.slope * law_slope, corpus.bend, GAP_SPREAD, LAG_SPREAD, text.shift]
-    drifts = [corpus.level_drift, *DRIFTS, text.drift]
-    means = np.zeros(4 * len(spreads))
-    means[3] = GAP
-    return Prior(means, np.array([*spreads, *drifts, *drifts, *drifts]))
+def _prior(hypotheses: Sequence[tuple[_Corpus, _Text]], law_slope: float) -> Mixture:
+    """Return the prior of the coefficients' means and drifts under each hypothesis."""
+    odds = []
+    spreads = []
+    for corpus, text in hypotheses:
+        drifts = [corpus.level_drift, *DRIFTS, text.drift]
+        of_means = [corpus.level, corpus.slope * law_slope, corpus.bend, GAP_SPREAD, LAG_SPREAD, text.shift]
+        odds.append(corpus.probability * text.probability)
+        spreads.append([*of_means, *drifts, *drifts, *drifts])
+    variances = np.square(spreads)
+    expected = np.zeros_like(variances)
+    expected[:, 3] = GAP
+    return Mixture(np.log(odds), expected, variances[:, :, None] * np.eye(variances.shape[1]))
 
 
 def _scatter(log_losses: FloatArray, usual_scatter: float | None) -> float:
@@ -444,12 +425,20 @@ def _misfit_growth(share: ArrayLike) -> FloatArray:
 
 def _end(curve: TrainingCurve) -> FloatArray:
     """Return what the six coefficients are multiplied by in the final loss [6], which is without the shift."""
-    return np.append(curve.schedule.basis(1.0 - LAST_SHARE / 2)[0], 0.0)
+    return np.append(curve.basis(1.0 - LAST_SHARE / 2)[0], 0.0)
 
 
-def _weigh(distance: ArrayLike, trunks: Sequence[str]) -> FloatArray:
+def _is_covered(distances: FloatArray) -> bool:
+    """Return whether a run is hardly longer than its longest peer, and its N and E hardly outside of theirs."""
+    room = np.log(LONGER)
+    has_longer = np.any(distances >= -room, axis=0)
+    has_smaller = np.any(distances[:, 1:] <= room, axis=0)
+    return bool(has_longer.all() and has_smaller.all())
+
+
+def _weigh(distances: FloatArray, trunks: Sequence[str]) -> FloatArray:
     """Weigh runs by their distance [n, 3]; those of one trunk weigh together what the nearest of them does."""
-    weights = np.exp(-0.5 * np.sum(np.square(distance), axis=1) / NEARNESS**2)
+    weights = np.exp(-0.5 * np.sum(distances**2, axis=1) / NEARNESS**2)
     for trunk in {*trunks}:
         is_of_trunk = np.array([name == trunk for name in trunks])
         weights[is_of_trunk] *= weights[is_of_trunk].max() / weights[is_of_trunk].sum()

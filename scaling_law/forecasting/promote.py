@@ -23,13 +23,14 @@ from hub.base.units import format_flops
 from scaling_law.answer.answer import Answer, rows_of
 from scaling_law.answer.columns import tabulate
 from scaling_law.figures import drawing
+from scaling_law.forecasting.normals import Mixture
 from scaling_law.forecasting.trends import (
     POWER,
     RATE_BY_BATCH,
     Cells,
-    Gaps,
     TrendPrior,
     fit_slopes,
+    noise_variances,
     predict_gaps,
     read_trend_prior,
 )
@@ -424,7 +425,7 @@ def promote(
     labels, points = _points(factors)
     gaps = predict_gaps(prior, pair.cells, points)
     place = labels.index(_times("C", DECIDED_AT))
-    decision, next_runs = _decide(pair, points, gaps, place, len(labels))
+    decision, next_runs = _decide(pair, points, gaps, noise_variances(prior), place, len(labels))
     return Promotion(
         columns=_columns(pair, labels, points[: len(labels)], gaps, level),
         cells=_cell_rows(pair),
@@ -454,7 +455,7 @@ def _columns(
     pair: _Pair,
     labels: Sequence[str],
     points: FloatArray,
-    gaps: Gaps,
+    gaps: Mixture,
     level: float,
 ) -> Fields:
     """Return gap, speed-up and probability at each of n labelled points, [n, 2]."""
@@ -509,7 +510,8 @@ def _log_speedup(gap: Any, slope: Any) -> FloatArray:
 def _decide(
     pair: _Pair,
     points: FloatArray,
-    gaps: Gaps,
+    gaps: Mixture,
+    noises: FloatArray,
     place: int,
     n_labels: int,
 ) -> tuple[Decision, dict[str, float] | None]:
@@ -520,7 +522,7 @@ def _decide(
     if probability <= 1.0 - DECIDED:
         return "drop", None
     for candidate in range(n_labels, len(points)):
-        decides = _chance_to_decide(gaps, place, candidate)
+        decides = _chance_to_decide(gaps, noises, place, candidate)
         if decides > 0.5:
             size = _describe_sizes(pair.sizes[-1] + points[candidate])
             return "undecided", {**{name: float(value) for name, value in size.items()}, "decides": decides}
@@ -528,13 +530,14 @@ def _decide(
 
 
 def _chance_to_decide(
-    gaps: Gaps,
+    gaps: Mixture,
+    noises: FloatArray,
     place: int,
     candidate: int,
 ) -> float:
     """Return the probability that a cell of two single runs at one point decides at another."""
     variance = gaps.covariances[:, place, place]
-    candidate_variance = gaps.covariances[:, candidate, candidate] + gaps.noises
+    candidate_variance = gaps.covariances[:, candidate, candidate] + noises
     explained = gaps.covariances[:, place, candidate] ** 2 / candidate_variance
     remaining = np.sqrt(np.maximum(variance - explained, 1e-18))
     margin = ndtri(DECIDED) * remaining

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
+from typing_extensions import Unpack
 
 from hub.base import atomic
 from hub.base.errors import InputError, given
@@ -16,7 +17,15 @@ from hub.base.fields import Names, field, reads
 from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.answer.answer import Answer, columns_of
-from scaling_law.forecasting.curves import LOG, NOTE, TrainingCurve, end_of, points_of, read_finished, read_lines
+from scaling_law.forecasting.curves import (
+    LAST_SHARE,
+    LOG,
+    NOTE,
+    TrainingCurve,
+    curve_of_lines,
+    read_finished,
+    read_lines,
+)
 from scaling_law.forecasting.live import FIRST_SHARE, LiveForecast
 from scaling_law.forecasting.schedules import FORMS, PLANNED_STEPS, plan_rates, recognize
 from scaling_law.law.shelf import choose_law
@@ -67,13 +76,6 @@ class LiveRuns(Answer):
     def trusted(self) -> bool:
         return all(row["loss"] is not None for row in self.rows)
 
-    def _cells(self) -> list[Fields]:
-        cells = []
-        for row in self.rows:
-            track = row["track"]
-            cells.append({**row, "track": track and f"{track} track"})
-        return cells
-
     @property
     def verdict(self) -> str:
         texts = []
@@ -85,19 +87,25 @@ class LiveRuns(Answer):
         return "\n".join(texts)
 
 
+class LogFields(TypedDict, total=False):
+    """What counts for runs whose log does not say it."""
+
+    n_active: Annotated[Parameters | None, field("Active parameters with embeddings: 1.1B.")]
+    experts: Annotated[Count | None, field("E of the model: 8. [default: that of the log, else 1]")]
+    tokens: Annotated[RunTokens | None, field("Tokens at which it ends: 20B. [default: by its last step]")]
+    batch: Annotated[Tokens | None, field("Tokens of a step, for logs without a column of tokens: 4M.")]
+    schedule: Annotated[str | None, field(SCHEDULE)]
+    loss: Annotated[str | None, field("The column of the training loss. [default: the only one]")]
+
+
 @reads
 def live(
     source: Any,
     *,
-    n_active: Annotated[Parameters | None, field("Active parameters with embeddings: 1.1B.")] = None,
-    experts: Annotated[Count | None, field("E of the model: 8. [default: that of the log, else 1]")] = None,
-    tokens: Annotated[RunTokens | None, field("Tokens at which it ends: 20B. [default: by its last step]")] = None,
-    batch: Annotated[Tokens | None, field("Tokens of a step, for logs without a column of tokens: 4M.")] = None,
-    schedule: Annotated[str | None, field(SCHEDULE)] = None,
     peers: Annotated[Names, field("Logs of finished runs with this text, tokenizer and recipe: a.csv,b.csv.")] = (),
-    loss: Annotated[str | None, field("The column of the training loss. [default: the only one]")] = None,
     law: Annotated[Any, field("A law, which may be of another corpus: its name or folder.")] = "published",
     level: Level = 0.9,
+    **log: Unpack[LogFields],
 ) -> LiveRuns:
     """Forecast the final losses of runs while they train, and say which are off their track.
 
@@ -106,21 +114,12 @@ def live(
             TensorBoard, an export of W&B, or a tracker's project as of `load_runs`. Of several runs, those that have
             ended are peers of the others.
 
-    What is given counts for runs whose log does not say it. InputError where the size, the end or the schedule of a
-    run is neither in its log nor given.
+    InputError where the size, the end or the schedule of a run is neither in its log nor given.
     """
-    options: Fields = {
-        "n_active": n_active,
-        "experts": experts,
-        "tokens": tokens,
-        "batch": batch,
-        "schedule": schedule,
-        "loss": loss,
-    }
-    curves = read_curves(source, options)
+    curves = read_curves(source, **log)
     finished = [curve for curve in curves if curve.final is not None]
     for peer in peers:
-        finished += read_curves(peer, options, are_finished=True)
+        finished += read_curves(peer, are_finished=True, **log)
     forecast = LiveForecast(finished, choose_law(law, flag="law") if isinstance(law, str) else law)
     rows = []
     notes: list[str] = []
@@ -150,7 +149,7 @@ def _row(curve: TrainingCurve, forecast: LiveForecast, level: float) -> Fields:
 # ------------------------------------------------------------------ logs
 
 
-def read_curves(source: Any, options: Fields, are_finished: bool = False) -> list[TrainingCurve]:
+def read_curves(source: Any, are_finished: bool = False, **log: Any) -> list[TrainingCurve]:
     """Read the curves of runs; those that have ended have a final loss."""
     path = Path(source if isinstance(source, (str, Path)) else "log")
     if path.is_dir() and any(path.glob(f"*/{NOTE}")):
@@ -160,7 +159,7 @@ def read_curves(source: Any, options: Fields, are_finished: bool = False) -> lis
     for settings, columns in logs:
         has_ended = are_finished or (len(logs) > 1 and settings.get("status", "final") == "final")
         name = str(settings.get("run_id") or path.stem)
-        curves.append(_read_log(name, settings, columns, has_ended, **options))
+        curves.append(_read_log(name, settings, columns, has_ended, log))
     return curves
 
 
@@ -169,60 +168,58 @@ def _read_log(
     settings: Row,
     columns: Mapping[str, Sequence[Any]],
     has_ended: bool,
-    *,
-    n_active: float | None,
-    experts: float | None,
-    tokens: float | None,
-    batch: float | None,
-    schedule: str | None,
-    loss: str | None,
+    log: Fields,
 ) -> TrainingCurve:
-    """Make the curve of a run's log. InputError names all that is missing."""
+    """Make the curve of a run's log, by the `LogFields` where it is silent. InputError names all that is missing."""
     series = {column: np.array([*map(number, cells)], float) for column, cells in columns.items()}
     if not series:
         raise InputError(f"{name}: the log has no lines yet")
-    nothing = np.full(len(next(iter(series.values()))), np.nan)
+    losses = series[_loss_column(series, log.get("loss"), name)]
+    nothing = np.full_like(losses, np.nan)
     steps = next((series[column] for column in STEPS if column in series), nothing)
-    tokens_of_lines = series.get(aliases_of([*series]).get("tokens", "tokens"), steps * (batch or np.nan))
     rates = next((series[column] for column in series if _last_word(column) in RATES), nothing)
-    losses = series[_loss_column(series, loss, name)]
-    is_line = (losses > 0) & np.isfinite(losses) & (tokens_of_lines > 0)
-    tokens_of_lines, places = np.unique(tokens_of_lines[is_line], return_index=True)
-    losses, rates, steps = (values[is_line][places] for values in (losses, rates, steps))
-    size = number(settings.get("n_active")) or n_active
     last_step = next((number(settings[column]) for column in settings if _last_word(column) in ENDS), None)
-    horizon = tokens
-    if len(tokens_of_lines) and (has_ended or tokens is None):
-        horizon = tokens_of_lines[-1] if has_ended else tokens_of_lines[-1] / steps[-1] * (last_step or np.nan)
     missing: dict[str, str] = {}
-    if not len(tokens_of_lines):
-        missing["batch"] = "the tokens of a step"
+    batch = log.get("batch")
+    tokens = series.get(aliases_of([*series]).get("tokens", "tokens"))
+    if tokens is None:
+        tokens = steps * (batch or 1.0)
+        if not batch:
+            missing["batch"] = "the tokens of a step"
+    is_line = (losses > 0) & np.isfinite(losses) & (tokens > 0)
+    if not is_line.any():
+        raise InputError(f"{name}: the log has no lines with a loss after some steps or tokens yet")
+    tokens, places = np.unique(tokens[is_line], return_index=True)
+    losses, rates, steps = (values[is_line][places] for values in (losses, rates, steps))
+    size = number(settings.get("n_active")) or log.get("n_active") or 0.0
     if not size:
         missing["n_active"] = "its active parameters"
-    if not horizon or not np.isfinite(horizon):
+    horizon = log.get("tokens") or tokens[-1] / steps[-1] * (last_step or np.nan)
+    if has_ended:
+        horizon = tokens[-1]
+    if not np.isfinite(horizon):
         missing["tokens"] = "at which it ends"
-    planned = None if "tokens" in missing else _plan_rates(tokens_of_lines / horizon, rates, schedule, has_ended)
+    schedule = log.get("schedule")
     has_rates = schedule is not None or np.isfinite(rates).any()
+    planned = None if "tokens" in missing else _plan_rates(tokens / horizon, rates, schedule, has_ended)
     if planned is None and not ("tokens" in missing and has_rates):
         missing["schedule"] = f"{', '.join(FORMS)}, or cosine:0.1: its rates so far do not show it"
-    if missing or horizon is None or size is None:
+    if missing:
         pieces: list[str] = []
         for option, reason in missing.items():
             pieces += [", " if pieces else " ", given(option), f" ({reason})"]
         raise RunsError(f"{name}: needed besides its log:", *pieces)
     model = {column: x for column, x in settings.items() if isinstance(x, float)}
-    model.update(n_active=size, experts=experts or model.get("experts", 1.0))
-    final = end_of(tokens_of_lines, losses) if has_ended else None
-    return TrainingCurve(tokens_of_lines, losses, horizon, model, final=final, trunk=name, rates=planned)
+    model.update(n_active=size, experts=log.get("experts") or model.get("experts", 1.0))
+    final = float(losses[tokens >= (1 - LAST_SHARE) * horizon].mean()) if has_ended else None
+    return TrainingCurve(tokens, losses, horizon, model, final=final, trunk=name, rates=planned)
 
 
-def _loss_column(columns: Mapping[str, Any], loss: str | None, name: str) -> str:
+def _loss_column(columns: Collection[str], loss: str | None, name: str) -> str:
     """Find the column of the training loss. InputError where several may be meant."""
-    losses = [column for column in columns if is_loss(column)]
+    losses = [column for column in columns if column == loss or (loss is None and is_loss(column))]
     of_training = [column for column in losses if _last_word(column) in LOSSES and not re.search("val|test", column)]
     candidates = of_training or losses
-    if loss is not None:
-        candidates = [column for column in columns if column == loss]
     if len(candidates) != 1:
         raise RunsError(f"{name}: choose the training loss with ", given("loss"), f"; there are {', '.join(columns)}")
     return candidates[0]
@@ -256,18 +253,20 @@ def _plan_rates(shares: FloatArray, rates: FloatArray, schedule: str | None, has
 
 def _read_train_py(run: Path) -> list[TrainingCurve]:
     """Read the trunk or branch of a run of `train.py` that trains now, and the finished runs that it noted."""
-    notes = {path.parent: atomic.read_json(path, {}, dict[str, Any]) for path in sorted(run.glob(f"*/{NOTE}"))}
-    plans = {folder: note.get("plan") for folder, note in notes.items()}
-    ended_plans = [plan for folder, plan in plans.items() if (folder / "model").exists()]
     trunk = run / "trunk"
-    branches = [folder for folder in plans if folder != trunk and not (folder / "model").exists()]
-    folder = branches[-1] if branches else trunk
-    if plans.get(folder) is None or plans[folder] in ended_plans:
+    notes = {path.parent: atomic.read_json(path, {}, dict[str, Any]) for path in sorted(run.glob(f"*/{NOTE}"))}
+    ended_plans = [note.get("plan") for folder, note in notes.items() if (folder / "model").exists()]
+    running = []
+    for folder, note in notes.items():
+        if not (folder / "model").exists() and note.get("plan") not in (None, *ended_plans):
+            running.append(folder)
+    if not running:
         raise RunsError(f"{run}: it has ended, or an earlier version began it: name a {LOG} in it")
+    branches = [folder for folder in running if folder != trunk]
+    folder = (branches or running)[-1]
     lines = [line for _, line in read_lines(folder / LOG)]
     if folder != trunk and lines:
         trunk_lines = [line for _, line in read_lines(trunk / LOG)]
         lines = [line for line in trunk_lines if line["tokens"] < lines[0]["tokens"]] + lines
-    tokens, losses = points_of(lines)
-    curve = TrainingCurve(tokens, losses, trunk=f"{run.resolve().name}/{folder.name}", **plans[folder])
+    curve = curve_of_lines(lines, trunk=f"{run.resolve().name}/{folder.name}", **notes[folder]["plan"])
     return [curve, *read_finished(run.parent / name for name in notes[folder]["finished"])]

@@ -14,10 +14,10 @@ how near it comes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import minimize_scalar
 
 from scaling_law.size.arrays import FloatArray
 
@@ -60,20 +60,19 @@ def recognize(shares: FloatArray, rates: FloatArray, warmup: float) -> tuple[str
     """Find the form and the value of a schedule from the rates so far; None where they do not show it."""
     is_warm = shares >= warmup
     levels = rates[is_warm] / rates.max()
-    shares = shares[is_warm]
     if levels[-1] > 1 - 2 * SAME_RATE:
         return None
-    values = {}
-    for form in ("cosine", "linear"):
-        at_zero = _form(shares, form, 0.0, warmup)
-        values[form] = (levels[-1] - at_zero[-1]) / (1 - at_zero[-1])
-    values["wsd"] = (1 - shares[-1]) / max(levels[-1], SAME_RATE)
-    for form, value in values.items():
-        # A schedule that falls to 0 may be a rounding error below it.
-        value = max(value, 0.0) if value > -SAME_RATE else value
-        if 0 <= value <= 1 and np.abs(_form(shares, form, value, warmup) - levels).max() < SAME_RATE:
-            return form, float(value)
-    return None
+
+    def misfit(value: float, form: str) -> float:
+        return float(np.abs(_form(shares[is_warm], form, value, warmup) - levels).max())
+
+    fits = []
+    for form in ("cosine", "linear", "wsd"):
+        fit = minimize_scalar(misfit, bounds=(0.0, 1.0), args=(form,), method="bounded")
+        # Of forms that fit alike, as linear and a cooldown over all do, the first by name stands for both.
+        fits.append((round(fit.fun, 2), form, fit))
+    _, form, best = min(fits)
+    return (form, float(best.x)) if best.fun < SAME_RATE else None
 
 
 def _form(shares: FloatArray, form: str, value: float | None, warmup: float) -> FloatArray:
@@ -81,49 +80,40 @@ def _form(shares: FloatArray, form: str, value: float | None, warmup: float) -> 
     return rate(shares, np.maximum(shares - warmup, 0.0) / (1 - warmup), usual_value if value is None else value)
 
 
-class RateSchedule:
-    """Learning rates at equal steps from the beginning of a run to its end; their unit does not matter."""
+def basis(rates: FloatArray, shares: ArrayLike) -> FloatArray:
+    """Return what ln L is a sum of after `shares` [k] of the tokens, [k, 5].
 
-    def __init__(self, rates: FloatArray):
-        self.shares = np.linspace(0.0, 1.0, min(len(rates), MOST_STEPS + 1))
-        self.rates = np.interp(self.shares, np.linspace(0.0, 1.0, len(rates)), rates / rates.max())
+    Columns: the level, the fall with progress, its bend, the gap above a usual end, and what a slower lag adds.
 
-    def basis(self, shares: ArrayLike) -> FloatArray:
-        """Return what ln L is a sum of after `shares` [k] of the tokens, [k, 5].
+    Args:
+        rates: learning rates at equal steps from the beginning of a run to its end; their unit does not matter.
+        shares: of the tokens, of which the last one is 1.
+    """
+    places = np.linspace(0.0, 1.0, min(len(rates), MOST_STEPS + 1))
+    levels = np.interp(places, np.linspace(0.0, 1.0, len(rates)), rates / rates.max())
+    steps = ((levels[1:] + levels[:-1]) / 2) ** PROGRESS_POWER
+    progress_of_places = np.append(0.0, np.cumsum(steps)) / steps.sum()
+    progress = np.maximum(np.interp(np.atleast_1d(shares), places, progress_of_places), LEAST_PROGRESS)
+    falls = levels[:-1] - levels[1:]
+    is_change = falls != 0
+    then = (progress_of_places[:-1] + progress_of_places[1:])[is_change] / 2
+    since = np.maximum(progress[:, None] / then - 1.0, 0.0)
 
-        Columns: the level, the fall with progress, its bend, the gap above a usual end, and what a slower lag adds.
-        """
-        progress = self.progress(shares)
-        low, high = BENDING_POWERS
-        columns = (
-            np.ones(len(progress)),
-            _fall(progress, FALL_POWER),
-            _fall(progress, high) - _fall(progress, low),
-            self._heat(progress, LAG) - USUAL_HEAT,
-            self._heat(progress, LAG / LAG_FACTOR) - self._heat(progress, LAG * LAG_FACTOR),
-        )
-        return np.column_stack(columns)
+    def fall(power: float) -> FloatArray:
+        """Return how far ln L, a power of the progress, lies above its end per unit of its slope there."""
+        return np.asarray((progress**-power - 1.0) / power)
 
-    def progress(self, shares: ArrayLike) -> FloatArray:
-        """Return the progress after `shares` [k] of the tokens, as shares of the whole run's."""
-        return np.maximum(np.interp(np.atleast_1d(shares), self.shares, self._progress), LEAST_PROGRESS)
-
-    @cached_property
-    def _progress(self) -> FloatArray:
-        middle = (self.rates[1:] + self.rates[:-1]) / 2
-        progress = np.concatenate([[0.0], np.cumsum(middle**PROGRESS_POWER)])
-        return np.asarray(progress / progress[-1])
-
-    def _heat(self, progress: FloatArray, lag: float) -> FloatArray:
+    def heat(lag: float) -> FloatArray:
         """Return the share of the gap that is there: the rate over its peak, which the loss follows with a lag."""
-        falls = self.rates[:-1] - self.rates[1:]
-        is_change = falls != 0
-        then = (self._progress[:-1] + self._progress[1:])[is_change] / 2
-        x = lag * np.maximum(progress[:, None] / then - 1.0, 0.0)
-        followed = 1.0 - 1.0 / np.sqrt(1.0 + 2.0 * x)
-        return np.asarray(self.rates[0] - followed @ falls[is_change])
+        followed = 1.0 - 1.0 / np.sqrt(1.0 + 2.0 * lag * since)
+        return np.asarray(levels[0] - followed @ falls[is_change])
 
-
-def _fall(progress: FloatArray, power: float) -> FloatArray:
-    """Return how far ln L, a power of the progress, lies above its end per unit of its slope there."""
-    return np.asarray((progress**-power - 1.0) / power)
+    low, high = BENDING_POWERS
+    columns = (
+        np.ones(len(progress)),
+        fall(FALL_POWER),
+        fall(high) - fall(low),
+        heat(LAG) - USUAL_HEAT,
+        heat(LAG / LAG_FACTOR) - heat(LAG * LAG_FACTOR),
+    )
+    return np.column_stack(columns)

@@ -13,29 +13,30 @@ weights that the cells give them. Everything then is a mixture of normal distrib
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
-from scipy.special import log_softmax, ndtr
 
 from hub.base import strict_json
+from scaling_law.forecasting.normals import Mixture, measure
 from scaling_law.size.arrays import FloatArray, first_largest
 
 DEFAULTS = Path(__file__).with_name("trends.json")
 FORMAT = "joint-moe-scaling-laws/trends"
 VERSION = 1
-# Standard deviations of ln of a pair's scale and noise.
-SCATTER = (1.0, 1.0)
+# Standard deviation of ln of a pair's scale, and of its noise.
+SCATTER = 1.0
 NODES = 3
 # ln of the best learning rate by ln batch: Adam's square-root rule (Malladi et al. 2022, arXiv 2205.10287).
 RATE_BY_BATCH = 0.5
 # The slope of a ln L falls with N and D by this power: 0.3 of the terms of a law, less the fall of L itself.
 POWER = 0.2
-# Standard deviation of ln L about a baseline's surface.
+# Standard deviations of ln L at the largest cell before any run, and about a baseline's surface.
+LEVEL_SCATTER = 100.0
 SURFACE_SCATTER = 0.005
 
 
@@ -67,10 +68,6 @@ class TrendPrior:
     slope: float
     slope_scatter: float
 
-    def to_dict(self) -> dict[str, float]:
-        """Return the numbers as they ship."""
-        return asdict(self)
-
 
 @cache
 def read_trend_prior(path: Path = DEFAULTS) -> TrendPrior:
@@ -96,106 +93,55 @@ class Cells(NamedTuple):
     seed_freedom: int = 0
 
 
-class Gaps(NamedTuple):
-    """Gaps at m points as a mixture: `weights` [..., k], `means` [..., k, m], `covariances` [..., k, m, m].
-
-    `noises` [k] are the variances of the gap of two single runs.
-    """
-
-    weights: FloatArray
-    means: FloatArray
-    covariances: FloatArray
-    noises: FloatArray
-
-    @property
-    def deviations(self) -> FloatArray:
-        """Standard deviations [..., k, m]."""
-        variances = np.diagonal(self.covariances, axis1=-2, axis2=-1)
-        return np.asarray(np.sqrt(np.maximum(variances, 1e-18)))
-
-    @property
-    def mean(self) -> FloatArray:
-        """Mean gaps [..., m]."""
-        return np.asarray((self.weights[..., None] * self.means).sum(axis=-2))
-
-    def probability(self) -> FloatArray:
-        """Return the probability that the variant is ahead, [..., m]."""
-        chances = ndtr(self.means / self.deviations)
-        return np.asarray((self.weights[..., None] * chances).sum(axis=-2))
-
-    def draw(self, count: int, seed: int = 0) -> FloatArray:
-        """Draw gaps of one pair, [count, m], each point by itself and whatever points follow."""
-        generator = np.random.default_rng(seed)
-        components = generator.choice(len(self.weights), count, p=self.weights)
-        normal = generator.standard_normal((self.means.shape[-1], count))
-        return np.asarray(self.means[components] + self.deviations[components] * normal.T)
-
-
-def expected_gaps(
-    prior: TrendPrior,
-    sizes: FloatArray,
-    excess_rate: Any,
-) -> FloatArray:
-    """Return what a higher learning rate makes of a gap at sizes [..., n, 2]."""
-    per_rate = sizes @ (prior.rate_n, prior.rate_d)
-    return np.asarray(per_rate * np.asarray(excess_rate)[..., None])
-
-
 def covariance(
     prior: TrendPrior,
     sizes: FloatArray,
 ) -> FloatArray:
     """Return the covariance [..., n, n] of gaps at sizes [..., n, 2] without noise, at the usual scale."""
-    compute = sizes.sum(axis=-1)
-    across = compute[..., None, :]
-    down = compute[..., :, None]
+    compute = sizes.sum(axis=-1, keepdims=True)
     level = prior.level * (1.0 - prior.fade * compute)
     transient = prior.transient * -np.expm1(-prior.decay * compute) / prior.decay
-    steady = prior.trend**2 * (sizes @ np.swapaxes(sizes, -1, -2))
+    parts = np.concatenate([level, prior.trend * sizes, transient], axis=-1)
+    across = np.swapaxes(compute, -1, -2)
     # The drift sets out from the largest cell to either side, independently.
-    drift = prior.drift**2 * np.minimum(np.abs(down), np.abs(across)) * (down * across > 0)
-    return np.asarray(_outer(level) + steady + _outer(transient) + drift)
-
-
-def _outer(values: FloatArray) -> FloatArray:
-    """Return the outer product [..., n, n] of values [..., n] with themselves."""
-    return values[..., :, None] * values[..., None, :]
+    drift = prior.drift**2 * np.minimum(np.abs(compute), np.abs(across)) * (compute * across > 0)
+    return np.asarray(parts @ np.swapaxes(parts, -1, -2) + drift)
 
 
 def _scales() -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return factors [k] of the variances of a gap and of its noise, and ln of their weights."""
     nodes, weights = hermegauss(NODES)
-    log_weights = np.log(weights / weights.sum())
-    scale, noise = np.meshgrid(nodes, nodes)
-    both_weights = log_weights[:, None] + log_weights
-    return np.exp(2 * SCATTER[0] * scale).ravel(), np.exp(2 * SCATTER[1] * noise).ravel(), both_weights.ravel()
+    factors = np.exp(2 * SCATTER * nodes)
+    scale, noise = np.meshgrid(factors, factors)
+    log_weights = np.log(np.outer(weights, weights) / weights.sum() ** 2)
+    return scale.ravel(), noise.ravel(), log_weights.ravel()
+
+
+def noise_variances(prior: TrendPrior) -> FloatArray:
+    """Return the variances [k] of the noise of a gap of two single runs."""
+    return prior.noise**2 * _scales()[1]
 
 
 def predict_gaps(
     prior: TrendPrior,
     cells: Cells,
     points: FloatArray,
-) -> Gaps:
+) -> Mixture:
     """Predict gaps at points [..., m, 2], ln N and ln D from the largest cell on, from cells; without their noise."""
     n = cells.gaps.shape[-1]
     sizes = np.concatenate([cells.sizes, points], axis=-2)
-    expected = expected_gaps(prior, sizes, cells.excess_rate)
-    residuals = cells.gaps - expected[..., :n]
-    scales, noise_factors, log_prior = _scales()
-    noises = prior.noise**2 * noise_factors
-    joint = scales[:, None, None] * covariance(prior, sizes)[..., None, :, :]
-    single = np.eye(n) / cells.runs[..., None, None, :]
-    root = np.linalg.cholesky(joint[..., :n, :n] + noises[:, None, None] * single)
-    # Both are whitened by the root: residuals [..., k, n, 1], covariances with the points [..., k, n, m].
-    white = np.linalg.solve(root, residuals[..., None, :, None])
-    white_points = np.linalg.solve(root, joint[..., :n, n:])
-    log_determinant = 2 * np.log(np.diagonal(root, axis1=-2, axis2=-1)).sum(axis=-1)
+    # What a higher learning rate makes of a gap.
+    expected = sizes @ (prior.rate_n, prior.rate_d) * np.asarray(cells.excess_rate)[..., None]
+    scales, _, log_odds = _scales()
+    noises = noise_variances(prior)
+    gaps = cells.gaps[..., None, :]
+    variances = noises[:, None] / cells.runs[..., None, :]
     seeds = cells.seed_freedom * (np.log(noises) + cells.seed_variance / noises)
-    log_likelihood = -0.5 * (log_determinant + (white**2).sum(axis=(-2, -1)) + seeds)
-    weights = np.exp(log_softmax(log_prior + log_likelihood, axis=-1))
-    gains = np.swapaxes(white_points, -1, -2)
-    means = expected[..., None, n:] + (gains @ white)[..., 0]
-    return Gaps(weights, means, joint[..., n:, n:] - gains @ white_points, noises)
+    log_odds = log_odds - 0.5 * (n * np.log(noises) + (gaps**2 / variances).sum(axis=-1) + seeds)
+    before = Mixture(
+        log_odds, expected[..., None, :], scales[:, None, None] * covariance(prior, sizes)[..., None, :, :]
+    )
+    return before.given(measure(np.eye(n), gaps, variances)).at(slice(n, None))
 
 
 def fit_slopes(
@@ -207,10 +153,9 @@ def fit_slopes(
 
     `sizes` [n, 2] are ln N and ln D from the largest cell on. Where its runs say little, it falls as other baselines.
     """
-    design = np.column_stack([np.ones(len(sizes)), np.expm1(-POWER * sizes) / POWER])
-    mean = np.array([log_losses[first_largest(np.exp(sizes.sum(axis=1)))], prior.slope, prior.slope])
-    precision = np.diag([1e-4, prior.slope_scatter**-2, prior.slope_scatter**-2])
-    weight = SURFACE_SCATTER**-2
-    covariance_matrix = np.linalg.inv(precision + weight * design.T @ design)
-    slopes = mean + covariance_matrix @ design.T @ (log_losses - design @ mean) * weight
-    return np.asarray(slopes[1:]), np.asarray(covariance_matrix[1:, 1:])
+    basis = np.column_stack([np.ones(len(sizes)), np.expm1(-POWER * sizes) / POWER])
+    largest_loss = log_losses[first_largest(np.exp(sizes.sum(axis=1)))]
+    variances = np.array([LEVEL_SCATTER, prior.slope_scatter, prior.slope_scatter]) ** 2
+    before = Mixture(np.zeros(()), np.array([largest_loss, prior.slope, prior.slope]), np.diag(variances))
+    surface = before.given(measure(basis, log_losses, np.full(len(sizes), SURFACE_SCATTER**2))).at(slice(1, None))
+    return surface.means, surface.covariances

@@ -229,17 +229,14 @@ class Conditions(Summarised):
         """Show the lowest and the highest N, D, D/N and E of the runs."""
         rows = []
         for name, limits in self.fitted_limits().items():
-            low, high = _limits_in_words(name, limits)
-            rows.append((name, low, high))
+            form = "{:g}".format if name == "E" else format_count
+            rows.append((name, *map(form, limits)))
         warnings = (*self.doubts, *self.omitted)
         return Table(("", "from", "to"), rows, title=self._headline(), warnings=warnings)
 
     def to_dict(self) -> Fields:
         """Return plain JSON values that `from_dict` reads."""
-        data = asdict(self)
-        data["objective"] = dict(self.objective)
-        data["ranges"] = [asdict(fitted_range) for fitted_range in self.ranges]
-        return {name: value for name, value in data.items() if value or name not in OPTIONAL}
+        return {name: value for name, value in asdict(self).items() if value or name not in OPTIONAL}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Conditions:
@@ -455,29 +452,9 @@ class RangeCheck(Summarised):
         return condense(self.warnings) or "inside the fitted ranges"
 
     def summary(self) -> Table:
-        """Show the models asked about beside the fitted ranges, and by which factors they leave them.
-
-        N_act and D are compared with the runs of the same E, where there are any; the ranges shown are of all runs.
-        """
-        factors = {}
-        for excess in self._excesses(self._limits_of_each, SLACK):
-            factors[excess.name] = excess.factor
-        rows = []
-        for name, limits in self._limits.items():
-            if name in self._quantities:
-                values = self._quantities[name]
-                lowest = float(values.min())
-                highest = float(values.max())
-                models = dict.fromkeys(_limits_in_words(name, (lowest, highest)))
-                row = (
-                    name,
-                    "…".join(models),
-                    "…".join(_limits_in_words(name, limits)),
-                    factors.get(name, "inside"),
-                )
-                rows.append(row)
-        header = ("", "models", "fitted", "outside by")
-        return Table(header, rows, title=self._headline(), warnings=self.warnings)
+        """Show the fitted ranges of the law, under how far the models leave them."""
+        conditions = self.conditions or Conditions("unknown")
+        return replace(conditions.summary(), title=self._headline(), warnings=self.warnings)
 
     def refuse(self, force: bool = False, alternative: str = "") -> None:
         """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`.
@@ -585,12 +562,6 @@ class RangeCheck(Summarised):
 
 def _widen(low: Any, high: Any, slack: float) -> Intervals:
     return low * (1 - slack), high * (1 + slack)
-
-
-def _limits_in_words(name: str, limits: Interval) -> tuple[str, str]:
-    low, high = limits
-    form = "{:g}".format if name == "E" else format_count
-    return form(low), form(high)
 
 
 def _tuples(data: Mapping[str, Any]) -> Fields:

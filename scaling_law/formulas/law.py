@@ -128,8 +128,7 @@ class Formula(Summarised):
 
         More than `unique_tokens` are repetitions: these and excess parameters count for less (`effective`).
         Text such as "1B" is read. ValueError for missing or unknown variables, shapes that do not broadcast, values
-        ≤ 0 or not finite, and E < 1. Never refused, however far the question extrapolates: see `warnings` and
-        `beyond_guard`.
+        ≤ 0 or not finite, and E < 1. Never refused, however far the question extrapolates: see `warnings` and `check`.
         """
         inputs = self._inputs(n_active, tokens, experts, **variables)
         return self._loss_of(self.columns, inputs, unique_tokens)
@@ -298,10 +297,6 @@ class Formula(Summarised):
     def warnings(self, *sizes: Values, **variables: Values) -> list[str]:
         """Say how far these models (as of `check`) lie outside the runs, a sentence each; [] inside."""
         return [*self.check(*sizes, **variables).warnings]
-
-    def beyond_guard(self, *sizes: Values, **variables: Values) -> BoolArray:
-        """Return where a model (as of `check`) lies too far from the runs to act on the answer."""
-        return self.check(*sizes, **variables).beyond
 
     def check(
         self,

@@ -144,12 +144,11 @@ class Transform:
     def refuse_disorder(self, values: Mapping[str, float]) -> None:
         """Raise ValueError for parameters below their lower bounds."""
         for parameter in self.parameters:
-            bounds = {f"{parameter.floor:g}": parameter.floor}
+            bound = parameter.floor
             if parameter.above:
-                bounds[parameter.above] = values[parameter.above]
-            if values[parameter.name] <= max(bounds.values()):
-                assignments = ", ".join(f"{p.name}={values[p.name]!r}" for p in self.parameters)
-                raise InputError(f"{assignments}: needs {' < '.join([*bounds, parameter.name])}")
+                bound = max(bound, values[parameter.above])
+            if values[parameter.name] <= bound:
+                raise InputError(f"{parameter.name}={values[parameter.name]!r} must be above {bound:g}")
 
 
 @dataclass(frozen=True)

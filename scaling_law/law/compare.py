@@ -127,8 +127,7 @@ def compare(
     budget = cast(float, flops)
     limits = Limits.of(memory=memory, vocab_size=vocab_size, like=like)
     if laws is None:
-        names = [name for name, law in SHELF.items() if law.published and law.answers == "loss"]
-        names = [name for name in names if "tokens" in SHELF[name].variables]
+        names = [name for name, law in SHELF.items() if law.has_optimum]
     else:
         names = list(laws)
         if not names:
@@ -177,7 +176,9 @@ def _row_of(
     """Return the row of a law and its optimum."""
     return {
         "law": paper.name,
-        **{name: getattr(paper, name) for name in ("citation", "corpus", "tokenizer")},
+        "citation": paper.citation,
+        "corpus": paper.corpus,
+        "tokenizer": paper.tokenizer,
         **{name: getattr(optimum, name, None) for name in COLUMNS},
         "warnings": () if optimum is None else optimum.warnings,
         "granularity": granularity,

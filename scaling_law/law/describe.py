@@ -6,13 +6,13 @@ The law's E is `Architecture.experts_equivalent`; a warning names what this leav
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from hub.base.errors import InputError, reason_of
-from hub.base.fields import UNREAD, Field, field, reads
+from hub.base.errors import reason_of
+from hub.base.fields import Field, field, reads
 from hub.base.notices import about
 from hub.base.tables import Table
 from hub.base.types import Fields, Strings
@@ -21,14 +21,14 @@ from scaling_law.answer.answer import Answer, plain
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import JointLaw, Law
-from scaling_law.machine.gpus import named_gpu
 from scaling_law.planning.limits import of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import describe_experts
-from scaling_law.planning.question import Context, Count, Force, RunTokens
+from scaling_law.planning.question import Context, Force, RunTokens
 from scaling_law.size.architecture import EXPERT_VARIABLES, Architecture
 from scaling_law.size.arrays import Interval
+from scaling_law.size.config_fields import Precision
 from scaling_law.size.model_configs import Model, read_model
 
 SCAN = "The scan of a state counts 4 FLOPs per element and token; kernels that scan in chunks do more."
@@ -140,36 +140,6 @@ class Description(Answer):
             flops["inference_exact"] = a.inference_flops(1, self.context)
         return flops
 
-    @reads
-    def mfu(
-        self,
-        tokens_per_second: Count,
-        gpu: Annotated[str, UNREAD] = "h100",
-        gpus: Annotated[float, Field(gt=0)] = 1,
-    ) -> float:
-        """Return the model FLOPs utilisation of a training run: its FLOP/s over the peak of its GPUs.
-
-        The FLOPs of a token are those of `flops_per_token`: with a context all matrix products at that sequence
-        length, else 6 N_act. Work that is done again for activation checkpointing does not count (Chowdhery et al.
-        2022, arXiv 2204.02311, Appendix B).
-
-        Args:
-            tokens_per_second: of all GPUs together.
-            gpu: such as "h100", or "peak=148T,memory=96GB"; its peak is that of dense bf16 products (`machine.gpus`).
-            gpus: how many.
-
-        ValueError for a GPU that is not listed, and for a speed beyond the peak.
-        """
-        speed = cast(float, tokens_per_second)
-        device = named_gpu(gpu)
-        peak_flops = gpus * device.peak_flops
-        flops = self.flops_per_token()
-        utilisation = speed * flops.get("training_exact", flops["training"]) / peak_flops
-        if utilisation > 1:
-            reason = f"{utilisation:.3g} times the peak of {gpus:g} {device.name}"
-            raise InputError(f"tokens_per_second={speed:g} must be what these GPUs can reach: it is {reason}")
-        return utilisation
-
     def _bytes(self) -> dict[str, float]:
         a = self.architecture
         memory_bytes = {
@@ -187,64 +157,38 @@ class Description(Answer):
         """Show the model, and the prediction if there is one."""
         model = self.model
         a = self.architecture
-        active = f"{format_count(a.n_active)}, {format_count(a.n_active_non_embedding)}"
-        total = f"{format_count(a.n_total)}, {format_count(a.n_total_non_embedding)}"
-        left_out = ", ".join(f"{name} {format_count(count)}" for name, count in model.left_out.items())
-        memory_bytes = self._bytes()
-        training_state = format_bytes(a.training_state_bytes)
+        sizes = {
+            "active": a.n_active,
+            "active without embedding and head": a.n_active_non_embedding,
+            "total": a.n_total,
+            "total without embedding and head": a.n_total_non_embedding,
+            "in tables that are only looked up": a.lookup_parameters,
+        }
         lines = {"architecture": shape_of(a)}
         if a.spans or a.attention_blocks is not None:
             lines["attention"] = attention_of(a)
         lines["experts"] = describe_experts(a)
-        lines["active"] = f"{active} without embedding and head"
-        lines["total"] = f"{total} without embedding and head"
-        if a.lookup_parameters:
-            lines["looked up"] = f"{format_count(a.lookup_parameters)} in tables beside the embedding, in no product"
-        lines["exact"] = f"{model.parameters:,} parameters, with {left_out}"
-        lines["FLOPs per token"] = _flops(**self.flops_per_token())
-        lines["memory"] = f"weights {self._weights()}, training state {training_state}"
-        lines["KV cache"] = self._cache(memory_bytes)
+        lines["parameters"] = _enumerate(sizes, format_count)
+        lines["exact"] = f"{model.parameters:,} parameters, with {_enumerate(model.left_out, format_count)}"
+        flops = self.flops_per_token()
+        context = flops.pop("context", None)
+        lines["FLOPs per token"] = _enumerate(flops, format_flops)
+        element_bytes = f"{self.bytes_per_parameter:g} a parameter, {self.bytes_per_kv:g} an element of the cache"
+        lines["bytes"] = f"{_enumerate(self._bytes(), format_bytes)} ({element_bytes})"
+        if model.precision is not None:
+            lines["checkpoint"] = _describe_checkpoint(a, model.precision)
         lines["E of the law"] = f"{a.experts_equivalent:.4g}, total over active feed-forward width"
         notes = [*model.notes]
+        if context is not None:
+            notes.append(f"Exact FLOPs have attention without the causal half, at {context:,.0f} positions.")
         keeps_state = any(span.once and span.cached for span in a.spans)
-        if keeps_state and self.context is not None:
+        if keeps_state and context is not None:
             notes.append(SCAN)
         if self.prediction is not None:
             lines.update(_predicted(a, self.prediction))
             notes.append(OTHER_CORPUS)
         title = f"{self.verdict}\n{model.model_type}  ({self.law})"
         return Table((), list(lines.items()), title=title, notes=notes, warnings=self.warnings)
-
-    def _weights(self) -> str:
-        """Say how many bytes the weights take, in which precision, and how many those of the checkpoint take."""
-        a = self.architecture
-        size = self.bytes_per_parameter
-        text = format_bytes(a.weight_bytes(size))
-        text += " in bf16" if size == 2 else f" with {size:g} B a parameter"
-        checkpoint = self.model.precision
-        if checkpoint is None:
-            return text
-        name = checkpoint.name
-        own_size = checkpoint.bytes_per_parameter
-        if own_size not in (None, size):
-            name += f": --bytes-per-parameter {own_size:g} gives {format_bytes(a.weight_bytes(own_size))}"
-        return f"{text} (the checkpoint is {name})"
-
-    def _cache(self, sizes: Mapping[str, float]) -> str:
-        """Say how many bytes the cache takes."""
-        element = "bf16" if self.bytes_per_kv == 2 else f"{self.bytes_per_kv:g} bytes an element"
-        text = f"{format_bytes(sizes['kv_cache_per_token'])} a token"
-        if sizes["kv_cache_per_sequence"]:
-            text += f" and {format_bytes(sizes['kv_cache_per_sequence'])} a sequence, once it is long"
-        if "kv_cache" in sizes:
-            tokens = self.kv_tokens or self.context or 0.0
-            sequences = tokens / min(self.context or tokens, tokens)
-            text += f"; {format_bytes(sizes['kv_cache'])} for {tokens:,.0f} tokens"
-            if sequences > 1:
-                text += f" in {sequences:,.4g} sequences"
-        if any(span.entry_bytes for span in self.architecture.spans):
-            element += ", states in types of their own"
-        return f"{text} ({element})"
 
 
 @reads
@@ -278,11 +222,15 @@ def describe(
     """
     model = read_model(source, revision)
     law = law or JointLaw.published()
-    warnings = [*model.warnings, *explain_ignored(model.architecture, law)]
+    a = model.architecture
+    warnings = [*model.warnings]
+    ignored = ", ".join(unknown_parts(a, law))
+    if ignored:
+        warnings.append(f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {ignored}")
     prediction = None
     check = None
     if tokens is not None:
-        variables = of_law(law, {**model.architecture.variables(), "tokens": tokens})
+        variables = of_law(law, {**a.variables(), "tokens": tokens})
         check = law.check(**variables)
         sizes = {
             "bytes_per_parameter": bytes_per_parameter,
@@ -290,12 +238,11 @@ def describe(
             "kv_tokens": kv_tokens or 0.0,
             "context": context,
         }
-        prediction = _predict(law, model.architecture, variables, check, sizes, force)
+        prediction = _predict(law, a, variables, check, sizes, force)
         warnings += check.warnings
         if prediction.optimum is not None:
             for warning in prediction.optimum.warnings:
                 warnings.append(about("the law's choice", warning, "the law's choice extrapolates"))
-    a = model.architecture
     columns = {
         "model": [model.name],
         "experts": a.experts_equivalent,
@@ -317,14 +264,6 @@ def describe(
         check=check,
         notes=tuple(warnings),
     )
-
-
-def explain_ignored(a: Architecture, law: Law) -> list[str]:
-    """Write a sentence on the features of this architecture that the law ignores; [] for none."""
-    names = ", ".join(unknown_parts(a, law))
-    if not names:
-        return []
-    return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"]
 
 
 def unknown_parts(a: Architecture, law: Law) -> list[str]:
@@ -426,12 +365,17 @@ def attention_of(a: Architecture) -> str:
     return ", ".join(phrases) or "no block has keys, and no state is known"
 
 
-def _flops(training: float, inference: float, context: float | None = None, **exact: float) -> str:
-    text = f"{format_flops(training)} of training (6 N), {format_flops(inference)} of inference"
-    if context is None:
-        return text
-    exact_flops = " and ".join(map(format_flops, exact.values()))
-    return f"{text}; with attention without the causal half, at {context:,.0f} positions: {exact_flops}"
+def _enumerate(amounts: Mapping[str, float], form: Callable[[float], str]) -> str:
+    """Write amounts behind their names, without those that are 0."""
+    return ", ".join(f"{name.replace('_', ' ')} {form(amount)}" for name, amount in amounts.items() if amount)
+
+
+def _describe_checkpoint(a: Architecture, precision: Precision) -> str:
+    """Name the precision of the checkpoint's weights, and their bytes where these are known."""
+    size = precision.bytes_per_parameter
+    if size is None:
+        return precision.name
+    return f"{precision.name}: --bytes-per-parameter {size:g} gives {format_bytes(a.weight_bytes(size))}"
 
 
 def _predicted(a: Architecture, prediction: PredictedLoss) -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hub.base.errors import InputError
-from hub.base.tables import Table
 from hub.base.types import Fields, Strings
 from scaling_law.formulas import Form
 from scaling_law.law.base import Law
@@ -86,14 +85,3 @@ class StackLaw(Law):
             loss = law.evaluate(coefficients[place], inputs)
             log_loss = log_loss + weight * np.log(loss if "experts" in law.variables else loss * gain)
         return np.exp(log_loss)
-
-    def summary(self) -> Table:
-        """Show the weight of each law, and the law."""
-        rows = [(f"{weight:.2f}", repr(law)) for law, weight in zip(self.laws, self.weights, strict=True)]
-        notes = [self.conditions.provenance] if self.conditions else []
-        return Table(("weight", "law"), rows, title=self.formula, notes=notes)
-
-    def __repr__(self) -> str:
-        names = [f"{weight:.2f} {law.name}" for law, weight in zip(self.laws, self.weights, strict=True)]
-        text = f"StackLaw({', '.join(names)})"
-        return text if self.draws is None else f"{text}  # {len(self.draws)} draws"

@@ -116,42 +116,34 @@ def _batch_traffic(
         return {}
     tp = degrees.tp
     ep = np.asarray(degrees.ep)
-    _, outer, inner, all_inner = stage_of(model, tp, degrees.pp, ep)
+    _, outer, inner, all_inner, _ = stage_of(model, tp, degrees.pp, ep)
     # Parameters of the experts on one GPU, if they are divided.
     experts = np.where(ep > 1, (all_inner - inner) / np.maximum(ep - 1, 1), 0.0)
     shards = degrees.fsdp * degrees.cp
     if sharding != "fsdp2":
         shards = degrees.dp * shards
 
-    def ring(bytes_of: Any, times: Any) -> Any:
+    def ring(weight_bytes: Any, outer_bytes: Any, times: Any) -> Any:
         """Count the bytes of the dense part and of experts, a ring each, as if over the larger group."""
-        dense = times * (1 - 1 / np.maximum(shards, 1)) * bytes_of(inner - experts, outer)
-        return dense + times * (1 - 1 / np.maximum(shards / ep, 1)) * bytes_of(experts, 0.0)
+        dense = times * (1 - 1 / np.maximum(shards, 1)) * (weight_bytes * (inner - experts) + outer_bytes)
+        return dense + times * (1 - 1 / np.maximum(shards / ep, 1)) * (weight_bytes * experts)
 
-    def gradient_bytes(weights: Any, outer_weights: Any) -> Any:
-        return GRADIENT_BYTES * (weights + outer_weights)
-
-    def half_bytes(weights: Any, outer_weights: Any) -> Any:
-        return HALF * (weights + outer_weights)
-
-    def gathered_bytes(weights: Any, outer_weights: Any) -> Any:
-        # The head is gathered once, because the backward pass begins with it.
-        head = outer if model.tied_embeddings else outer / 2
-        times = np.where(reshard, 2.0, 1.0)
-        gathered = np.where(outer_weights, times * (outer - head) + head, 0.0)
-        return HALF * times * weights + WEIGHT_BYTES * gathered
-
+    gradients = GRADIENT_BYTES * outer
     if sharding == "ddp":
-        return {"all-reduce": Sent(ring(gradient_bytes, 2), shards, tp)}
+        return {"all-reduce": Sent(ring(GRADIENT_BYTES, gradients, 2), shards, tp)}
     if sharding == "zero1":
         return {
-            "reduce-scatter": Sent(ring(gradient_bytes, 1), shards, tp),
-            "all-gather": Sent(ring(half_bytes, 1), shards, tp),
+            "reduce-scatter": Sent(ring(GRADIENT_BYTES, gradients, 1), shards, tp),
+            "all-gather": Sent(ring(HALF, HALF * outer, 1), shards, tp),
         }
-    between_groups = 2 * (1 - 1 / np.asarray(degrees.dp)) * gradient_bytes(all_inner, outer) / shards
+    # The head is gathered once, because the backward pass begins with it.
+    head = outer if model.tied_embeddings else outer / 2
+    times = np.where(reshard, 2.0, 1.0)
+    gathered = WEIGHT_BYTES * (times * (outer - head) + head)
+    between_groups = 2 * (1 - 1 / np.asarray(degrees.dp)) * (GRADIENT_BYTES * (all_inner + outer)) / shards
     return {
-        "all-gather": Sent(ring(gathered_bytes, passes), shards, tp),
-        "reduce-scatter": Sent(ring(gradient_bytes, passes), shards, tp),
+        "all-gather": Sent(ring(HALF * times, gathered, passes), shards, tp),
+        "reduce-scatter": Sent(ring(GRADIENT_BYTES, gradients, passes), shards, tp),
         "all-reduce": Sent(passes * between_groups, degrees.dp, tp * shards),
     }
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -48,10 +48,10 @@ RESERVED = 2e9
 ROUNDED = 1 - 1e-9
 # A step that computes the forward pass twice takes this many times its FLOPs.
 RECOMPUTED = 4 / 3
-# Features of each engine, of `Option.uses`; "megatron" stands for engines with all of them.
+# Shardings and degrees of each engine beside FSDP2 and HSDP; "megatron" stands for engines with all of them.
 ENGINES: Mapping[str, frozenset[str]] = {
-    TRAIN_PY: frozenset({"ddp", "fsdp", "hsdp", "ep"}),
-    MEGATRON: frozenset({"ddp", "zero1", "fsdp", "hsdp", "ep", "tp", "pp", "cp"}),
+    TRAIN_PY: frozenset({"ddp", "ep"}),
+    MEGATRON: frozenset({"ddp", "zero1", "ep", "tp", "pp", "cp"}),
 }
 # Degrees by which GPUs share one model's work.
 WITHIN = ("tp", "pp", "ep", "cp")
@@ -90,18 +90,6 @@ class Option(Degrees):
     sharding: Sharding
     gradient_checkpointing: Any
     reshard: Any = True
-
-    @property
-    def uses(self) -> frozenset[str]:
-        """Features that an engine must have for it, of the names in `ENGINES`."""
-        features = {name for name in WITHIN if getattr(self, name) > 1}
-        if self.sharding == "fsdp2":
-            features.add("fsdp")
-            if self.dp > 1:
-                features.add("hsdp")
-        elif self.sharding != "none":
-            features.add(self.sharding)
-        return frozenset(features)
 
     def beside(self, dimensions: int) -> Option:
         """Append axes of length 1 to the arrays of a `_Group`, which then broadcast with models of so many."""
@@ -319,10 +307,9 @@ class Layouts:
 
     def steps(self, model: Sized) -> Steps:
         """Find the fastest steps of these models in the largest batch, of options that fit."""
-        candidates = self._candidates()
-        largest = max(self.batches)
-        shape = np.shape(model.n_total)
-        costs = self._costs(model, candidates, largest)
+        options = [self._candidates().in_batch(batch) for batch in self.batches]
+        costs_of_stages = list(map(partial(self._costs, model), options, self.batches))
+        costs = costs_of_stages[int(np.argmax(self.batches))]
         fits = costs.memory_bytes <= self.available
         seconds = np.where(fits, np.maximum(costs.slowdown * costs.compute, costs.exchange), np.inf)
         best = first_smallest(seconds)
@@ -330,17 +317,12 @@ class Layouts:
         gpu_shares = []
         slowdowns = []
         exchanges = []
-        for batch in self.batches:
-            of_stage = candidates
-            costs_of_stage = costs
-            if batch < largest:
-                of_stage = candidates.in_batch(batch)
-                costs_of_stage = self._costs(model, of_stage, batch)
+        for of_stage, costs_of_stage in zip(options, costs_of_stages, strict=True):
             every_share = [self.gpu_share(group.option) for group in of_stage.groups]
             gpu_shares.append(GpuShare(*(of_stage.join(values)[best] for values in zip(*every_share, strict=True))))
             slowdowns.append(np.where(is_possible, _choose(costs_of_stage.slowdown, best), np.inf))
             exchanges.append(_choose(costs_of_stage.exchange, best))
-        least = costs.memory_bytes.min(0).reshape(shape)
+        least = costs.memory_bytes.min(0)
         return Steps(best, tuple(gpu_shares), np.stack(slowdowns), np.stack(exchanges), is_possible, least)
 
     def _costs(self, model: Sized, candidates: _Candidates, batch: int) -> _Costs:
@@ -439,7 +421,7 @@ class _Candidates(NamedTuple):
     groups: list[_Group]
 
     def in_batch(self, batch: int) -> _Candidates:
-        """Return the options in a smaller batch, with the largest micro-batches that divide theirs and its shares."""
+        """Return the options in a batch, with the largest micro-batches that divide theirs and its shares."""
         groups = []
         for option, rows in self.groups:
             sizes = np.gcd(option.micro_batch_sequences, batch // (option.dp * option.fsdp))
@@ -504,9 +486,8 @@ def _candidate_layouts(engine: str, gpus: int, shared: int, largest: int, node: 
             continue
         sequences = largest // replicas
         sizes = _divisors(sequences)
-        for shape in _shardings(replicas, replicas * cp == 1, node):
-            uses = Option(1, gradient_checkpointing=False, **shape).uses
-            if not uses <= features or ("fsdp" in uses and tp * pp > 1):
+        for shape in _shardings(features, replicas, replicas * cp == 1, node):
+            if shape["sharding"] == "fsdp2" and tp * pp > 1:
                 continue
             # GPUs among which experts can be divided.
             sharers = {"none": 1, "ddp": 1, "zero1": replicas}.get(shape["sharding"], shape.get("fsdp", 1)) * cp
@@ -548,11 +529,12 @@ def _without_repeats(options: list[Option], table: IntArray, name: str) -> Any:
     return values
 
 
-def _shardings(replicas: int, is_alone: bool, node: int) -> list[dict[str, Any]]:
+def _shardings(features: frozenset[str], replicas: int, is_alone: bool, node: int) -> list[dict[str, Any]]:
     """List how GPUs that share batches may hold the state, the simplest first; HSDP shards within nodes."""
     if is_alone:
         return [{"sharding": "none"}]
-    shardings: list[dict[str, Any]] = [{"sharding": way, "dp": replicas} for way in ("ddp", "zero1")]
+    ways = [way for way in ("ddp", "zero1") if way in features]
+    shardings: list[dict[str, Any]] = [{"sharding": way, "dp": replicas} for way in ways]
     groups = [1]
     if replicas > node and replicas % node == 0:
         groups.append(replicas // node)

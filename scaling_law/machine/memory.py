@@ -139,10 +139,19 @@ def training_memory(
     a = architecture
     half = precision == "bf16"
     passes = np.asarray(passes)
-    share = _share_of_device(a, tp, pp, ep, sharding, devices)
-    state = MOMENT_BYTES * share.owned
+    stage = stage_of(a, tp, pp, ep)
+    # FSDP2 gathers weights; it and "zero1" share the state.
+    is_gathered = sharding == "fsdp2" and bool(np.any(np.asarray(devices) > 1))
+    is_state_shared = is_gathered or sharding == "zero1"
+    parameters = stage.inner + stage.outer + stage.router
+    owned = parameters
+    owned_matrices = stage.inner
+    if is_state_shared:
+        owned = (stage.all_inner + stage.router + stage.outer) / devices
+        owned_matrices = stage.all_inner / devices
+    state = MOMENT_BYTES * owned
     if optimizer == "muon":
-        state = state - (MOMENT_BYTES - MOMENTUM_BYTES) * share.owned_matrices
+        state = state - (MOMENT_BYTES - MOMENTUM_BYTES) * owned_matrices
 
     # Rows that the experts compute, by token and active expert: a buffer has as many as the capacity. Divided experts
     # compute buffers on every device; without a capacity they are taken to get equally many tokens.
@@ -152,9 +161,9 @@ def training_memory(
     stream = tokens * a.d_model * SINGLE
     block = tokens * _block_activations(a, half, rows)
     # Casts live as long as a step; what FSDP2 gathers is in that precision already, and so are Megatron's weights.
-    casts = HALF * share.inner if half and not share.is_state_shared else 0.0
+    casts = HALF * stage.inner if half and not is_state_shared else 0.0
     micro_batches = np.where(np.asarray(pp) > 1, np.minimum(pp, passes), 1)
-    saved_blocks = share.blocks * micro_batches
+    saved_blocks = stage.blocks * micro_batches
     everything = saved_blocks * block + casts
     streams = saved_blocks * stream + casts
     backward = _Backward(
@@ -164,17 +173,19 @@ def training_memory(
         head_workspace=_head_workspace(a, tokens, half, on_cpu),
         block_workspace=_block_workspace(a, tokens, half, rows),
     )
-    if share.is_gathered:
+    if is_gathered:
         head = 1.0 * a.vocab_size * a.d_model
-        moments = _moments_of_shards(backward, share, head, HALF if half else SINGLE, passes, reshard, reduces_once)
+        between_passes = np.where(reduces_once & (passes > 1), parameters, owned)
+        gathered_bytes = HALF if half else SINGLE
+        moments = _moments_of_shards(backward, stage, owned, between_passes, head, gathered_bytes, passes, reshard)
     else:
         # The gradients of one matrix of all experts, before they are added.
         stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert / (ep * tp)
         is_summed = (passes > 1) | (sharding in ("ddp", "zero1"))
-        moments = _moments_of_whole(backward, share, casts, stacked, passes, is_summed)
-    weights = WEIGHT_BYTES * share.owned
+        moments = _moments_of_whole(backward, parameters, casts, stacked, passes, is_summed)
+    weights = WEIGHT_BYTES * owned
     if sharding == "zero1":
-        weights = HALF * share.parameters + weights
+        weights = HALF * parameters + weights
     return TrainingMemory(_as_number(weights), _as_number(state), tuple(moments))
 
 
@@ -201,15 +212,17 @@ def check_counts(**counts: Any) -> None:
 
 
 class Stage(NamedTuple):
-    """Blocks of the longest stage of a pipeline, and one device's parameters: `outer` at its ends, `inner` between.
+    """Blocks of the longest stage of a pipeline, and the parameters that one device computes with.
 
-    `all_inner` are those between with the experts of all devices. Routers are not counted.
+    `outer` are of embedding and head, `inner` of the matrices between, `all_inner` of these with the experts of all
+    devices, `router` of routers.
     """
 
     blocks: Any
     outer: Any
     inner: Any
     all_inner: Any
+    router: Any
 
 
 def stage_of(a: Sized, tp: Any, pp: Any, ep: Any) -> Stage:
@@ -224,50 +237,8 @@ def stage_of(a: Sized, tp: Any, pp: Any, ep: Any) -> Stage:
     undivided = a.n_total_non_embedding - routed * (1 - 1 / np.asarray(ep))
     inner = undivided * blocks / a.blocks / tp
     all_inner = a.n_total_non_embedding * blocks / a.blocks / tp
-    return Stage(blocks, end_parameters, inner, all_inner)
-
-
-class _Share(NamedTuple):
-    """Blocks and parameters of one device: those that its stage computes with, and those whose state it owns.
-
-    `outer` are of embedding and head, `inner` of the matrices between, `all_inner` of these with the experts of all
-    devices. FSDP2 gathers weights (`is_gathered`); it and "zero1" share the state.
-    """
-
-    blocks: Any
-    outer: Any
-    inner: Any
-    all_inner: Any
-    router: Any
-    owned: Any
-    owned_matrices: Any
-    is_gathered: bool
-    is_state_shared: bool
-
-    @property
-    def parameters(self) -> Any:
-        return self.inner + self.outer + self.router
-
-
-def _share_of_device(
-    a: Sized,
-    tp: Any,
-    pp: Any,
-    ep: Any,
-    sharding: Sharding,
-    devices: Any,
-) -> _Share:
-    """Count the parameters of one device."""
-    blocks, outer, inner, all_inner = stage_of(a, tp, pp, ep)
     router = a.routed_blocks * a.d_model * np.where(a.experts > 1, a.experts, 0) * blocks / a.blocks
-    is_gathered = sharding == "fsdp2" and bool(np.any(np.asarray(devices) > 1))
-    is_state_shared = is_gathered or sharding == "zero1"
-    owned = inner + outer + router
-    owned_matrices = inner
-    if is_state_shared:
-        owned = (all_inner + router + outer) / devices
-        owned_matrices = all_inner / devices
-    return _Share(blocks, outer, inner, all_inner, router, owned, owned_matrices, is_gathered, is_state_shared)
+    return Stage(blocks, end_parameters, inner, all_inner, router)
 
 
 # ------------------------------------------------------------------ moments of a step where the peak may be
@@ -288,7 +259,7 @@ class _Backward(NamedTuple):
 
 def _moments_of_whole(
     backward: _Backward,
-    share: _Share,
+    parameters: Any,
     casts: Any,
     stacked: Any,
     passes: Any,
@@ -298,7 +269,7 @@ def _moments_of_whole(
 
     `stacked` are bytes of the gradients of stacked experts; `is_summed`: gradients exist before the backward pass.
     """
-    gradients = GRADIENT_BYTES * share.parameters
+    gradients = GRADIENT_BYTES * parameters
     before = gradients * is_summed
     return [
         Moment(before, backward.head_activations, backward.head_workspace),
@@ -310,24 +281,26 @@ def _moments_of_whole(
 
 def _moments_of_shards(
     backward: _Backward,
-    share: _Share,
+    stage: Stage,
+    owned: Any,
+    between_passes: Any,
     head: Any,
-    compute: float,
+    gathered_bytes: float,
     passes: Any,
     reshard: Any,
-    reduces_once: bool,
 ) -> list[Moment]:
-    """List the moments of FSDP2, block by block; a weight has `compute` bytes where it is gathered."""
-    block_weights = (share.all_inner + share.router) / share.blocks
-    gathered = (share.parameters - share.outer) / share.blocks
-    # Gradients are there in the precision of the weights, then as an fp32 sum that lives until the next is summed.
-    block = compute * gathered
-    block_sum = SINGLE * gathered
-    fraction = share.owned / (share.outer + share.blocks * block_weights)
-    # Weights that are gathered ahead, the embedding too.
-    ahead = np.where(reshard, 2.0 * block, share.blocks * block + SINGLE * (share.outer - head))
+    """List the moments of FSDP2, block by block; a weight has `gathered_bytes` where it is gathered.
 
-    between_passes = np.where(reduces_once & (passes > 1), share.parameters, share.owned)
+    `between_passes` are parameters whose gradients wait for the next micro-batch.
+    """
+    block_weights = (stage.all_inner + stage.router) / stage.blocks
+    gathered = (stage.inner + stage.router) / stage.blocks
+    # Gradients are there in the precision of the weights, then as an fp32 sum that lives until the next is summed.
+    block = gathered_bytes * gathered
+    block_sum = SINGLE * gathered
+    fraction = owned / (stage.outer + stage.blocks * block_weights)
+    # Weights that are gathered ahead, the embedding too.
+    ahead = np.where(reshard, 2.0 * block, stage.blocks * block + SINGLE * (stage.outer - head))
 
     def gradients(count: Any) -> Any:
         return GRADIENT_BYTES * np.where(passes > 1, between_passes, fraction * count)
@@ -336,7 +309,7 @@ def _moments_of_shards(
     at_head = backward.head_workspace + SINGLE * head + np.where(reshard, 0.0, ahead)
     in_block = backward.block_workspace
     before_last = in_block - SINGLE * head + ahead + block + block_sum
-    has_others = np.asarray(share.blocks) > 1
+    has_others = np.asarray(stage.blocks) > 1
     above = gradients(head + block_weights)
     return [
         Moment(gradients(0.0), backward.head_activations, at_head),

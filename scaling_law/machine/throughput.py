@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +22,7 @@ from hub.base.errors import InputError, literal
 from hub.base.fields import LARGEST, NUMBERS, UNREAD, Field, reads
 from hub.base.notices import Notice
 from hub.base.types import Fields
-from scaling_law.answer.answer import Listed
+from scaling_law.answer.answer import Listed, plain
 from scaling_law.machine.efficiency import SMALL, TRAIN_PY, Engine, rates_of_engine
 from scaling_law.machine.gpus import SHEET, named_gpu
 from scaling_law.size.architecture import Architecture, Span
@@ -55,7 +55,7 @@ OF_TOKENS = ("flops", "routed_flops", "activations", "routing")
 
 @dataclass(frozen=True)
 class ModelWork:
-    """Properties of a model that decide its step time: arrays of one shape, or numbers.
+    """Properties of a model that decide its step time, numbers, or arrays of one shape for `Widths`.
 
     They are by token where a line below does not say more.
 
@@ -66,7 +66,6 @@ class ModelWork:
         activations: elements that a block hands on, of all blocks.
         routed: elements that are sent to experts, of all blocks; 0 for a dense model.
         n_total: all parameters of the model.
-        n_active: parameters that one token uses, embedding included, for warnings about the measured range.
         n_blocks: blocks of the model.
         bounded: pairs of a span of other blocks (windows, selections, states) and its elements by entry.
     """
@@ -76,18 +75,15 @@ class ModelWork:
     activations: Any
     routed: Any
     n_total: Any
-    n_active: Any
     n_blocks: Any
     bounded: tuple[tuple[Span, Any], ...] = ()
 
     @classmethod
-    def of(cls, model: Sized | Sequence[Architecture]) -> ModelWork:
-        """Describe one architecture (numbers), or several (arrays)."""
+    def of(cls, model: Sized) -> ModelWork:
+        """Describe an architecture (numbers), or widths (arrays)."""
         refuse_none("model", model)
-        if isinstance(model, Sequence) and not isinstance(model, str):
-            return cls._stack([cls.of(architecture) for architecture in model])
         if not hasattr(model, "forward_flops"):
-            raise InputError(f"model={model!r} must be an Architecture, or several")
+            raise InputError(f"model={model!r} must be an Architecture")
         a = model
         routed = a.routed_blocks * a.experts_per_token * a.d_model
         return cls(
@@ -96,25 +92,9 @@ class ModelWork:
             activations=1.0 * a.blocks * a.d_model,
             routed=1.0 * np.where(np.asarray(a.experts) > 1, routed, 0.0),
             n_total=1.0 * a.n_total,
-            n_active=1.0 * a.n_active,
             n_blocks=1.0 * a.blocks,
             bounded=tuple((span, size) for span, size in a.products if not span.sees_all),
         )
-
-    @classmethod
-    def _stack(cls, works: Sequence[ModelWork]) -> ModelWork:
-        """Stack the work of several models to arrays; the elements of a bounded span are 0 in other models."""
-        if not works:
-            raise InputError("model=[] must be an Architecture, or several")
-        numbers: Fields = {}
-        for work_field in fields(cls):
-            if work_field.name != "bounded":
-                numbers[work_field.name] = np.array([getattr(work, work_field.name) for work in works])
-        is_model = np.eye(len(works))
-        bounded = []
-        for i, work in enumerate(works):
-            bounded += [(span, is_model[i] * size) for span, size in work.bounded]
-        return cls(**numbers, bounded=tuple(bounded))
 
     def in_step(
         self,
@@ -147,10 +127,11 @@ class ModelWork:
         }
 
 
-Model = Sized | Sequence[Architecture] | ModelWork
+Model = Sized | ModelWork
 
 
-class Measurement(NamedTuple):
+@dataclass(frozen=True)
+class Measurement:
     """Seconds of a step of `tokens_per_step` tokens, and bytes at the peak of one device (None: unknown)."""
 
     architecture: Architecture
@@ -236,7 +217,7 @@ class Throughput(Listed):
         sequence_length: int | None = None,
         devices: int | None = None,
         shards: Numbers = 1,
-        is_sharded: ArrayLike = False,
+        is_sharded: Numbers = False,
     ) -> Any:
         """Compute the seconds of a step of `tokens_per_step` tokens, shared by `devices` (default: as measured).
 
@@ -245,10 +226,6 @@ class Throughput(Listed):
         measured is taken to share the tokens evenly at no cost: gradients travel as in the measurements. ValueError
         unless all numbers are positive.
         """
-        try:
-            is_sharded = np.asarray(is_sharded, bool)
-        except (TypeError, ValueError):
-            raise InputError(f"is_sharded={literal(is_sharded)} must be true or false, one or several") from None
         work = self._work(
             model,
             tokens_per_step=tokens_per_step,
@@ -296,7 +273,7 @@ class Throughput(Listed):
 
     def warnings(
         self,
-        model: Model,
+        model: Sized,
         devices: int | None = None,
         tokens_per_step: float | None = None,
     ) -> tuple[str, ...]:
@@ -315,20 +292,18 @@ class Throughput(Listed):
             notes += self._outside_measurements(model, tokens_per_step)
         return tuple(notes)
 
-    def _outside_measurements(self, model: Model, tokens_per_step: float | None) -> list[str]:
+    def _outside_measurements(self, model: Sized, tokens_per_step: float | None) -> list[str]:
         """Say which sizes and shapes of models, and which tokens of a step, lie outside of those that were timed."""
         notes = []
-        work = _work_of(model)
         architectures = [measurement.architecture for measurement in self.measurements]
-        timed_work = ModelWork.of(architectures)
-        for name, size in {"active": "n_active", "total": "n_total"}.items():
-            most = float(np.max(getattr(work, size)))
-            largest = float(np.max(getattr(timed_work, size)))
+        for name in ("active", "total"):
+            most = float(np.max(getattr(model, f"n_{name}")))
+            largest = max(getattr(architecture, f"n_{name}") for architecture in architectures)
             if most > 1.01 * largest:
                 notes.append(f"{most:.3g} {name} parameters are {most / largest:.3g}x the largest that was timed")
         for name, (words, factor) in SHAPES.items():
             timed_sizes = [getattr(architecture, name) for architecture in architectures]
-            notes += _outside(words, timed_sizes, getattr(model, name, None), factor)
+            notes += _outside(words, timed_sizes, getattr(model, name), factor)
         timed_tokens = [measurement.tokens_per_step / self.devices for measurement in self.measurements]
         return notes + _outside("tokens of a step on one device", timed_tokens, tokens_per_step, OUTSIDE)
 
@@ -418,17 +393,10 @@ class Throughput(Listed):
 
     def save(self, path: str | Path) -> Path:
         """Write a throughput.json, atomically; returns its path."""
-        values = dict(vars(self))
+        values = plain(self)
         for name in ARRAYS:
             if values[name] is not None:
                 values[name] = values[name].tolist()
-        values["seconds"] = dict(self.seconds)
-        values["sharded"] = dict(self.sharded)
-        values["settings"] = dict(self.settings)
-        values["measurements"] = []
-        for measurement in self.measurements:
-            architecture = measurement.architecture.to_dict()
-            values["measurements"].append({**measurement._asdict(), "architecture": architecture})
         return strict_json.write(path, FORMAT, VERSION, values)
 
     @classmethod
@@ -461,11 +429,9 @@ def _outside(name: str, timed: Sequence[float], values: Any, factor: float) -> l
     """Name the last of the values (None: unknown) that lies more than a factor outside of those that were timed."""
     low = min(timed)
     high = max(timed)
-    outside = []
-    for value in np.ravel(values):
-        if value is not None and not low / factor <= value <= factor * high:
-            outside.append(value)
-    if not outside:
+    sizes = np.ravel(np.asarray(values, float))
+    outside = sizes[(sizes < low / factor) | (sizes > factor * high)]
+    if not outside.size:
         return []
     timed_range = " to ".join(dict.fromkeys([f"{low:,.0f}", f"{high:,.0f}"]))
     return [f"{name} ({outside[-1]:,.0f}) outside those that were timed, {timed_range}"]

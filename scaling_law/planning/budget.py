@@ -303,12 +303,12 @@ def _read_measured(measured: Throughput | str | Path, fields: ClusterFields) -> 
     """Read measured step times. InputError for another field that contradicts them."""
     throughput = measured if isinstance(measured, Throughput) else Throughput.from_file(measured)
     source = given("throughput", throughput.device if throughput is measured else str(measured))
-    gpu, mfu, precision = (fields.get(name) for name in ("gpu", "mfu", "precision"))
-    if mfu is not None:
-        raise InputError(given("mfu", mfu), ": ", source, " has measured step times; give one of the two")
-    if precision not in (None, throughput.precision):
-        raise InputError(given("precision", precision), ": ", source, f" was measured in {throughput.precision}")
-    if gpu is not None and find_gpu(throughput.device) != named_gpu(cast(str, gpu)):
+    for name in ("mfu", "precision"):
+        value = fields.get(name)
+        if value is not None:
+            raise InputError(given(name, value), ": ", source, " has measured step times; give one of the two")
+    gpu = fields.get("gpu")
+    if gpu is not None and find_gpu(throughput.device) != named_gpu(gpu):
         raise InputError(source, f" was measured on {throughput.device!r}, not on ", given("gpu", gpu))
     return throughput
 
@@ -398,14 +398,17 @@ class Budget:
         seconds = seconds_of_token(models, gpu, self.decode_batch, cache, limits.bytes_per_parameter)
         return np.asarray(limits.inference_tokens * seconds / self.cluster.gpus)
 
+    def costs(self, d_model: Any, experts: Any, tokens: Any, limits: Limits) -> tuple[FloatArray, FloatArray]:
+        """Return what models spend on training and on the tokens served, FLOPs or seconds; broadcasts."""
+        models = limits.widths(d_model, experts)
+        if self.cluster is not None:
+            return self.cluster.seconds(models, tokens), self.serving_seconds(d_model, experts, limits)
+        return training_flops(models.n_active, tokens), inference_flops(models.n_active, limits.inference_tokens)
+
     def serving_share(self, d_model: Any, experts: Any, tokens: Any, limits: Limits) -> FloatArray:
         """Return the share of what models spend that goes into the tokens served; broadcasts."""
-        models = limits.widths(d_model, experts)
-        if self.cluster is None:
-            serving = inference_flops(models.n_active, limits.inference_tokens)
-            return np.asarray(serving / (serving + training_flops(models.n_active, tokens)))
-        serving = self.serving_seconds(d_model, experts, limits)
-        return np.asarray(serving / (serving + self.cluster.seconds(models, tokens)))
+        training, serving = self.costs(d_model, experts, tokens, limits)
+        return np.asarray(serving / (serving + training))
 
     def models(self, law: Formula, d_model: Any, experts: Any, limits: Limits) -> Fields:
         """Return N_act, D, E and the law's other variables, for models that spend the budget; broadcasts."""
@@ -413,13 +416,9 @@ class Budget:
 
     def share_spent(self, d_model: Any, variables: Variables, limits: Limits) -> FloatArray:
         """Return the share of the budget that models of these widths and variables spend; broadcasts."""
-        tokens = variables["tokens"]
-        if self.cluster is not None:
-            experts = variables["experts"]
-            training = self.cluster.seconds(limits.widths(d_model, experts), tokens)
-            serving = self.serving_seconds(d_model, experts, limits)
-            return np.asarray((training + serving) / self.seconds)
-        return limits.flops(d_model, variables["experts"], tokens) / cast(float, self.flops)
+        training, serving = self.costs(d_model, variables["experts"], variables["tokens"], limits)
+        total = self.seconds if self.flops is None else self.flops
+        return np.asarray((training + serving) / total)
 
     def widths(self, limits: Limits) -> Intervals:
         """Return the d_model between which its models are searched: up to where FLOPs leave one training token."""
@@ -443,16 +442,12 @@ class Budget:
             # This raises an error that says what is missing.
             run.place(limits.architecture(smallest, math.ceil(experts)))
         serving = float(self.serving_seconds(smallest, experts, limits))
-        if serving and step + serving > self.seconds:
-            reason = f"the smallest model (d_model {smallest:g}, E = {experts:.5g}) needs {serving / 3600:.3g} h"
-            raise InputError(
-                f"inference_tokens={limits.inference_tokens:g} leave no training in hours={self.hours:g}: {reason}"
-            )
-        if step > self.seconds:
-            model = (
-                f"the smallest model (d_model {smallest:g}, E = {experts:.5g}) takes {step:.3g} s on {self.cluster}"
-            )
-            raise InputError(f"hours={self.hours:g} is less than one training step: {model}")
+        if step + serving <= self.seconds:
+            return
+        takes = f"the smallest model (d_model {smallest:g}, E = {experts:.5g}) takes {step:.3g} s on {self.cluster}"
+        if serving:
+            takes += f", and {serving / 3600:.3g} h to serve inference_tokens={limits.inference_tokens:g}"
+        raise InputError(f"hours={self.hours:g} are too few for one training step: {takes}")
 
     def __str__(self) -> str:
         if self.flops is not None:

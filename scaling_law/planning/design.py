@@ -12,20 +12,20 @@ runs count as one in that posterior, so do new runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError, given, literal
-from hub.base.fields import Field, reads
+from hub.base.errors import InputError, given
+from hub.base.fields import Field, NotNegative, reads
 from hub.base.types import Fields, Strings
 from hub.base.units import format_count, format_flops
-from scaling_law.answer.answer import Answer, columns_of
+from scaling_law.answer.answer import Answer, Row, columns_of
 from scaling_law.formulas import Formula
 from scaling_law.formulas.conditions import DEPENDENCE, POSTERIOR, Conditions, ExtrapolationError
 from scaling_law.formulas.law import Values, check_shapes, positive
@@ -33,8 +33,9 @@ from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimum import compute_optimal, optimal_widths, parse_experts
 from scaling_law.planning.question import Count, LimitFields
+from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
-from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray, Variables
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 from scaling_law.size.family import Family
 from scaling_law.size.recipe import PAPER
 
@@ -59,8 +60,21 @@ SMALLER = 3.0
 LEAST_GAIN = 1e-3
 MODEL = ("n_active", "tokens", "experts")
 # Columns of a chosen run of a grid, and those of any run that are whole numbers.
-OF_GRID = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total", "tokens")
-WHOLE = {"row", "n_blocks", "n_heads", "vocab_size", "routed_experts"}
+OF_GRID = (
+    "d_model",
+    "n_blocks",
+    "n_heads",
+    "experts",
+    "vocab_size",
+    "n_active",
+    "n_total",
+    "tokens",
+    "training_flops",
+    "architecture",
+)
+WHOLE = {"n_blocks", "n_heads", "vocab_size", "routed_experts"}
+# Columns of a table of candidates that are no numbers.
+OF_A_RUN = ("run_id", "architecture")
 
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Target:
@@ -99,170 +113,102 @@ def advantage(flops: float, experts: float, baseline: float, **limits: Unpack[Li
     return ask
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Runs that could be trained, as columns [n]: N_act, tokens, E, a law's other variables, and `flops` if not 6·N·D.
+def read_candidates(table: Any) -> Fields:
+    """Read runs that could be trained from a DataFrame, a list of rows, columns by name, or runs that exist already.
 
-    Those of a grid have `architectures`, those of a table the `names` of its rows.
+    Returns columns [n]: N_act, tokens, E, every other that is numbers, `training_flops` (the table's `flops`, else
+    6·N·D), and the `run_id` and `architecture` of runs that have one. ValueError for a table without N_act and tokens,
+    and for values that are not positive numbers.
     """
-
-    columns: Columns
-    architectures: tuple[Architecture, ...] = ()
-    names: Strings = ()
-
-    @classmethod
-    def of(cls, table: Any) -> Candidates:
-        """Read candidates from a DataFrame, a list of rows, columns by name, or runs that exist already.
-
-        ValueError for a table without N_act and tokens, and for values that are not positive numbers.
-        """
-        if isinstance(table, Candidates):
-            return table
-        if isinstance(table, Mapping):
-            columns = dict(table)
-        elif hasattr(table, "n_active") and hasattr(table, "run_id"):
-            # `Runs` hold three columns beside the others.
-            columns = {name: getattr(table, name) for name in (*MODEL, "run_id")} | dict(table.columns)
-        else:
-            rows = table.to_dict("records") if hasattr(table, "to_dict") else list(table)
-            columns = {name: [row.get(name) for row in rows] for name in (rows[0] if rows else ())}
-        return cls._of_columns(columns)
-
-    @classmethod
-    def _of_columns(cls, columns: Variables) -> Candidates:
-        """Check the columns that are numbers; the others, which no law reads, are left out."""
-        for name in ("n_active", "tokens"):
-            if name not in columns:
-                present = ", ".join(map(str, columns)) or "no columns"
-                raise InputError(f"candidates: {name} is needed for each run; the table has {present}")
-        arrays = {name: np.atleast_1d(positive(f"candidates: {name}", columns[name])) for name in MODEL[:2]}
-        arrays["experts"] = np.atleast_1d(positive("candidates: experts", columns.get("experts", 1.0), 1.0))
-        for name, values in columns.items():
-            if name in arrays:
-                continue
+    if isinstance(table, Runs):
+        columns = {name: getattr(table, name) for name in (*MODEL, "run_id")}
+        columns.update(table.columns)
+    elif hasattr(table, "items"):
+        columns = dict(table.items())
+    else:
+        rows = list(table)
+        columns = {name: [row.get(name) for row in rows] for name in (rows[0] if rows else ())}
+    for name in ("n_active", "tokens"):
+        if name not in columns:
+            present = ", ".join(map(str, columns)) or "no columns"
+            raise InputError(f"candidates: {name} is needed for each run; the table has {present}")
+    arrays = {name: np.atleast_1d(positive(f"candidates: {name}", columns[name])) for name in MODEL[:2]}
+    arrays["experts"] = np.atleast_1d(positive("candidates: experts", columns.get("experts", 1.0), 1.0))
+    for name, values in columns.items():
+        if name in OF_A_RUN:
+            arrays[name] = np.asarray(values, object)
+        elif name not in arrays:
+            # Texts and other values, which no law reads, are left out.
             with suppress(TypeError, ValueError):
                 arrays[name] = np.atleast_1d(np.asarray(values, float))
-        check_shapes(arrays)
-        arrays = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
-        if not arrays["tokens"].size:
-            raise InputError("candidates: the table has no rows")
-        arrays["row"] = np.arange(arrays["tokens"].size, dtype=float)
-        return cls(arrays, names=tuple(map(str, columns.get("run_id", ()))))
-
-    @property
-    def n_active(self) -> FloatArray:
-        return self.columns["n_active"]
-
-    @property
-    def experts(self) -> FloatArray:
-        return self.columns["experts"]
-
-    @property
-    def tokens(self) -> FloatArray:
-        return self.columns["tokens"]
-
-    @property
-    def flops(self) -> FloatArray:
-        if "flops" in self.columns:
-            return positive("candidates: flops", self.columns["flops"])
-        return np.asarray(training_flops(self.n_active, self.tokens))
-
-    def variables(self, law: Formula) -> dict[str, FloatArray]:
-        """Return N_act, D, E and the law's other variables, [n]. ValueError for one that is missing."""
-        if self.architectures:
-            return of_law(law, self.columns)
-        names = [*MODEL, *law.variables]
-        if law.repetition is not None and "unique_tokens" in self.columns:
-            names.append("unique_tokens")
-        variables: dict[str, FloatArray] = {}
-        for name in dict.fromkeys(names):
-            if name not in self.columns:
-                raise InputError(f"candidates: the {law.name} law depends on {name}, which the table does not have")
-            variables[name] = positive(f"candidates: {name}", self.columns[name])
-        return variables
-
-    def take(self, places: ArrayLike) -> Candidates:
-        """Return the candidates at these places, in their order."""
-        rows = np.asarray(places, int)
-        return Candidates(
-            {name: values[rows] for name, values in self.columns.items()},
-            tuple(self.architectures[i] for i in rows) if self.architectures else (),
-            tuple(self.names[i] for i in rows) if self.names else (),
-        )
-
-    def rows(self) -> Fields:
-        """Return the columns of an answer: sizes, tokens and training FLOPs, or those of the table."""
-        columns: Fields = {"run_id": list(self.names)} if self.names else {}
-        names = OF_GRID if self.architectures else self.columns
-        columns.update({name: self.columns[name] for name in names})
-        routed_experts = self.columns.get("routed_experts", self.experts)
-        if np.any(routed_experts != self.experts):
-            columns["routed_experts"] = routed_experts
-        for name in WHOLE & columns.keys():
-            columns[name] = columns[name].astype(int)
-        return {**columns, "training_flops": self.flops}
-
-    def past_warmup(self, warmup_tokens: float, is_given: bool = True) -> IntArray:
-        """Find the runs whose warm-up, `is_given` or that of the fitted runs, ends before their decay begins.
-
-        ValueError if none does.
-        """
-        if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
-            raise InputError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
-        decay_start = 1.0 - PAPER.decay_fraction
-        places = np.flatnonzero(decay_start * self.tokens >= warmup_tokens)
-        if not len(places):
-            tokens = format_count(warmup_tokens / decay_start)
-            size = format_count(warmup_tokens)
-            warmup = f"warmup_tokens={size}" if is_given else f"the fitted runs warm up over {size} tokens"
-            raise InputError(f"{warmup}: no candidate run has the {tokens} tokens that warm-up and decay take")
-        return places
-
-    def near(self, conditions: Conditions | None) -> BoolArray:
-        """Mark the runs whose N_act and D/N are at least a third of the least of the fitted runs, if known.
-
-        ValueError if there are none.
-        """
-        limits = conditions.fitted_limits() if conditions else {}
-        is_near = np.full(len(self.tokens), True)
-        bounds = []
-        for name, values in (("N_act", self.n_active), ("D/N", self.tokens / self.n_active)):
-            if name in limits:
-                least = limits[name][0] / SMALLER
-                is_near &= values >= least * (1 - 1e-9)
-                bounds.append(f"{name} ≥ {format_count(least)}")
-        if not is_near.any():
-            few = f"none that is long enough has {' and '.join(bounds)}, a third of the least of the fitted runs"
-            raise InputError(f"candidates: {few}")
-        return is_near
+    arrays["training_flops"] = np.asarray(training_flops(arrays["n_active"], arrays["tokens"]))
+    if "flops" in arrays:
+        arrays["training_flops"] = positive("candidates: flops", arrays["flops"])
+    check_shapes(arrays)
+    arrays = dict(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
+    if not arrays["tokens"].size:
+        raise InputError("candidates: the table has no rows")
+    return arrays
 
 
-class Unaffordable(InputError):
-    """No candidate run is as cheap as asked for; `none` says so without the name of the limit."""
+def _variables(law: Formula, candidates: Columns) -> Fields:
+    """Return N_act, D, E and the law's other variables, [n]. ValueError for one that is missing."""
+    variables = of_law(law, candidates)
+    if law.repetition is not None and "unique_tokens" in candidates:
+        variables["unique_tokens"] = candidates["unique_tokens"]
+    if "architecture" not in candidates:
+        for name, values in variables.items():
+            positive(f"candidates: {name}", values)
+    return variables
 
-    def __init__(self, message: str, none: str):
-        super().__init__(message)
-        self.none = none
+
+def _find_trainable(
+    candidates: Columns, conditions: Conditions | None, warmup_tokens: float, is_given: bool
+) -> IntArray:
+    """Find the runs whose warm-up ends before their decay begins, and that are not far below the fitted ones.
+
+    The warm-up `is_given` or that of the fitted runs. N_act and D/N are at least a third of the least of these, where
+    the law knows them. ValueError if there are none.
+    """
+    n_active = candidates["n_active"]
+    tokens = candidates["tokens"]
+    decay_start = 1.0 - PAPER.decay_fraction
+    is_trainable = decay_start * tokens >= warmup_tokens
+    if not is_trainable.any():
+        least_tokens = format_count(warmup_tokens / decay_start)
+        size = format_count(warmup_tokens)
+        warmup = f"warmup_tokens={size}" if is_given else f"the fitted runs warm up over {size} tokens"
+        raise InputError(f"{warmup}: no candidate run has the {least_tokens} tokens that warm-up and decay take")
+    limits = conditions.fitted_limits() if conditions else {}
+    bounds = []
+    for name, values in (("N_act", n_active), ("D/N", tokens / n_active)):
+        if name in limits:
+            least = limits[name][0] / SMALLER
+            is_trainable = is_trainable & (values >= least * (1 - 1e-9))
+            bounds.append(f"{name} ≥ {format_count(least)}")
+    if not is_trainable.any():
+        few = f"none that is long enough has {' and '.join(bounds)}, a third of the least of the fitted runs"
+        raise InputError(f"candidates: {few}")
+    return np.flatnonzero(is_trainable)
 
 
 def candidate_grid(
     max_run_flops: float,
-    experts: Sequence[float] | None = None,
+    experts: ArrayLike | None = None,
     widths: Sequence[int] | None = None,
     tokens_per_parameter: tuple[float, float] = (0.5, 80.0),
     vocab_size: int = VOCAB_SIZE,
     like: Any = None,
-) -> Candidates:
-    """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_run_flops` by itself.
+) -> Fields:
+    """List architectures of the d / 64 rule with token counts in factors of 2, as columns that `next_runs` reads.
 
-    Of a family `like`, `experts` are its routed ones, and `vocab_size` is that with which laws count N; a run costs
-    6 N D with the family's own. Unaffordable if each is.
+    None takes more than `max_run_flops` by itself. Of a family `like`, `experts` are its routed ones, and `vocab_size`
+    is that with which laws count N; a run costs 6 N D with the family's own. ValueError if all are too expensive.
     """
     positive("max_run_flops", max_run_flops)
     low, high = tokens_per_parameter
     if not 0 < low < high:
         raise InputError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
-    architectures: list[Architecture] = []
     rows: list[Fields] = []
     cheapest = np.inf
     doublings = 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
@@ -272,53 +218,50 @@ def candidate_grid(
         for tokens in (fewest * doublings).tolist():
             flops = a.training_flops(tokens)
             if tokens <= high * a.n_active and flops <= max_run_flops:
-                architectures.append(a)
-                rows.append({**variables, "tokens": tokens, "flops": flops})
-    if not architectures:
+                rows.append({**variables, "tokens": tokens, "flops": flops, "architecture": a})
+    if not rows:
         none = f"affords none of the candidate runs, the cheapest of which takes {format_flops(cheapest)} FLOPs"
-        raise Unaffordable(f"max_run_flops={max_run_flops:g} {none}", none)
-    columns = {name: np.array(values) for name, values in columns_of(rows).items()}
-    return Candidates(columns, tuple(architectures))
+        raise InputError(f"max_run_flops={max_run_flops:g} {none}; by default it is a quarter of the budget")
+    return {name: np.array(values) for name, values in columns_of(rows).items()}
 
 
 def _list_models(
-    experts: Sequence[float] | None, widths: Sequence[int] | None, vocab_size: int, like: Any
+    experts: ArrayLike | None, widths: Sequence[int] | None, vocab_size: int, like: Any
 ) -> list[tuple[Architecture, Fields]]:
     """Pair the models of a grid with the variables of laws, which count N with this vocabulary."""
     if like is None:
-        sizes = product(widths or WIDTHS, PAPER.experts if experts is None else experts)
-        models = [Architecture(width, cast(int, e), vocab_size=vocab_size) for width, e in sizes]
+        counts = np.atleast_1d(PAPER.experts if experts is None else experts).tolist()
+        models = [Architecture(width, e, vocab_size=vocab_size) for width, e in product(widths or WIDTHS, counts)]
         return [(a, a.variables()) for a in models]
     family = Family.read(like).with_vocabulary(None, vocab_size)
     if widths is None:
         widths = np.intersect1d(WIDTHS, family.rungs(WIDTHS[-1])).tolist()
+    if experts is None:
+        experts = family.list_experts(PAPER.experts)
     pairs = []
-    for a in family.models(widths, family.list_experts(PAPER.experts) if experts is None else experts):
+    for a in family.models(widths, np.atleast_1d(experts)):
         variables: Fields = {**a.variables(), **family.variables(a.d_model, a.experts_equivalent)}
         pairs.append((a, variables))
     return pairs
 
 
-def budget_grid(flops: float, max_run_flops: float | None = None, **grid: Any) -> Candidates:
-    """Make the `candidate_grid` of a budget, of which one run may take a quarter unless `max_run_flops` says more."""
-    if max_run_flops is not None:
-        return candidate_grid(max_run_flops, **grid)
-    try:
-        return candidate_grid(flops / LEAST_RUNS, **grid)
-    except Unaffordable as error:
-        raise InputError(f"flops={flops:g}: a quarter of it, the most for one run, {error.none}") from None
+class DesignRow(Row):
+    """A chosen run; of a grid with its `architecture`."""
+
+    _hidden = ("architecture",)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Design(Answer):
     """Chosen runs, the most useful first, with sizes, tokens and training FLOPs; those of a table with its columns.
 
-    `chosen` are indices into the `candidates`. `deviation_before` and `deviation_after` are standard deviations of the
-    answer; `flops` is the cost of all chosen runs, each trained separately; `warmup_tokens` None if the warm-up is
+    `chosen` are their places among the candidates. `deviation_before` and `deviation_after` are standard deviations of
+    the answer; `flops` is the cost of all chosen runs, each trained separately; `warmup_tokens` None if the warm-up is
     unknown.
     """
 
-    candidates: Candidates = field(repr=False)
+    _row: ClassVar[type[Row]] = DesignRow
+
     chosen: tuple[int, ...] = field(repr=False)
     deviation_before: float
     deviation_after: float
@@ -339,10 +282,9 @@ class Design(Answer):
 
     def runs(self) -> list[tuple[Architecture, float]]:
         """Return (architecture, tokens) of each chosen run. ValueError for rows of a table, which have none."""
-        chosen = self.candidates.take(self.chosen)
-        if not chosen.architectures:
+        if "architecture" not in self.columns:
             raise InputError("the candidates are rows of a table, which have no architectures: see `rows`")
-        return list(zip(chosen.architectures, chosen.tokens.tolist(), strict=True))
+        return [(row.architecture, row.tokens) for row in self.rows]
 
     def _footnotes(self) -> list[str]:
         if self.warmup_tokens is None:
@@ -350,7 +292,7 @@ class Design(Answer):
         return [f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"]
 
     def _cells(self) -> list[Fields]:
-        shape = ("d_model",) if self.candidates.architectures else ("run_id", "row")
+        shape = ("d_model",) if "architecture" in self.columns else ("run_id", "row")
         names = (*shape, "routed_experts", "experts", "n_active", "tokens", "training_flops")
         cells = []
         for row in self.rows:
@@ -367,7 +309,7 @@ def next_runs(
     *,
     noise: ArrayLike | None = None,
     max_runs: Annotated[int, Field(ge=1)] = 24,
-    warmup_tokens: float | None = None,
+    warmup_tokens: NotNegative | None = None,
     force: bool = False,
 ) -> Design:
     """Choose the runs to train with a budget of `flops` so that `answer` becomes most certain.
@@ -378,8 +320,8 @@ def next_runs(
         answer: any function of a law, such as `log_optimal_parameters(1e22)`, or one that returns several numbers,
             such as `predicted_loss` of several models: the sum of their variances is reduced.
         candidates: what may be trained: a table (a DataFrame, rows, columns by name, or Runs) of N_act, D, E, the
-            law's other variables and, where it is not 6·N·D, `flops`; or Candidates. Default `budget_grid(flops)` with
-            the law's vocabulary.
+            law's other variables and, where it is not 6·N·D, `flops`. Default: `candidate_grid(flops / 4)` with the
+            law's vocabulary.
         noise: standard deviation of ln L of one run, or of each candidate [n]; default the law's RMSE over the mean
             predicted loss, under a prior times √8, since 8 runs count as one in the posterior.
         warmup_tokens: default that of the fitted runs, where their records say it. No run is proposed whose decay
@@ -397,38 +339,50 @@ def next_runs(
     if warmup_tokens is None and law.conditions is not None:
         warmup_tokens = law.conditions.warmup_tokens
     if candidates is None:
-        candidates = budget_grid(budget, vocab_size=law.vocab_size)
-    every_candidate = Candidates.of(candidates)
-    places = every_candidate.past_warmup(warmup_tokens or 0.0, is_given)
-    places = places[every_candidate.take(places).near(law.conditions)]
-    candidates = every_candidate.take(places)
-    columns = candidates.variables(law)
-    noises = _noise_of(law, columns) if noise is None else _read_noise(noise, len(every_candidate.tokens))[places]
+        candidates = candidate_grid(budget / LEAST_RUNS, vocab_size=law.vocab_size)
+    every_candidate = read_candidates(candidates)
+    places = _find_trainable(every_candidate, law.conditions, warmup_tokens or 0.0, is_given)
+    candidates = {name: values[places] for name, values in every_candidate.items()}
+    columns = _variables(law, candidates)
+    mean_noise = _noise_of(law, columns) if noise is None else noise
+    noises = _read_noise(mean_noise, len(every_candidate["tokens"]))[places]
     notes = _check_answer(law, answer, force)
     answers, losses = _ensemble(law, answer, columns)
     draws = np.column_stack([losses, answers])
     covariance = draws.T @ draws / len(draws)
-    runs, variance = _choose(covariance, candidates.flops, budget, noises, max_runs)
+    runs, variance = _choose(covariance, candidates["training_flops"], budget, noises, max_runs)
     n_answers = answers.shape[1]
     variance_before = float(np.diag(covariance)[-n_answers:].sum())
     deviation_before, deviation_after = np.sqrt(np.array([variance_before, variance]) / n_answers).tolist()
     check = law.check(**{name: values[runs] for name, values in columns.items()})
     conditions = check.conditions and check.conditions.with_prior()
     return Design(
-        columns=candidates.take(runs).rows(),
-        candidates=candidates,
-        chosen=tuple(runs),
+        columns=_columns(candidates, places, runs),
+        chosen=tuple(places[runs].tolist()),
         deviation_before=deviation_before,
         deviation_after=deviation_after,
-        flops=float(candidates.flops[runs].sum()),
+        flops=float(candidates["training_flops"][runs].sum()),
         warmup_tokens=warmup_tokens,
         check=replace(check, conditions=conditions, trusts_guard=True),
         notes=notes,
     )
 
 
-def _noise_of(law: Formula, columns: Columns) -> FloatArray:
-    """Return the law's RMSE over the mean predicted loss: the standard deviation of ln L of each run [n].
+def _columns(candidates: Columns, places: IntArray, runs: list[int]) -> Fields:
+    """Return the columns of an answer: sizes, tokens and training FLOPs, or those of the table."""
+    names = OF_GRID if "architecture" in candidates else candidates
+    columns: Fields = {name: candidates[name][runs] for name in names}
+    if "architecture" not in candidates:
+        columns["row"] = places[runs]
+    if np.any(candidates.get("routed_experts", candidates["experts"]) != candidates["experts"]):
+        columns["routed_experts"] = candidates["routed_experts"][runs]
+    for name in WHOLE & columns.keys():
+        columns[name] = columns[name].astype(int)
+    return columns
+
+
+def _noise_of(law: Formula, columns: Columns) -> float:
+    """Return the law's RMSE over the mean predicted loss: the standard deviation of ln L of each run.
 
     Runs of a posterior share what the law misses, so a new run tells less than its own noise lets expect.
     """
@@ -438,7 +392,7 @@ def _noise_of(law: Formula, columns: Columns) -> FloatArray:
     noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
     if law.conditions.draws == POSTERIOR:
         noise *= np.sqrt(DEPENDENCE)
-    return _read_noise(noise, len(columns["tokens"]))
+    return noise
 
 
 def _read_noise(noise: ArrayLike, count: int) -> FloatArray:
@@ -468,16 +422,15 @@ def _ensemble(law: Formula, answer: Target, columns: Columns) -> tuple[FloatArra
     assert law.draws is not None
     # Without ranges nothing is refused: a wild draw is dropped below.
     unguarded = Conditions("a draw", vocab_size=law.vocab_size)
-    rows: dict[int, FloatArray] = {}
-    for i, draw in enumerate(law.draws):
+    rows: list[FloatArray] = []
+    for draw in law.draws:
         coefficients = dict(zip(law.coefficient_names(), draw.tolist(), strict=True))
+        try:
+            rows.append(np.ravel(np.asarray(answer(law.replace(**coefficients, conditions=unguarded)), float)))
         # A draw may have no optimum.
-        with suppress(ValueError):
-            rows[i] = np.ravel(np.asarray(answer(law.replace(**coefficients, conditions=unguarded)), float))
-    size = max((row.size for row in rows.values()), default=1)
-    answers = np.full((len(law.draws), size), np.nan)
-    for i, row in rows.items():
-        answers[i] = row
+        except ValueError:
+            rows.append(np.array([np.nan]))
+    answers = np.stack(np.broadcast_arrays(*rows))
     is_finite = np.isfinite(answers).all(axis=1)
     is_usable = is_finite & _near_the_median(answers, is_finite)
     if is_usable.sum() < LEAST_ANSWERS:
@@ -507,23 +460,34 @@ def _choose(
     Returns the runs, most useful first, and the sum of the variances of the answers after them.
     """
     n = len(cost)
+    noise_variances = noise**2
 
     def extend(start: Sequence[int], by_cost: bool = False) -> tuple[list[int], float]:
-        """Add the best run (per FLOP, or outright) while one fits and helps."""
-        posterior = _Posterior(covariance, n, noise)
-        for run in start:
-            posterior.condition(run)
-        runs = list(start)
+        """Train the runs of the start, then the best (per FLOP, or outright) while one fits and helps.
+
+        Each run takes the product of a column with itself off the covariance: a Kalman step.
+        """
+        columns = np.empty((len(covariance), 0))
+        variances = np.diag(covariance)
+        with_answers = covariance[:n, n:]
+        runs: list[int] = []
         while len(runs) < max_runs:
-            gains = posterior.gains()
-            scores = np.where(cost <= budget - cost[runs].sum(), gains, 0.0) / (cost if by_cost else 1.0)
-            scores[runs] = 0.0
-            best = int(np.argmax(scores))
-            if scores[best] <= 0 or gains[best] < LEAST_GAIN * posterior.variance:
-                break
-            runs.append(best)
-            posterior.condition(best)
-        return runs, posterior.variance
+            if len(runs) < len(start):
+                run = start[len(runs)]
+            else:
+                gains = (with_answers**2).sum(axis=1) / (np.maximum(variances[:n], 0.0) + noise_variances)
+                scores = np.where(cost <= budget - cost[runs].sum(), gains, 0.0) / (cost if by_cost else 1.0)
+                scores[runs] = 0.0
+                run = int(np.argmax(scores))
+                if scores[run] <= 0 or gains[run] < LEAST_GAIN * variances[n:].sum():
+                    break
+            column = covariance[:, run] - columns @ columns[run]
+            column = column / np.sqrt(column[run] + noise_variances[run])
+            columns = np.column_stack([columns, column])
+            variances = variances - column**2
+            with_answers = with_answers - np.outer(column[:n], column[n:])
+            runs.append(run)
+        return runs, float(variances[n:].sum())
 
     cheap_runs, _ = extend([], by_cost=True)
     selection, variance = extend(cheap_runs)
@@ -534,36 +498,3 @@ def _choose(
             selection = trial
             variance = trial_variance
     return selection, variance
-
-
-class _Posterior:
-    """The covariance of the ln L of n runs and of the answers, once some runs have been trained.
-
-    Each run takes the product of a column with itself off the covariance: a Kalman step. Only these columns are kept.
-    """
-
-    def __init__(self, covariance: FloatArray, n: int, noise: FloatArray) -> None:
-        self.covariance = covariance
-        self.noise_variances = noise**2
-        self.n = n
-        self.columns = np.empty((len(covariance), 0))
-        self.variances = np.diag(covariance).copy()
-        self.with_answers = covariance[:n, n:].copy()
-
-    @property
-    def variance(self) -> float:
-        """The sum of the variances of the answers."""
-        return float(self.variances[self.n :].sum())
-
-    def gains(self) -> FloatArray:
-        """Return by how much each run would reduce the variances of the answers, [n]."""
-        scatter = np.maximum(self.variances[: self.n], 0.0) + self.noise_variances
-        return np.asarray((self.with_answers**2).sum(axis=1) / scatter)
-
-    def condition(self, run: int) -> None:
-        """Train one more run."""
-        column = self.covariance[:, run] - self.columns @ self.columns[run]
-        column = column / np.sqrt(column[run] + self.noise_variances[run])
-        self.columns = np.column_stack([self.columns, column])
-        self.variances = self.variances - column**2
-        self.with_answers = self.with_answers - np.outer(column[: self.n], column[self.n :])

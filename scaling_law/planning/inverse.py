@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from typing_extensions import Unpack
 
-from hub.base.errors import InputError
+from hub.base.errors import InputError, given
 from hub.base.fields import NUMBERS, field, reads
 from hub.base.notices import Notice, about
 from hub.base.tables import cell
@@ -52,7 +52,7 @@ from scaling_law.planning.optimum import (
     refuse_other_variables,
     why_no_optimum,
 )
-from scaling_law.planning.question import BudgetFlops, Force, LimitFields, QuestionFields, SeveralExperts, pick
+from scaling_law.planning.question import BudgetFlops, Force, QuestionFields, SeveralExperts
 from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
 from scaling_law.size.architecture import name_size
 from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Variables
@@ -63,6 +63,8 @@ ENDLESS = 1e100
 FEWEST = 1e-3
 # Steps of the secant method, which a law with one power of D takes two of.
 SECANTS = 60
+# What is minimised.
+Least = Literal["flops", "hours", "memory_bytes"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +81,7 @@ class Reached(Answer):
 
     _question: ClassVar[Strings] = ("loss", "experts")
 
-    least: Literal["flops", "hours", "memory_bytes"] = dataclasses.field(repr=False)
+    least: Least = dataclasses.field(repr=False)
 
     @cached_property
     def bests(self) -> tuple[int, ...]:
@@ -151,15 +153,12 @@ class Reached(Answer):
 
     def _cells(self) -> list[Fields]:
         """Return the rows without what is the same in all: the loss that was asked for, and the limit of memory."""
-        hidden = []
+        names = [*self.columns]
         for name in ("loss", "memory_bytes"):
             texts = {cell(row[name], COLUMNS[name]) for row in self.rows}
             if len(texts) == 1 < len(self.rows):
-                hidden.append(name)
-        cells = []
-        for row in self.rows:
-            cells.append({name: value for name, value in row.items() if name not in hidden})
-        return cells
+                names.remove(name)
+        return [row.cells(*names) for row in self.rows]
 
 
 @reads
@@ -178,57 +177,63 @@ def reach(
     `gpu` or `throughput` and no budget, the answer is the fewest hours on `gpus` GPUs, and their price.
     ExtrapolationError where all answers for a loss are beyond the guard, unless `force`.
     """
-    target = parse_positive("loss", loss)
-    e = parse_experts(law, experts, Limits.of(law, **pick(LimitFields, question)))
-    target = target.reshape(target.shape + (1,) * e.ndim)
     has_budget = any(value is not None for value in (flops, question.get("hours"), question.get("money")))
-    find = partial(_find_cheapest, law, target, e, force)
+    budget = None
     if has_budget:
-        find = partial(_find_smallest, law, target, e, force, flops)
-    models = find(question)
-    limits = models.limits
-    is_reached = np.isfinite(models.d_model)
-    tokens = np.where(is_reached, models.tokens, np.nan)
-    variables = limits.models(law, models.d_model, e, tokens)
+        budget, limits = read_question(law, flops, **question)
+        cluster = budget.cluster
+    else:
+        cluster, limits = read_costs(law, **question)
+    e = parse_experts(law, experts, limits)
+    target = parse_positive("loss", loss)
+    target = target.reshape(target.shape + (1,) * e.ndim)
+    least: Least = "memory_bytes"
+    if budget is None:
+        least = "hours" if cluster else "flops"
+        losses, each_e = np.broadcast_arrays(target, e)
+        d_model, tokens = _find_cheapest(law, losses, each_e, cluster, limits, force)
+    else:
+        d_model, tokens = _find_smallest(law, target, e, budget, limits, force)
+    is_reached = np.isfinite(d_model)
+    tokens = np.where(is_reached, tokens, np.nan)
+    variables = limits.models(law, d_model, e, tokens)
     check = _check_range(law, variables, is_reached, e.ndim, limits, force)
 
-    sizes = limits.widths(models.d_model, e)
+    sizes = limits.widths(d_model, e)
+    needed_flops = np.where(is_reached, limits.flops(d_model, e, tokens), np.inf)
     notes = _explain(law, e, limits, check, is_reached)
     of_reached = {name: values[is_reached] for name, values in variables.items()}
-    drawn_loss = drawn_losses(law, models.budget, of_reached, models.d_model[is_reached], limits)
-    costs: Fields = {}
-    drawn_hours = None
-    if models.cluster is not None:
-        trained = models.cluster.seconds(limits.widths(models.d_model, e), tokens)
-        seconds = np.where(is_reached, trained, np.inf)
-        costs["hours"] = seconds / 3600.0
-        if models.cluster.price is not None:
-            costs["money"] = models.cluster.cost(seconds)
-    if models.cluster is not None and is_reached.any():
-        cheapest = int(np.nanargmin(np.where(is_reached, models.flops, np.nan)))
-        of_cheapest = limits.widths(models.d_model.flat[cheapest], variables["experts"].flat[cheapest])
-        notes += models.cluster.warnings(of_cheapest, tokens.flat[cheapest])
-        if models.cluster.throughput.draws is not None:
-            widths = limits.widths(models.d_model[is_reached], variables["experts"][is_reached])
-            drawn_hours = models.cluster.seconds(widths, tokens[is_reached], drawn=True) / 3600.0
+    budget = budget or Budget.each(needed_flops)
+    drawn_loss = drawn_losses(law, budget, of_reached, d_model[is_reached], limits)
     columns: Fields = {
         "loss": target,
         **limits.routed_column(e),
         "experts": e,
-        "flops": np.where(is_reached, models.flops, np.inf),
-        "memory_bytes": np.where(is_reached, limits.memory_bytes(models.d_model, e), np.inf),
+        "flops": needed_flops,
+        "memory_bytes": np.where(is_reached, limits.memory_bytes(d_model, e), np.inf),
         "n_active": sizes.n_active,
         "n_total": sizes.n_total,
         "tokens": tokens,
         "tokens_per_parameter": tokens / sizes.n_active,
-        **costs,
-        "loss_interval": _intervals(drawn_loss, is_reached),
     }
-    if models.cluster is not None:
+    drawn_hours = None
+    if cluster is not None:
+        seconds = np.where(is_reached, cluster.seconds(sizes, tokens), np.inf)
+        columns["hours"] = seconds / 3600.0
+        if cluster.price is not None:
+            columns["money"] = cluster.cost(seconds)
+    if cluster is not None and is_reached.any():
+        cheapest = int(np.argmin(needed_flops))
+        model = limits.widths(d_model.flat[cheapest], variables["experts"].flat[cheapest])
+        notes += cluster.warnings(model, tokens.flat[cheapest])
+        if cluster.throughput.draws is not None:
+            drawn_hours = cluster.seconds(sizes.at(is_reached), tokens[is_reached], drawn=True) / 3600.0
+    columns["loss_interval"] = _intervals(drawn_loss, is_reached)
+    if cluster is not None:
         columns["hours_interval"] = _intervals(drawn_hours, is_reached)
     # The remark stands at the end.
     columns["trusted"] = check.trusted
-    return Reached(columns=columns, least=models.least, check=check, notes=tuple(notes))
+    return Reached(columns=columns, least=least, check=check, notes=tuple(notes))
 
 
 def _intervals(draws: FloatArray | None, is_reached: BoolArray) -> list[Interval | None]:
@@ -240,112 +245,75 @@ def _intervals(draws: FloatArray | None, is_reached: BoolArray) -> list[Interval
     return intervals
 
 
-@dataclass(frozen=True)
-class _ReachingModels:
-    """The models that reach each loss at least cost, losses × E: their widths, NaN where none does, and FLOPs."""
-
-    d_model: FloatArray
-    tokens: FloatArray
-    flops: FloatArray
-    least: Literal["flops", "hours", "memory_bytes"]
-    limits: Limits
-    cluster: Cluster | None
-    # What the models spend: the budget that is given, or the FLOPs that they take.
-    budget: Budget
-
-
 def _find_cheapest(
-    law: Formula, loss: FloatArray, experts: FloatArray, force: bool, question: QuestionFields
-) -> _ReachingModels:
-    """Find the models of fewest FLOPs, or of fewest hours on the GPUs that are named; trusted ones unless forced."""
-    cluster, limits = read_costs(law, **question)
+    law: Formula, losses: FloatArray, experts: FloatArray, cluster: Cluster | None, limits: Limits, force: bool
+) -> tuple[FloatArray, FloatArray]:
+    """Find d_model and D of the models of fewest FLOPs, or of fewest hours on a cluster; trusted ones unless forced.
+
+    A width is NaN where no model reaches the loss.
+    """
     refuse_other_variables(law, limits, experts)
     exists = _has_optimum(law, experts)
     if not exists.any():
         raise InputError(explain_no_optimum(law, experts, exists))
     if cluster is not None:
         refuse_served(limits)
-    losses, experts_of_each = np.broadcast_arrays(loss, experts)
-    models = reaching(law, law.columns, losses, experts_of_each, limits, cluster)
-    limit = limits.width_limit(experts_of_each)
-    ladder = limits.ladder
-    optimum = find_optimum(models, WIDTHS, limit, ladder)
+    models = reaching(law, law.columns, losses, experts, limits, cluster)
+    limit = limits.width_limit(experts)
+    smallest = limits.ladder.smallest
+    optimum = find_optimum(models, WIDTHS, limit, limits.ladder)
     # The smallest model is the cheapest one where the optimum would be smaller still.
-    _, _, cost = models(np.full(losses.shape, ladder.smallest))
-    is_smallest = ~optimum.fits & exists & (limit >= ladder.smallest) & np.isfinite(cost)
-    d_model = np.where(optimum.fits, optimum.d_model, np.where(is_smallest, ladder.smallest, np.nan))
-    if not (force or _are_trusted(law, d_model, models(d_model)[1], experts_of_each, limits).all()):
-        trusted = choose_trusted(trusted_reaching(models, law, experts_of_each, limits), law, experts_of_each, limits)
+    _, _, cost = models(np.full(losses.shape, smallest))
+    is_smallest = ~optimum.fits & exists & (limit >= smallest) & np.isfinite(cost)
+    d_model = np.where(optimum.fits, optimum.d_model, np.where(is_smallest, smallest, np.nan))
+    _, tokens, _ = models(d_model)
+    if not (force or _are_trusted(law, d_model, tokens, experts, limits)):
+        trusted = choose_trusted(trusted_reaching(models, law, experts, limits), law, experts, limits)
         d_model = np.where(exists & trusted.fits, trusted.d_model, d_model)
-    tokens = models(d_model)[1]
-    flops = limits.flops(d_model, experts_of_each, tokens)
-    return _ReachingModels(
-        d_model=d_model,
-        tokens=tokens,
-        flops=flops,
-        least="hours" if cluster else "flops",
-        limits=limits,
-        cluster=cluster,
-        budget=Budget.each(flops),
-    )
+        _, tokens, _ = models(d_model)
+    return d_model, tokens
 
 
 def _find_smallest(
-    law: Formula,
-    loss: FloatArray,
-    experts: FloatArray,
-    force: bool,
-    flops: float | str | None,
-    question: QuestionFields,
-) -> _ReachingModels:
-    """Find the smallest models that reach the loss within the budget: trusted ones unless forced."""
-    budget, limits = read_question(law, flops, **question)
+    law: Formula, losses: FloatArray, experts: FloatArray, budget: Budget, limits: Limits, force: bool
+) -> tuple[FloatArray, FloatArray]:
+    """Find d_model and D of the smallest models that reach the loss within the budget: trusted ones unless forced.
+
+    A width is NaN where no model does.
+    """
     if limits.memory is not None:
-        raise InputError("memory is what this question solves for: leave it out")
-    losses, experts_of_each = np.broadcast_arrays(loss, experts)
+        raise InputError(given("memory"), " is what this question solves for: leave it out")
     models = models_at_budget(law, law.columns, experts, budget, limits)
-    smallest = limits.ladder.smallest
-    width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits), smallest)
-    tokens = models(width)[1]
-    if not (force or _are_trusted(law, width, tokens, experts_of_each, limits).all()):
+    width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits), limits)
+    _, tokens, _ = models(width)
+    if not (force or _are_trusted(law, width, tokens, experts, limits)):
         models = trusted_models(law, experts, budget, limits)
         trusted = find_trusted(law, budget, experts, limits, integral=False)
-        trusted_width = _smallest_width(models, losses, trusted, smallest)
+        trusted_width = _smallest_width(models, losses, trusted, limits)
         is_reached = np.isfinite(trusted_width)
         width = np.where(is_reached, trusted_width, width)
         tokens = np.where(is_reached, models(trusted_width)[1], tokens)
-    return _ReachingModels(
-        d_model=width,
-        tokens=tokens,
-        flops=limits.flops(width, experts_of_each, tokens),
-        least="memory_bytes",
-        limits=limits,
-        cluster=budget.cluster,
-        budget=budget,
-    )
+    return width, tokens
 
 
-def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum, smallest: float) -> FloatArray:
+def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum, limits: Limits) -> FloatArray:
     """Return the least width whose model reaches each loss, which the best model does if any; NaN where none does."""
 
     def excess(log_width: FloatArray) -> FloatArray:
         return np.asarray(models(np.exp(log_width))[2] - losses)
 
-    low = np.full(losses.shape, np.log(smallest))
+    smallest = limits.ladder.smallest
     largest = np.maximum(best.d_model, smallest) + 0.0 * losses
-    width = np.exp(first_below(excess, low, np.log(largest)))
+    width = np.exp(first_below(excess, np.full(largest.shape, np.log(smallest)), np.log(largest)))
     # The best model itself may be the only one that reaches it.
     width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
     return np.where(best.fits, width, np.nan)
 
 
-def _are_trusted(
-    law: Formula, d_model: FloatArray, tokens: FloatArray, experts: FloatArray, limits: Limits
-) -> BoolArray:
-    """Say of which models the law is trusted; also of all where it knows no range, so that none can be."""
-    variables = {**limits.variables(d_model, experts, 1.0), "tokens": tokens}
-    check = limits.check(law, variables)
-    return check.trusted | bool(check.unknown)
+def _are_trusted(law: Formula, d_model: FloatArray, tokens: FloatArray, experts: FloatArray, limits: Limits) -> bool:
+    """Return whether all models are trusted; also where the law knows no range, so that none can be."""
+    check = limits.check(law, limits.models(law, d_model, experts, tokens))
+    return bool(check.unknown) or bool(check.trusted.all())
 
 
 def _check_range(

@@ -220,7 +220,6 @@ def of_law(law: Formula, variables: Variables) -> Fields:
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
     for name in names:
         if name not in variables:
-            reason = f"which an Architecture does not have; it has {', '.join(variables)}"
-            raise InputError(f"the {law.name} law depends on {name}, {reason}")
+            raise InputError(f"the {law.name} law depends on {name}; what is asked has {', '.join(variables)}")
     arrays = np.broadcast_arrays(*(variables[name] for name in names))
     return dict(zip(names, arrays, strict=True))

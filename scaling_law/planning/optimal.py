@@ -15,7 +15,7 @@ from hub.base.fields import reads
 from hub.base.notices import Notice
 from hub.base.types import Fields, Strings
 from hub.base.units import format_bytes, format_count, format_flops
-from scaling_law.answer.answer import rows_of
+from scaling_law.answer.answer import columns_of, rows_of
 from scaling_law.formulas import Formula
 from scaling_law.formulas.accuracy import Task, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.conditions import RangeCheck
@@ -26,6 +26,7 @@ from scaling_law.planning.budget import Budget, Cluster, read_question
 from scaling_law.planning.limits import Limits, explain_ignored_design
 from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
 from scaling_law.planning.optimum import (
+    WidthOptimum,
     drawn_losses,
     explain_undiscounted,
     list_experts,
@@ -104,9 +105,10 @@ def optimal(
     if integral is None:
         is_whole = np.all(candidates == np.round(candidates)) or limits.like is not None
         integral = bool(is_whole) and (budget.cluster or named_gpus or limits.like) is not None
-    models = _find_models(law, budget, limits, candidates, integral)
-    optima = models
-    trusted = models if force else _find_trusted(law, budget, limits, models)
+    optimum = _find_optimum(law, budget, limits, candidates, integral)
+    optima = _list_models(law, budget, limits, candidates, optimum)
+    models = optima
+    trusted = models if force else _find_trusted(law, budget, limits, models, integral)
     best_trusted = trusted.best_trusted
     shares = budget.share_spent(trusted.d_model, trusted.variables, limits)
     spends_enough = bool(np.any(shares[trusted.check.trusted] >= LEAST_SHARE))
@@ -121,7 +123,7 @@ def optimal(
 
     def columns_of_models(models: _Models, draws: FloatArray | None) -> Fields:
         return {
-            **_columns(limits, models),
+            **_columns(limits, models, integral),
             **_costs(budget, named_gpus, trains, limits, models),
             **_worth(models, tasks, draws),
             **_learning_rates(rates, budget, limits, models),
@@ -140,9 +142,9 @@ def optimal(
         budget=budget,
         limits=limits,
         integral=integral,
-        experts_that_do_not_fit=tuple(candidates[models.exists & ~models.fits].tolist()),
+        experts_that_do_not_fit=tuple(candidates[optimum.exists & ~optimum.fits].tolist()),
         law=law.conditions.provenance if law.conditions else "fitted law",
-        experts_without_optimum={e: why_no_optimum(law, e) for e in candidates[~models.exists].tolist()},
+        experts_without_optimum={e: why_no_optimum(law, e) for e in candidates[~optimum.exists].tolist()},
         forced=force,
         formula=law,
         law_error=law.conditions.rmse if law.conditions else None,
@@ -185,16 +187,10 @@ def _read_candidates(law: Formula, experts: ArrayLike | None, limits: Limits, in
 
 @dataclass(frozen=True)
 class _Models(BestModels):
-    """The best model of each E that has one, arrays [n]; `variables` are what a law may depend on.
+    """The best model of each E that has one, arrays [n]; `variables` are what a law may depend on."""
 
-    `exists` and `fits` say of each E asked for whether it has an optimum, and one that fits.
-    """
-
-    exists: BoolArray
-    fits: BoolArray
     limited_by: NDArray[np.str_]
     check: RangeCheck
-    integral: bool
 
     @property
     def most_tokens(self) -> FloatArray:
@@ -213,37 +209,51 @@ class _Models(BestModels):
         return dict(zip(self.experts[where].tolist(), self.loss[where].tolist(), strict=True))
 
 
-def _find_models(law: Formula, budget: Budget, limits: Limits, candidates: FloatArray, integral: bool) -> _Models:
-    """Find the best model of each E, trusted or not. InputError says what would be needed where none fits."""
+def _find_optimum(
+    law: Formula, budget: Budget, limits: Limits, candidates: FloatArray, integral: bool
+) -> WidthOptimum:
+    """Find the best width of each E. InputError says what would be needed where none fits."""
     smallest = limits.ladder.smallest
+    served = limits.inference_tokens
     n_active = limits.widths(smallest, 1.0).n_active
-    if budget.flops is not None and affordable_tokens(budget.flops, n_active, limits.inference_tokens) <= 0:
-        raise InputError(_explain_nothing_fits(budget, candidates, limits))
+    if budget.flops is not None and affordable_tokens(budget.flops, n_active, served) <= 0:
+        needed = format_flops(float(inference_flops(n_active, served)))
+        raise InputError(
+            f"nothing fits: inference_tokens={served:g} alone cost at least {needed} FLOPs of flops={budget.flops:g}"
+        )
     optimum = optimal_widths(law, budget, candidates, limits, integral)
+    if not optimum.fits.any():
+        lowest = float(candidates[optimum.exists].min())
+        memory = float(limits.memory_bytes(smallest, lowest))
+        parameters = format_count(float(limits.widths(smallest, lowest).n_total))
+        model = f"the smallest model (d_model {smallest:g}, E = {lowest:.5g})"
+        need = f"at least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"
+        raise InputError(f"nothing fits: {model} has {parameters} parameters and needs {need}")
+    return optimum
+
+
+def _list_models(
+    law: Formula, budget: Budget, limits: Limits, candidates: FloatArray, optimum: WidthOptimum
+) -> _Models:
+    """List the models of the widths that fit, trusted or not."""
     fits = optimum.fits
-    if not fits.any():
-        raise InputError(_explain_nothing_fits(budget, candidates[optimum.exists], limits))
-    experts = candidates[fits]
     d_model = optimum.d_model[fits]
-    variables = budget.models(law, d_model, experts, limits)
-    unlimited = np.where(optimum.free < smallest, "smallest", "time" if budget.cluster else "compute")
+    variables = budget.models(law, d_model, candidates[fits], limits)
+    unlimited = np.where(optimum.free < limits.ladder.smallest, "smallest", "time" if budget.cluster else "compute")
     return _Models(
-        exists=optimum.exists,
-        fits=fits,
         d_model=d_model,
         loss=optimum.loss[fits],
-        limited_by=np.where(optimum.truncated, "memory", unlimited)[fits],
         variables=variables,
+        limited_by=np.where(optimum.truncated, "memory", unlimited)[fits],
         check=limits.check(law, variables),
-        integral=integral,
     )
 
 
-def _find_trusted(law: Formula, budget: Budget, limits: Limits, models: _Models) -> _Models:
+def _find_trusted(law: Formula, budget: Budget, limits: Limits, models: _Models, integral: bool) -> _Models:
     """Replace each model that is not trusted by the best trusted one of its E, where there is one."""
     if models.check.unknown or models.check.trusted.all():
         return models
-    optimum = find_trusted(law, budget, models.experts, limits, models.integral)
+    optimum = find_trusted(law, budget, models.experts, limits, integral)
     is_replaced = ~models.check.trusted & optimum.fits
     variables = limits.models(law, optimum.d_model, models.experts, optimum.tokens)
     models = models.replaced(is_replaced, BestModels(optimum.d_model, optimum.loss, variables))
@@ -264,7 +274,7 @@ def _describe_trusted(best: _Models) -> str:
     return f"; the best model that can be trusted is {model}, with a loss of {best.loss[0]:.3f}"
 
 
-def _columns(limits: Limits, models: _Models) -> Fields:
+def _columns(limits: Limits, models: _Models, integral: bool) -> Fields:
     """Return the columns that follow from the widths."""
     d_model = models.d_model
     experts = models.experts
@@ -272,7 +282,7 @@ def _columns(limits: Limits, models: _Models) -> Fields:
     widths = limits.widths(d_model, experts)
     n_active = widths.n_active
     architectures = None
-    if models.integral:
+    if integral:
         architectures = list(map(limits.architecture, d_model.tolist(), experts.tolist()))
     weight_bytes = limits.bytes_per_parameter * widths.n_total
     kv_cache_bytes = limits.kv_bytes(d_model)
@@ -282,7 +292,7 @@ def _columns(limits: Limits, models: _Models) -> Fields:
         "d_model": d_model,
         "n_active": n_active,
         "n_total": widths.n_total,
-        "tokens": np.round(tokens) if models.integral else tokens,
+        "tokens": np.round(tokens) if integral else tokens,
         "tokens_per_parameter": tokens / n_active,
         "weight_bytes": weight_bytes,
         "kv_cache_bytes": kv_cache_bytes,
@@ -318,23 +328,24 @@ def _learning_rates(law: LearningRateLaw | None, budget: Budget, limits: Limits,
     """Return the columns of the batches, and of the peak rates for the last batch of each run."""
     law = law or LearningRateLaw.published(DEFAULT_LAW)
     tokens = models.variables["tokens"].tolist()
-    widths = limits.widths(models.d_model, models.experts)
-    ramps = list(map(budget.rule.run, widths.n_active.tolist(), tokens))
-    batches = [ramp.last_batch_tokens(count) for ramp, count in zip(ramps, tokens, strict=True)]
-    peaks = []
-    for d_model, experts, *run in zip(models.d_model, models.experts.tolist(), tokens, batches, strict=True):
-        size = float(law.counted(limits.widths(d_model, experts)))
-        peaks.append(law.peak(size, experts, *run))
-    return {
-        "sequence_length": [ramp.sequence_length for ramp in ramps],
-        "batch_tokens": batches,
-        "learning_rate": [peak.learning_rate for peak in peaks],
-        "learning_rate_interval": [peak.interval for peak in peaks],
-        "learning_rate_law": [peak.law.source for peak in peaks],
-        "learning_rate_batch": [peak.batch_tokens for peak in peaks],
-        "learning_rate_from": [peak.law for peak in peaks],
-        "learning_rate_warnings": [peak.warnings for peak in peaks],
-    }
+    rows = []
+    for d_model, experts, run_tokens in zip(models.d_model, models.experts.tolist(), tokens, strict=True):
+        model = limits.widths(d_model, experts)
+        ramp = budget.rule.run(float(model.n_active), run_tokens)
+        batch_tokens = ramp.last_batch_tokens(run_tokens)
+        peak = law.peak(float(law.counted(model)), experts, run_tokens, batch_tokens)
+        row = {
+            "sequence_length": ramp.sequence_length,
+            "batch_tokens": batch_tokens,
+            "learning_rate": peak.learning_rate,
+            "learning_rate_interval": peak.interval,
+            "learning_rate_law": law.source,
+            "learning_rate_batch": peak.batch_tokens,
+            "learning_rate_from": law,
+            "learning_rate_warnings": peak.warnings,
+        }
+        rows.append(row)
+    return columns_of(rows)
 
 
 def _read_gpus(
@@ -428,50 +439,27 @@ def _explain_largest(table: OptimalTable, candidates: FloatArray, law: Formula, 
 def _with_training_memory(table: OptimalTable, cluster: Cluster) -> OptimalTable:
     """Say what GPUs can train of each row, in the next smaller size that exists, and of the size above."""
     best = table.best
-    experts = np.array([row.experts for row in table], float)
+    experts = table.experts
     if table.limits.like is None:
         experts = np.ceil(experts)
-    d_model, next_width = table.limits.ladder.beside(np.array([row.d_model for row in table]))
+    d_model, next_width = table.limits.ladder.beside(table.d_model)
     try:
-        tokens = [row.tokens for row in table]
-        fits = cluster.fits_run(table.limits.widths(d_model, experts), tokens)
-        next_size_fits = cluster.fits_run(table.limits.widths(next_width, experts), tokens)
+        fits = cluster.fits_run(table.limits.widths(d_model, experts), table.tokens)
+        next_size_fits = cluster.fits_run(table.limits.widths(next_width, experts), table.tokens)
     except ValueError:
         # `plan` says which GPUs cannot share a batch equally.
         fits = next_size_fits = np.full(len(table), True)
-    is_largest = fits & ~next_size_fits
     notes = [*table.notes, *cluster.warnings(table.limits.widths(best.d_model, best.experts), best.tokens)]
     if not fits.all():
         subject = f"E = {list_experts(experts[~fits])}"
         need = f"training takes more memory than {cluster.hardware} have"
         advice = "a limit on total parameters leaves such models out"
         notes.append(Notice(f"{subject}: {need}; {advice}", f"{subject} cannot be trained in this memory"))
-    if table.budget.cluster is None:
-        return replace(table, notes=tuple(notes))
-    if is_largest.any():
+    limited_by = table.limited_by
+    is_largest = fits & ~next_size_fits
+    if table.budget.cluster is not None and is_largest.any():
         limit = f"the largest model that the memory of {cluster.hardware} can train"
         # The column "limited by" says so.
         notes.append(Notice(f"E = {list_experts(experts[is_largest])}: {limit}"))
-    limits = [row.limited_by for row in table]
-    limited_by = np.where(is_largest & (np.array(limits) != EVIDENCE), "memory", limits)
+        limited_by = np.where(is_largest & (limited_by != EVIDENCE), "memory", limited_by)
     return replace(table, columns={**table.columns, "limited_by": limited_by}, notes=tuple(notes))
-
-
-def _explain_nothing_fits(budget: Budget, experts: FloatArray, limits: Limits) -> str:
-    """Say why nothing fits, and what would be needed."""
-    lowest = float(experts.min())
-    served = limits.inference_tokens
-    smallest = limits.ladder.smallest
-    model = limits.widths(smallest, lowest)
-    n_active = model.n_active
-    if budget.flops is not None and affordable_tokens(budget.flops, n_active, served) <= 0:
-        needed = format_flops(float(inference_flops(n_active, served)))
-        return (
-            f"nothing fits: inference_tokens={served:g} alone cost at least {needed} FLOPs of flops={budget.flops:g}"
-        )
-    memory = float(limits.memory_bytes(smallest, lowest))
-    parameters = format_count(float(model.n_total))
-    return (
-        f"nothing fits: the smallest model (d_model {smallest:g}, E = {lowest:.5g}) has {parameters} parameters and "
-        f"needs at least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"
-    )

@@ -265,12 +265,13 @@ class OptimalTable(Answer):
         differences = np.array([row.loss - ordered[0].loss for row in ordered])
         shares = None
         interval = None
+        win_shares: dict[float, float] = {}
         if self.draw_losses is not None:
             losses = self.draw_losses[:, [self.rows.index(row) for row in ordered]]
             shares = share_wins(losses[np.isfinite(losses).all(axis=-1)])
             interval = percentile_interval(losses[:, 1] - losses[:, 0])
+            win_shares = dict(zip(experts, shares.tolist(), strict=True))
         ties = find_ties(differences, shares, self.law_error)
-        win_shares = {} if shares is None else dict(zip(experts, shares.tolist(), strict=True))
         return Comparison(
             best=experts[0],
             runner_up=experts[1],
@@ -304,8 +305,7 @@ class OptimalTable(Answer):
             text += f"; E = {join_words(format_experts(sorted(self._tied)))} are a tie"
         if not best.trusted:
             text += "; not trusted"
-        conditions = None if self.check is None else self.check.conditions
-        limits = conditions.fitted_limits() if conditions else {}
+        limits = self.formula.conditions.fitted_limits() if self.formula.conditions else {}
         lowest, highest = limits.get("E", (0.0, math.inf))
         if not lowest <= best.experts <= highest:
             text += f": no run of the law has E beyond {lowest:g} to {highest:g}"
@@ -488,31 +488,28 @@ class OptimalTable(Answer):
 
     def _cells(self) -> list[Fields]:
         """Return the rows as they are printed: with what sets one beside the others, and the cost of serving."""
-        hidden: Fields = {}
-        if self.budget.cluster is None:
-            hidden["training_flops"] = None
-        if not self.limits.kv_tokens:
-            hidden["kv_cache_bytes"] = None
         equal_flops = {row.experts: row.loss for row in self.equal_flops or ()}
-        cells = []
+        printed_rows = []
         for row in self.rows:
-            is_best = row is self.best
-            shown = Row({**row, **hidden})
-            shown["learning_rate"] = row.learning_rate or UNKNOWN
-            shown["behind"] = None
-            if row in self.compared and not is_best:
-                shown["behind"] = row.loss - self.best.loss
-            shown["win_share"] = self._win_shares.get(row.experts)
-            shown["equal_flops_loss"] = equal_flops.get(row.experts)
+            cells = row.cells(*SHOWN)
+            if self.budget.cluster is None:
+                cells["training_flops"] = ""
+            if not self.limits.kv_tokens:
+                cells["kv_cache_bytes"] = ""
+            cells["learning_rate"] = row.learning_rate or UNKNOWN
+            cells["win_share"] = self._win_shares.get(row.experts, "")
+            cells["equal_flops_loss"] = equal_flops.get(row.experts, "")
             remarks = []
-            if is_best:
+            if row is self.best:
                 remarks.append("best")
-            elif row.experts in self._tied:
+            elif row in self.compared:
+                cells["behind"] = row.loss - self.best.loss
+            if row.experts in self._tied and row is not self.best:
                 remarks.append("tie")
             if not row.trusted:
                 remarks.append("not trusted")
-            cells.append({**shown.cells(*SHOWN), **accuracy_cells(row.accuracy), "": ", ".join(remarks)})
-        return cells
+            printed_rows.append({**cells, **accuracy_cells(row.accuracy), "": ", ".join(remarks)})
+        return printed_rows
 
 
 def share_wins(drawn_losses: FloatArray) -> FloatArray:

@@ -344,45 +344,21 @@ def optimum_draws(
     ValueError without draws; ExtrapolationError where the law's own optimum for one of these E lies beyond the
     range guard, unless `force`.
     """
-    draws = _draws(law)
+    draws = law.columns_of_draws(1)
     model_limits = Limits.of(law, **limits)
     e = np.atleast_1d(parse_experts(law, experts, model_limits))
     budget = Budget.each(positive("flops", flops))
 
     def find(coefficients: Any) -> WidthOptimum:
         optimum = optimal_widths(law, budget, e, model_limits, coefficients=coefficients)
-        return replace(
-            optimum,
-            d_model=np.where(optimum.fits, optimum.d_model, np.nan),
-            n_active=np.where(optimum.fits, optimum.n_active, np.nan),
-            tokens=np.where(optimum.fits, optimum.tokens, np.nan),
-            loss=np.where(optimum.fits, optimum.loss, np.nan),
-        )
+        values = {}
+        for name in ("d_model", "n_active", "tokens", "loss"):
+            values[name] = np.where(optimum.fits, getattr(optimum, name), np.nan)
+        return replace(optimum, **values)
 
     optimum_of_law = find(law.columns)
     law.check(optimum_of_law.n_active, optimum_of_law.tokens, e).refuse(force)
     return find(draws)
-
-
-def drawn_optimum(law: Formula, flops: ArrayLike, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the compute-optimal N_act, D and loss of every draw, [n_draws, E]; or one E at several budgets.
-
-    NaN for a draw without an optimum.
-    """
-    draws = _draws(law)
-    e = np.atleast_1d(np.asarray(experts, float))
-    limits = Limits.of(law)
-    budget = Budget.each(positive("flops", flops))
-    optimum = optimal_widths(law, budget, e, limits, coefficients=draws)
-    variables = budget.models(law, optimum.free, e, limits)
-    return variables["n_active"], variables["tokens"], np.asarray(law.evaluate(draws, variables))
-
-
-def _draws(law: Formula) -> FloatArray:
-    """Return the coefficients of the draws, [coefficients, n_draws, 1]."""
-    if law.draws is None:
-        raise InputError("this law has no draws: bootstrap its fit")
-    return law.draws.T[..., None]
 
 
 def drawn_losses(

@@ -31,7 +31,7 @@ from hub.base.units import (
 from scaling_law.answer.answer import Answer
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import percentile_interval
-from scaling_law.machine.layout import TRAIN_PY, DoesNotFit, Placement
+from scaling_law.machine.layout import TRAIN_PY, Placement
 from scaling_law.planning.budget import Budget, Cluster
 from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Limits, of_law
@@ -45,7 +45,6 @@ from scaling_law.planning.question import (
     Force,
     QuestionFields,
     RateLaw,
-    RunFields,
     SeveralExperts,
 )
 from scaling_law.rates.batch import GIVEN, OF_PAPER, cite
@@ -322,42 +321,40 @@ def plan(
         section = table.limits.like.model_section(row.d_model, row.experts)
     ramp = table.ramp
     cluster = None if cluster is None else cluster.with_ramp(ramp)
-    schedule = _Schedule.of(ramp, row.tokens, branches)
-    variables = of_law(law, {**architecture.variables(), "tokens": float(schedule.tokens)})
+    schedule = _schedule(ramp, row.tokens, branches)
+    tokens = schedule["tokens"]
+    total_tokens = schedule["total_tokens"]
+    variables = of_law(law, {**architecture.variables(), "tokens": float(tokens)})
     loss = partial(table.limits.loss, law, variables=variables)
     gpus = cluster or _usual_cluster(architecture, ramp)
-    seconds = float(gpus.seconds(architecture, float(schedule.total_tokens)))
+    seconds = float(gpus.seconds(architecture, float(total_tokens)))
     drawn_hours = None
     if gpus.throughput.draws is not None:
-        drawn_hours = gpus.gpus * gpus.seconds(architecture, float(schedule.total_tokens), drawn=True) / 3600.0
+        drawn_hours = gpus.gpus * gpus.seconds(architecture, float(total_tokens), drawn=True) / 3600.0
     drawn_loss = _draw_losses(law, table, row, variables)
-    warnings = [*passed_over, *schedule.warnings, *table.loss_warnings]
+    warnings = list(passed_over)
+    if tokens > row.tokens:
+        warnings.append(f"one step takes {tokens:,} tokens, more than the {row.tokens:,.0f} of the budget")
+    warnings += table.loss_warnings
     if learning_rate is None:
         warnings += row.learning_rate_warnings
     if cluster is not None:
-        warnings = list(dict.fromkeys([*warnings, *cluster.warnings(architecture, float(schedule.tokens))]))
+        warnings = list(dict.fromkeys([*warnings, *cluster.warnings(architecture, float(tokens))]))
     return Plan(
         columns={
-            "tokens": list(schedule.branches),
-            "training_flops": list(map(architecture.training_flops, schedule.branches)),
+            "tokens": list(schedule["branches"]),
+            "training_flops": list(map(architecture.training_flops, schedule["branches"])),
         },
         architecture=architecture,
         model=section,
         routed_experts=row.routed_experts,
-        tokens=schedule.tokens,
-        branches=schedule.branches,
-        steps=schedule.steps,
-        sequence_length=ramp.sequence_length,
-        batch_ramp=ramp.stages,
         batch_source=table.batch_source,
-        warmup_tokens=schedule.warmup_tokens,
-        decay_tokens=_decay_tokens(ramp, schedule.tokens),
+        **schedule,
         **_read_rate(row, learning_rate),
         loss=float(loss(law.columns)),
         loss_interval=None if drawn_loss is None else percentile_interval(drawn_loss),
-        training_flops=architecture.training_flops(schedule.tokens),
-        total_tokens=schedule.total_tokens,
-        total_flops=architecture.training_flops(schedule.total_tokens),
+        training_flops=architecture.training_flops(tokens),
+        total_flops=architecture.training_flops(total_tokens),
         weight_bytes=row.weight_bytes,
         optimizer_bytes=ADAM_BYTES * architecture.n_total,
         gradient_bytes=GRADIENT_BYTES * architecture.n_total,
@@ -385,31 +382,27 @@ def _draw_losses(law: Formula, table: OptimalTable, row: OptimalRow, variables: 
     return None if losses is None else losses[:, 0]
 
 
-@dataclass(frozen=True)
-class _Schedule:
-    """The trunk in whole steps: `branches` are the token counts of its decay branches, the longest last."""
+def _schedule(ramp: BatchRamp, budgeted: float, count: int) -> Fields:
+    """Plan a trunk of about so many tokens in whole steps, with up to `count` branches, each half as long as the next.
 
-    tokens: int
-    steps: int
-    branches: tuple[int, ...]
-    warmup_tokens: int
-    total_tokens: int
-    warnings: Strings
-
-    @classmethod
-    def of(cls, ramp: BatchRamp, budgeted: float, count: int) -> _Schedule:
-        """Plan a trunk of about so many tokens with up to `count` branches, each half as long as the next."""
-        steps = max(1, ramp.steps(budgeted))
-        tokens = ramp.tokens(steps)
-        warnings: Strings = ()
-        if tokens > budgeted:
-            warnings = (f"one step takes {tokens:,} tokens, more than the {budgeted:,.0f} of the budget",)
-        warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
-        halves = [ramp.tokens(max(1, ramp.steps(tokens / 2**k))) for k in range(count - 1, 0, -1)]
-        # A branch that decays before the end of the warm-up measures nothing.
-        shorter = [length for length in dict.fromkeys(halves) if length * (1 - PAPER.decay_fraction) > warmup]
-        total = tokens + sum(_decay_tokens(ramp, length) for length in shorter)
-        return cls(tokens, steps, (*shorter, tokens), warmup, total, warnings)
+    Returns the fields of `Plan` that say so.
+    """
+    steps = max(1, ramp.steps(budgeted))
+    tokens = ramp.tokens(steps)
+    warmup_tokens = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
+    halves = [ramp.tokens(max(1, ramp.steps(tokens / 2**k))) for k in range(count - 1, 0, -1)]
+    # A branch that decays before the end of the warm-up measures nothing.
+    shorter = [length for length in dict.fromkeys(halves) if length * (1 - PAPER.decay_fraction) > warmup_tokens]
+    return {
+        "tokens": tokens,
+        "branches": (*shorter, tokens),
+        "steps": steps,
+        "sequence_length": ramp.sequence_length,
+        "batch_ramp": ramp.stages,
+        "warmup_tokens": warmup_tokens,
+        "decay_tokens": _decay_tokens(ramp, tokens),
+        "total_tokens": tokens + sum(_decay_tokens(ramp, length) for length in shorter),
+    }
 
 
 def _read_rate(row: OptimalRow, learning_rate: float | None) -> Fields:
@@ -438,20 +431,14 @@ def _usual_cluster(architecture: Architecture, ramp: BatchRamp) -> Cluster:
 
     Where none hold it, the most of them, with endless memory.
     """
-    run: RunFields = {"batch": ramp}
-    gpus = math.gcd(FEWEST_GPUS, *(stage.sequences for stage in ramp.stages))
-    while gpus <= MOST_GPUS:
-        try:
-            cluster = Cluster.of(run, gpus=gpus, gpu=USUAL_GPU)
-            cluster.place(architecture)
-            return cluster
-        except DoesNotFit:
-            gpus *= 2
-        # So many GPUs cannot share the batches.
-        except InputError:
-            break
-    most = Cluster.of(run, gpus=gpus // 2, gpu=USUAL_GPU)
-    return replace(most, throughput=replace(most.throughput, memory_bytes=None))
+    shared = math.gcd(*(stage.sequences for stage in ramp.stages))
+    cluster = Cluster.of({"batch": ramp}, gpus=math.gcd(FEWEST_GPUS, shared), gpu=USUAL_GPU)
+    while not cluster.fits(architecture):
+        gpus = 2 * cluster.gpus
+        if shared % gpus or gpus > MOST_GPUS:
+            return replace(cluster, throughput=replace(cluster.throughput, memory_bytes=None))
+        cluster = replace(cluster, gpus=gpus)
+    return cluster
 
 
 def _find_trainable(

@@ -62,8 +62,6 @@ TOKENS_RANGE = (1e3, 1e15)
 CROSSOVER_POINTS = 400
 # The factors of a row, and what they multiply.
 FACTORS = {"compute": "FLOPs", "data": "tokens", "time": "hours"}
-# Columns of rows that no table shows.
-HIDDEN = ("hours", "unreached", "warnings")
 
 
 class SpeedupRow(Row):
@@ -93,6 +91,7 @@ class Speedup(Answer):
 
     _question: ClassVar[Strings] = ("size", "set", "run", "n_active", "experts")
     _row: ClassVar[type[Row]] = SpeedupRow
+    _unprinted = ("hours", "unreached", "warnings")
 
     claim: str = dataclasses.field(repr=False)
     match: str
@@ -141,11 +140,6 @@ class Speedup(Answer):
 
     def facts(self) -> Fields:
         return {name: value for name, value in super().facts().items() if value is not None}
-
-    def _cells(self) -> list[Fields]:
-        names = [name for name in self.columns if name not in HIDDEN]
-        shown = [name for name in names if any(row[name] is not None for row in self.rows)]
-        return [{name: row[name] for name in shown} for row in self.rows]
 
     def _lines(self) -> str:
         if self.n_active is None:
@@ -205,7 +199,9 @@ def speedup(
     """
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
-    _refuse_other_fields({"flops": flops, "tokens": tokens, "match": match, **question}, n_active is not None)
+    other_baseline = None if baseline == 1 else baseline
+    fields = {"flops": flops, "tokens": tokens, "match": match, "baseline": other_baseline, **question}
+    _refuse_other_fields(fields, n_active is not None)
     if n_active is not None:
         return _find_crossovers(law, n_active, model, between, force)
     match = match or "flops"

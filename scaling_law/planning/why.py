@@ -14,7 +14,7 @@ from scaling_law.answer.answer import Listed, Row
 from scaling_law.formulas import Formula
 from scaling_law.formulas.conditions import Conditions, RangeCheck, evidence
 from scaling_law.formulas.law import percentile_interval
-from scaling_law.planning.design import budget_grid, next_runs, predicted_loss
+from scaling_law.planning.design import LEAST_RUNS, candidate_grid, next_runs, predicted_loss
 from scaling_law.planning.limits import Limits
 from scaling_law.size.arrays import Interval
 
@@ -106,7 +106,7 @@ def _propose_runs(law: Formula, row: Row, limits: Limits) -> str:
     flops = SHARE * row.training_flops
     ask = predicted_loss(row.n_active, row.tokens, row.experts)
     try:
-        grid = budget_grid(flops, vocab_size=law.vocab_size, like=limits.like)
+        grid = candidate_grid(flops / LEAST_RUNS, vocab_size=law.vocab_size, like=limits.like)
         design = next_runs(law, ask, flops, grid, max_runs=MOST_RUNS, force=True)
     except InputError as error:
         return f"unknown: {error}"

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from hub.base.types import Fields
 from hub.base.units import format_count
 from scaling_law.formulas.files import power_law, read_laws
 from scaling_law.size.architecture import training_flops
@@ -52,7 +51,9 @@ def published_batches(flops: float, tokens: float, loss: float) -> tuple[Publish
     """Return the batches that published laws give a run of so many training FLOPs and tokens, with its final loss."""
     variables = {"flops": flops, "tokens": tokens, "loss": loss}
     batches = []
-    for row in _batch_laws():
+    for row in read_laws().values():
+        if row["answers"] not in BATCHES:
+            continue
         coefficients = row["coefficients"]["batch_tokens"]
         reference = cite(row["name"])
         if row.get("arxiv"):
@@ -156,10 +157,8 @@ def cite(source: str) -> str:
     """Write where a batch comes from, a published law by its authors and year."""
     if source == OF_PAPER:
         return "the paper's"
-    for row in _batch_laws():
-        if row["name"] == source:
-            return f"{row['authors']} {row['year']}"
-    return source
+    row = read_laws().get(source)
+    return f"{row['authors']} {row['year']}" if row else source
 
 
 def describe_batches(batches: tuple[PublishedBatch, ...]) -> str:
@@ -172,15 +171,10 @@ def describe_batches(batches: tuple[PublishedBatch, ...]) -> str:
     return ", ".join(phrases)
 
 
-@cache
-def _batch_laws() -> tuple[Fields, ...]:
-    return tuple(row for row in read_laws().values() if row["answers"] in BATCHES)
-
-
-def _default_coefficients() -> dict[str, float]:
+def _default_coefficients() -> Mapping[str, float]:
     """Return the coefficients of the batch by `DEFAULT_LAW`."""
-    (row,) = (row for row in _batch_laws() if row["name"] == DEFAULT_LAW)
-    return dict(row["coefficients"]["batch_tokens"])
+    coefficients: Mapping[str, float] = read_laws()[DEFAULT_LAW]["coefficients"]["batch_tokens"]
+    return coefficients
 
 
 def _distance(ranges: Mapping[str, Any], coefficients: Mapping[str, float], variables: Mapping[str, float]) -> Any:

@@ -151,10 +151,9 @@ class LearningRateLaw(Listed):
         values = {name: value for name, value in data.items() if name not in ("format", "version")}
         try:
             return cls(**values)
-        except TypeError:
-            names = [field.name for field in fields(cls)]
-            requirement = f"{', '.join(names[:3])} must be there, of {', '.join(names)}"
-            raise InputError(f"{path}: the fields {requirement}; got {', '.join(values)}") from None
+        except TypeError as error:
+            names = ", ".join(field.name for field in fields(cls))
+            raise InputError(f"{path}: {error}; the fields are {names}") from None
         except ValueError as error:
             raise InputError(f"{path}: {error}") from None
 

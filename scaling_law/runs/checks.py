@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,12 +11,11 @@ import numpy as np
 from hub.base.errors import Message, given, literal, message
 from hub.base.fields import LARGEST
 from hub.base.notices import Notice
-from hub.base.numerals import why_no_number
 from hub.base.types import Fields
 from scaling_law.formulas.law import SMALLEST
 from scaling_law.runs.architectures import size_problem
 from scaling_law.runs.columns import INPUTS
-from scaling_law.runs.rows import SKIP, FloatArray, Row, RunsError, label, number
+from scaling_law.runs.rows import SKIP, FloatArray, Row, RunsError, label, number, why_no_number
 from scaling_law.runs.settings import codes_of
 from scaling_law.runs.units import check_no_accuracy, unit_problems
 from scaling_law.size.arrays import merge_rounded
@@ -29,8 +27,6 @@ LEAST_RISE = 1.005
 MOST_RISING = 0.2
 # Unusable rows that an error lists.
 LISTED = 8
-# Fields by which a filter can leave out a single row.
-_NAMES = ("id", "run_id")
 
 
 def check_rows(
@@ -145,7 +141,7 @@ def _bad_numbers(row: Row, loss: str) -> str:
 
 def _number_problem(name: str, cell: Any) -> str:
     value = number(cell)
-    if value is None and isinstance(cell, str):
+    if value is None and cell is not None:
         return why_no_number(cell)
 
     size = value or 0.0
@@ -172,61 +168,44 @@ def _find_repeats(
     The same run trained in two sweeps gives the same loss to the last bit, and counts once. Checkpoints of a run share
     the model and differ in tokens; rows of another model under its name are duplicates of the first.
     """
-    candidates = [rows[i] for i in places]
-    columns = [_numbers(candidates, name).tolist() for name in (*INPUTS, loss)]
-    run_ids = {repr(row.get("run_id") or i) for i, row in enumerate(candidates)}
+    losses = {number(rows[i][loss]) for i in places}
+    run_ids = {repr(rows[i].get("run_id") or i) for i in places}
     # Most tables repeat nothing.
-    if len({*zip(*columns, strict=True)}) == len(run_ids) == len(places):
+    if len(losses) == len(run_ids) == len(places):
         return {}
-    notes: dict[int, str] = {}
-    place_of: dict[tuple[str, Any], int] = {}
-    checkpoint_of: dict[str, Any] = {}
-    duplicates: dict[int, tuple[str, int]] = {}
 
+    notes: dict[int, str] = {}
+    place_of: dict[tuple[Any, ...], int] = {}
+    checkpoint_of: dict[str, tuple[Any, ...]] = {}
     for i in places:
         row = rows[i]
         n_active, tokens, experts, nats = [number(row[name]) for name in (*INPUTS, loss)]
         values = [*map(row.get, settings)]
         # NaN, which may be any number, is a value of this row alone.
         values = [i if isinstance(value, float) and value != value else value for value in values]
-        keys: Fields = {"N, D, E and loss": (n_active, tokens, experts, nats, repr(values))}
+        keys = [("N, D, E and loss", n_active, tokens, experts, nats, repr(values))]
         if check_ids and row.get("run_id"):
-            checkpoint = (repr(row["run_id"]), n_active, experts, tokens)
-            first_checkpoint = checkpoint_of.setdefault(checkpoint[0], checkpoint)
-            keys["run_id"] = checkpoint if first_checkpoint[:3] == checkpoint[:3] else first_checkpoint
+            checkpoint = ("run_id", repr(row["run_id"]), n_active, experts, tokens)
+            first_checkpoint = checkpoint_of.setdefault(checkpoint[1], checkpoint)
+            keys.append(checkpoint if first_checkpoint[:-1] == checkpoint[:-1] else first_checkpoint)
 
-        shared = next((key for key in keys.items() if key in place_of), None)
-        if shared is not None:
-            first = place_of[shared]
-            sweeps = {row.get("sweep"), rows[first].get("sweep")}
-            if "schema_version" in row and len(sweeps) == 2 and None not in sweeps:
-                notes[i] = f"{label(i, row)}: the same run as {label(first, rows[first])}, trained in two sweeps"
-                continue
+        repeated = [key for key in keys if key in place_of]
+        for key in keys:
+            place_of.setdefault(key, i)
+        if not repeated:
+            continue
 
-            duplicates[i] = (shared[0], first)
-
-        place_of.update(dict.fromkeys(keys.items(), i))
-
-    names: Counter[tuple[str, str]] = Counter()
-    for name in _NAMES if duplicates else ():
-        names.update((name, repr(rows[i].get(name))) for i in places)
-    for i, (key, first) in duplicates.items():
-        text = f"{label(i, rows[i])}: duplicate of {label(first, rows[first])} (same {key}"
-        problem_at[i] = message(text, *_hint(rows[i], key, names, is_step_log), ")")
+        first = place_of[repeated[0]]
+        texts = [f"{label(i, row)}: duplicate of {label(first, rows[first])} (same {repeated[0][0]}"]
+        if is_step_log:
+            texts += ["; ", given("final", "last", in_shell="--final last"), " takes the last of each run"]
+        sweeps = {row.get("sweep"), rows[first].get("sweep")}
+        if "schema_version" in row and len(sweeps) == 2 and None not in sweeps:
+            notes[i] = f"{label(i, row)}: the same run as {label(first, rows[first])}, trained in two sweeps"
+        else:
+            problem_at[i] = message(*texts, ")")
 
     return notes
-
-
-def _hint(row: Row, shared: str, names: Mapping[tuple[str, str], int], is_step_log: bool) -> tuple[str, ...]:
-    """Say what to type to leave out the duplicate, as parts of a message."""
-    if is_step_log:
-        return "; ", given("final", "last", in_shell="--final last"), " takes the last of each run"
-
-    for name in _NAMES:
-        if name != shared and row.get(name) and names[name, repr(row[name])] == 1:
-            return "; ", given("where", f"{name} != {row[name]}"), " leaves this one out"
-
-    return ()
 
 
 def _describe_unusable(origin: str, problems: Sequence[str], skippable: bool) -> Message:

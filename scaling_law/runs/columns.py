@@ -13,32 +13,33 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hub.base.arithmetic import Arithmetic
-from hub.base.errors import InputError, given, literal, unknown
-from hub.base.numerals import why_no_number
+from hub.base.arithmetic import QUOTING, Arithmetic
+from hub.base.errors import InputError, literal, unknown
 from hub.base.tables import column_name
 from hub.base.units import UNKNOWN
-from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number
+from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number, why_no_number
 
 Column = str | float | Callable[[Row], Any]
 # Our name → what the paper, our own tables and cards call it; num_input_tokens_seen is of transformers' Trainer. N is
-# none of them, because other labs count it in other ways.
+# none of them, because other labs count it in other ways. What begins with a dot is the last word of a nested field's
+# name, after a dot or slash, as trackers have it: model.experts, train/tokens.
 ALIASES: Mapping[str, tuple[str, ...]] = {
-    "n_active": ("N_act", "N_active", "Active", "Active parameters"),
-    "n_total": ("N_total", "Total"),
-    "tokens": ("D", "Tokens", "tokens D", "Training tokens", "num_input_tokens_seen"),
-    "experts": ("E", "Experts"),
+    "n_active": ("N_act", "N_active", "Active", "Active parameters", ".n_active"),
+    "n_total": ("N_total", "Total", ".n_total"),
+    "tokens": ("D", "Tokens", "tokens D", "Training tokens", "num_input_tokens_seen", ".tokens"),
+    "experts": ("E", "Experts", ".experts", ".num_experts"),
     "eval_loss": ("Held-out loss",),
     "run_id": ("Run",),
     "status": ("Status",),
+    "d_model": (".d_model",),
+    "n_blocks": (".n_blocks",),
+    "n_heads": (".n_heads",),
+    "vocab_size": (".vocab_size",),
 }
 INPUTS = ("n_active", "tokens", "experts")
 COUNTS = (*INPUTS, "n_total", "n_active_non_embedding", "n_total_non_embedding")
-# Sizes that trackers nest in other fields.
-_NESTED = (*INPUTS, "n_total", "d_model", "n_blocks", "n_heads", "vocab_size")
-# As configurations of transformers have it; E only where each token goes to one of the experts.
-_ROUTED = "num_experts"
-_EXPERTS_PER_TOKEN = {"num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k", "topk"}
+# Names of columns with which transformers' num_experts is no E, but the routed experts.
+EXPERTS_PER_TOKEN = r".*experts_per_tok(en)?|.*active_experts|.*experts_active|.*top_?k"
 # A number in a name: 1000000, 1e6, 190M, 1.3b, and 1p3b.
 _NUMBER = r"(\d+(?:[.p]\d+)?(?:[eE][+-]?\d+)?[kKmMbBtT]?)"
 _IN_TEXT = re.compile(r"(.+?)\s+from\s+(.+)")
@@ -63,23 +64,21 @@ class Expression(Arithmetic):
 
 
 def aliases_of(present: Collection[str]) -> dict[str, str]:
-    """Find our names that a table with these columns lacks, and the column with another name for each.
+    """Find our names that a table with these columns lacks, and the column with another name for each."""
+    columns_by_spelling: dict[str, list[str]] = {}
+    for column in present:
+        last_word = re.split(r"[./]", column)[-1]
+        columns_by_spelling.setdefault(column, []).append(column)
+        columns_by_spelling.setdefault(f".{last_word}", []).append(column)
+    if any(re.fullmatch(EXPERTS_PER_TOKEN, spelling) for spelling in columns_by_spelling):
+        columns_by_spelling.pop(".num_experts", None)
 
-    A size may also be the last word of a single column's name, after a dot or slash: model.experts, train/tokens.
-    """
     aliases = {}
-    last_words = {column: re.split(r"[./]", column)[-1] for column in present}
-    is_routed = not _EXPERTS_PER_TOKEN.isdisjoint(last_words.values())
-
-    for name in dict.fromkeys((*ALIASES, *_NESTED)):
-        columns = [spelling for spelling in ALIASES.get(name, ()) if spelling in present][:1]
-        words = [name] if name in _NESTED else []
-        if name == "experts" and not is_routed:
-            words.append(_ROUTED)
-        for word in words:
-            columns = columns or [column for column, last_word in last_words.items() if last_word == word]
-        if name not in present and len(columns) == 1:
-            aliases[name] = columns[0]
+    for name, spellings in ALIASES.items():
+        matches = [columns_by_spelling[spelling] for spelling in spellings if spelling in columns_by_spelling]
+        # Of several columns none is taken.
+        if name not in present and matches and len(matches[0]) == 1:
+            aliases[name] = matches[0][0]
 
     return aliases
 
@@ -109,7 +108,7 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     for name, column in columns.items():
         formula = getattr(column, "__name__", None) or literal(column)
         definition = f"column {name}={formula}"
-        evaluate = _function(name, column, present, f"{origin}: {definition}")
+        evaluate = _function(column, present, f"{origin}: {definition}")
         for i, row in enumerate(extended):
             try:
                 row[name] = evaluate(row)
@@ -122,7 +121,7 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
     return [*extended], failed
 
 
-def _function(name: str, column: Column, present: set[str], place: str) -> Callable[[Row], Any]:
+def _function(column: Column, present: set[str], place: str) -> Callable[[Row], Any]:
     """Return the function that computes a column of a row; an error begins with the `place` of the column."""
     if callable(column):
         return column
@@ -144,20 +143,17 @@ def _function(name: str, column: Column, present: set[str], place: str) -> Calla
     if in_text:
         return _number_in(in_text[1], in_text[2], present, place)
 
-    available = f"there are: {', '.join(sorted(present))}"
-
     try:
         expression = Expression.parse(column)
     except ValueError as error:
-        problem = f"{place}: neither a column nor an expression ({error})"
-        raise RunsError(problem, *_in_backticks(name, column, present), f"; {available}") from None
+        available = ", ".join(sorted(present))
+        raise RunsError(f"{place}: neither a column nor an expression ({error}); there are: {available}") from None
 
     names = {name: column_name(operand, present) for name, operand in expression.names.items()}
     expression = replace(expression, names=names)
     missing = sorted(set(names.values()) - present)
     if missing:
-        problem = unknown("column ", missing[0], sorted(present))
-        raise RunsError(f"{place}: ", *_in_backticks(name, column, present, end="; "), problem)
+        raise RunsError(f"{place}: {unknown('column ', missing[0], sorted(present))}; {QUOTING}")
 
     return expression
 
@@ -194,21 +190,3 @@ def _number_in(
         return value
 
     return read
-
-
-def _in_backticks(name: str, column: str, present: Collection[str], end: str = "") -> list[str]:
-    """Suggest backticks where an expression has a column whose name is not a word; returns parts of a message."""
-    longest = ""
-
-    for other_column in present:
-        if other_column in column and not other_column.isidentifier() and len(other_column) > len(longest):
-            longest = other_column
-
-    if not longest or f"`{longest}`" in column:
-        return []
-
-    expression = column.replace(longest, f"`{longest}`")
-    option = given("columns", {name: expression}, in_shell=f"--column '{name}={expression}'")
-    start = "" if end else "; "
-
-    return [start, f"{longest} stands in backticks: ", option, end]

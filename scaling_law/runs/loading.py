@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from hub.base.types import Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import arrays_of, check_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
-from scaling_law.runs.logged import RULES, RUNS, STEPS, End, Final, chart_rows, collect, lines_by_run, varies
+from scaling_law.runs.logged import RULES, RUNS, STEPS, End, Final, collect, lines_by_run, varies
 from scaling_law.runs.mapping import describe, propose, read_mapping
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.recipes import recipe_of
@@ -46,11 +46,8 @@ from scaling_law.size.arrays import FloatArray
 if TYPE_CHECKING:
     from hub import LoadedRows
 
-Kind = Literal["table", "tracker", "logs", "chart"]
+Kind = Literal["table", "tracker", "logs"]
 STEP_LOG = "a table of steps: several rows of each run, with its name (run_id) and the step"
-# Columns of a curve that TensorBoard exports, and words about a chart where columns are missing.
-CURVE = {"Wall time", "Step", "Value"}
-LACKS = " (a chart of W&B, step by run: its table of runs, or wandb:ENTITY/PROJECT, has their sizes, too)"
 # Runs that differ in these, or in their schedule, are no duplicates.
 _TUNED = ("seed", *RATES)
 
@@ -255,19 +252,8 @@ def _read_source(source: Any, end: End, **options: Any) -> _Table:
         loaded = log_rows(source, end)
         kind = "logs" if loaded else "table"
 
-    if loaded is None:
-        loaded = read_rows(source, **options)
-        chart = chart_rows(loaded.rows, end)
-        if chart is not None:
-            loaded = replace(loaded, rows=chart)
-            kind = "chart"
-
-    table = _Table(loaded.rows, loaded.name, kind, loaded.dataset, loaded.commit)
-    if set(table.source_columns) == CURVE:
-        advice = "name the folder of its event files instead"
-        raise RunsError(f"{table.origin}: a curve that TensorBoard exports: {advice}")
-
-    return table
+    loaded = loaded or read_rows(source, **options)
+    return _Table(loaded.rows, loaded.name, kind, loaded.dataset, loaded.commit)
 
 
 def _read_table(
@@ -489,8 +475,7 @@ def _missing_columns(table: _Table, rows: Sequence[Row], missing: Sequence[str],
         values = collect(table.source_rows)
         columns = [f"{name} ({literal(next(filter(None, cells), cells[0]))})" for name, cells in values.items()]
 
-    lacks = LACKS if table.kind == "chart" else ""
-    problem = f"{table.origin}{lacks}: missing column {names}; there are: {', '.join(columns) or 'none'}"
+    problem = f"{table.origin}: missing column {names}; there are: {', '.join(columns) or 'none'}"
     inputs = [name for name in missing if name in INPUTS]
     lacks_loss = len(inputs) < len(missing)
     # A loss that was named is not replaced by another.

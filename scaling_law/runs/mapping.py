@@ -13,7 +13,7 @@ from hub.base.errors import InputError, given, literal
 from hub.base.paths import local_path
 from hub.base.types import Strings
 from hub.base.units import format_count
-from scaling_law.runs.columns import INPUTS, Column, with_columns
+from scaling_law.runs.columns import EXPERTS_PER_TOKEN, INPUTS, Column, with_columns
 from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number
 
 # Rows that a proposal shows.
@@ -33,7 +33,6 @@ LOOKS_LIKE: Mapping[str, Strings] = {
         r".*(ppl|perplexity)",
     ),
 }
-_EXPERTS_PER_TOKEN = (r".*experts_per_tok(en)?|.*active_experts|.*experts_active|.*top_?k",)
 # The unit at the end of a column's name: tokens (B), params_M, tokens in billions.
 _UNIT = re.compile(r"[\W_]+(?:in[\W_]+)?(m|b|t|million|billion|trillion)s?\W*$", re.IGNORECASE)
 _FACTORS = {"m": "1e6", "b": "1e9", "t": "1e12"}
@@ -133,7 +132,7 @@ def _find(patterns: Strings, columns: Sequence[str]) -> str | None:
 def _as_ours(field: str, column: str, columns: Sequence[str]) -> str:
     """Write a column in our terms: single parameters and tokens, E of routed experts, nats of a perplexity."""
     unit = _UNIT.search(column)
-    experts_per_token = _find(_EXPERTS_PER_TOKEN, columns)
+    experts_per_token = _find((EXPERTS_PER_TOKEN,), columns)
     if field == "loss":
         return f"log(`{column}`)" if re.search("(ppl|perplexity)$", column, re.IGNORECASE) else column
     if field == "experts" and experts_per_token:

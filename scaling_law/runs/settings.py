@@ -45,23 +45,21 @@ WILD_SPREADS = 6.0
 WILD_LOSS = 0.1
 # Columns whose residual variances differ by less than this factor explain the same.
 ALIKE = 1.5
-# Columns and values that a message names, and values without a counterpart that a filter keeps.
+# Columns and values that a message names.
 MOST = 4
 LISTED = 3
-UNPAIRED = 4
 
 
 @dataclass(frozen=True)
 class Setting:
     """A column that tells runs of equal N, D and E apart.
 
-    `values` occur together in a cell, the most frequent first; `unpaired` values are of runs without a counterpart.
-    Numbers of more than two values may have been tuned, and then the run of least loss is the right one.
+    `values` occur together in a cell, the most frequent first. Numbers of more than two values may have been tuned,
+    and then the run of least loss is the right one.
     """
 
     name: str
     values: Strings
-    unpaired: Strings
     tuned: bool
 
     def __str__(self) -> str:
@@ -69,17 +67,12 @@ class Setting:
 
     @property
     def filters(self) -> Strings:
-        """Filters that choose one value each, with the runs that have no counterpart if they are few."""
+        """Filters that choose one value each, of those that can stand in one."""
         field = self.name if re.fullmatch(r"\w+", self.name) else f"`{self.name}`"
-        unpaired = self.unpaired if len(self.unpaired) <= UNPAIRED and _are_words(self.unpaired) else ()
         filters = []
-
-        for value in filter(lambda value: _are_words([value]), self.values[:LISTED]):
-            if unpaired or " " in value:
-                filters.append(f"{field} in {{{', '.join((value, *unpaired))}}}")
-            else:
-                filters.append(f"{field} = {value}")
-
+        for value in self.values[:LISTED]:
+            if not re.search("[,{}]", value):
+                filters.append(f"{field} in {{{value}}}" if " " in value else f"{field} = {value}")
         return tuple(filters)
 
 
@@ -286,10 +279,9 @@ def _try_column(
 def _describe(name: str, column: Any, rows: IntArray) -> Setting:
     """Describe a column, which varies in these rows, to the user."""
     counts = Counter(column[row] for row in rows if not is_missing(column[row]))
-    unpaired = sorted({value for value in column if not is_missing(value)} - {*counts})
     values = [value for value, _ in counts.most_common()]
     tuned = isinstance(column, np.ndarray) and len(counts) > 2
-    return Setting(name, tuple(map(_word, values)), tuple(map(_word, unpaired)), tuned)
+    return Setting(name, tuple(map(_word, values)), tuned)
 
 
 def codes_of(column: Any) -> IntArray:
@@ -314,11 +306,6 @@ def _varies(codes: IntArray, cell: IntArray) -> BoolArray:
     """Find the runs [m] in whose cells a column with these codes has several values."""
     pairs = np.unique([cell, codes], axis=1)[0]
     return np.bincount(pairs)[cell] > 1
-
-
-def _are_words(values: Sequence[str]) -> bool:
-    """Return whether values can stand in the braces of a filter."""
-    return re.search("[,{}]", "".join(values)) is None
 
 
 def _word(value: Any) -> str:

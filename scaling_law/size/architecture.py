@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+from pydantic import Field
 
 from hub.base.errors import InputError, given
-from hub.base.fields import UNREAD, reads
+from hub.base.fields import UNREAD, Whole, reads
 from hub.base.types import Fields
 from hub.base.units import format_count
 
@@ -35,6 +36,9 @@ EXPERT = 9
 # Bytes per parameter in training: fp32 master weights and two moments.
 ADAM_BYTES = 12.0
 GRADIENT_BYTES = 4.0
+Size = Annotated[int, Field(ge=1)]
+# The default of a size that follows from others.
+_COMPUTED: Any = None
 
 
 def active_parameters(d_model: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float = VOCAB_SIZE) -> Any:
@@ -49,14 +53,9 @@ def total_parameters(
     vocab_size: float = VOCAB_SIZE,
 ) -> Any:
     """Count N_total of models with `experts` experts, one of them active; broadcasts like `active_parameters`."""
-    d, blocks = _width_and_depth(d_model, n_blocks)
+    d = np.asarray(d_model, float)
+    blocks = d / HEAD_DIM if n_blocks is None else np.asarray(n_blocks, float)
     return 2.0 * d * vocab_size + (ATTENTION + EXPERT * np.asarray(experts, float)) * blocks * d * d
-
-
-def kv_cache_elements(d_model: ArrayLike, tokens: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
-    """Count 2 T n_blocks d elements, for multi-head attention."""
-    d, blocks = _width_and_depth(d_model, n_blocks)
-    return 2.0 * np.asarray(tokens, float) * blocks * d
 
 
 def training_flops(n_active: ArrayLike, tokens: ArrayLike) -> Any:
@@ -157,12 +156,7 @@ def width_of_total(n_total: ArrayLike, experts: ArrayLike, vocab_size: float = V
     return 2.0 * scale * np.sinh(np.arcsinh(np.asarray(n_total) / (2.0 * cubic * scale**3)) / 3.0)
 
 
-def _width_and_depth(d_model: ArrayLike, n_blocks: ArrayLike | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    d = np.asarray(d_model, float)
-    blocks = d / HEAD_DIM if n_blocks is None else np.asarray(n_blocks, float)
-    return d, blocks
-
-
+@reads
 @dataclass(frozen=True)
 class LatentAttention:
     """The ranks and head widths of multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, Section 2.1).
@@ -170,17 +164,11 @@ class LatentAttention:
     `query_rank` None: queries are not compressed. The cache holds `kv_rank + rope_dim` elements per token and block.
     """
 
-    kv_rank: int
-    rope_dim: int
-    nope_dim: int
-    value_dim: int
-    query_rank: int | None = None
-
-    def __post_init__(self) -> None:
-        for rank_field in fields(self):
-            value = getattr(self, rank_field.name)
-            if value is not None or rank_field.default is not None:
-                check_size(f"latent_attention: {rank_field.name}", value)
+    kv_rank: Size
+    rope_dim: Size
+    nope_dim: Size
+    value_dim: Size
+    query_rank: Size | None = None
 
 
 @dataclass(frozen=True)
@@ -268,9 +256,26 @@ def selected_keys(
     return spans
 
 
+class Forward:
+    """The forward pass of one model, or of several as arrays."""
+
+    def forward_flops(self: Any, context: float = 0.0) -> Any:
+        """Count the FLOPs of one token's forward pass: 2 for each weight, router included, lookups not.
+
+        `context` adds attention at that sequence length, without the causal half: every token counts the keys that the
+        last one sees (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022, Appendix F), in
+        windows, chunks and selections no more than these hold, with the products of indexers. A recurrent state counts
+        4 FLOPs per element, of its update and its output; kernels that scan in chunks do more.
+        """
+        router = (self.experts > 1) * self.routed_blocks * self.d_model * self.experts
+        weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
+        attended = sum(span.entries(context) * elements for span, elements in self.products)
+        return 2.0 * (weights + attended)
+
+
 @reads
 @dataclass(frozen=True)
-class Architecture:
+class Architecture(Forward):
     """A decoder that can be built; by default one of the paper's, for which `d_model` and `experts` are enough.
 
     These have n_blocks = n_heads = d_model / 64, and one SwiGLU expert of width 3 d_model active per token; a dense
@@ -295,66 +300,44 @@ class Architecture:
         spans: spans of the other blocks: windows, chunks, selected and compressed keys, and recurrent states.
     """
 
-    d_model: int
-    experts: int = 1
-    n_blocks: int | None = None
-    n_heads: int | None = None
-    vocab_size: int = VOCAB_SIZE
+    d_model: Size
+    experts: Size = 1
+    n_blocks: Size | None = None
+    n_heads: Size | None = None
+    vocab_size: Size = VOCAB_SIZE
     _: KW_ONLY
-    experts_per_token: int = 1
-    d_expert: int = cast(int, None)
-    shared_experts: int = 0
-    d_shared: int = cast(int, None)
-    dense_blocks: int = 0
-    d_ff: int = cast(int, None)
-    n_kv_heads: int = cast(int, None)
-    head_dim: int = cast(int, None)
+    experts_per_token: Size = 1
+    d_expert: Size = _COMPUTED
+    shared_experts: Whole = 0
+    d_shared: Size = _COMPUTED
+    dense_blocks: Whole = 0
+    d_ff: Size = _COMPUTED
+    n_kv_heads: Size = _COMPUTED
+    head_dim: Size = _COMPUTED
     latent_attention: Annotated[LatentAttention | None, UNREAD] = None
     gated: bool = True
     tied_embeddings: bool = False
-    lookup_parameters: int = 0
-    mixer_parameters: int | None = None
-    attention_blocks: int | None = None
-    spans: tuple[Span, ...] = ()
+    lookup_parameters: Whole = 0
+    mixer_parameters: Whole | None = None
+    attention_blocks: Whole | None = None
+    spans: Sequence[Span] = ()
 
     def __post_init__(self) -> None:
-        self._read_attention()
         heads_split_width = self.head_dim is None and self.latent_attention is None
-        for name in ("shared_experts", "dense_blocks", "lookup_parameters", "mixer_parameters", "attention_blocks"):
-            if getattr(self, name) is not None:
-                check_size(name, getattr(self, name), least=0)
-        if self.d_ff is not None:
-            check_size("d_ff", self.d_ff)
-            if self.d_expert is None and (self.experts, self.shared_experts, self.dense_blocks) == (1, 0, 0):
-                object.__setattr__(self, "d_expert", self.d_ff)
-        for name in ("d_model", "experts", "vocab_size", "experts_per_token", *_DEFAULTS):
-            value = getattr(self, name)
-            value = _DEFAULTS[name](self) if value is None else value
-            check_size(name, value)
-            object.__setattr__(self, name, int(value))
+        values: Fields = {"spans": tuple(_read_part(Span, "spans", span) for span in self.spans)}
+        if self.latent_attention is not None:
+            values["latent_attention"] = _read_part(LatentAttention, "latent_attention", self.latent_attention)
+        is_dense = (self.experts, self.shared_experts, self.dense_blocks) == (1, 0, 0)
+        if is_dense and self.d_expert is None:
+            values["d_expert"] = self.d_ff
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        for name, compute in _DEFAULTS.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, compute(self))
         if heads_split_width and self.d_model % self.heads:
             raise InputError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
         self._check_sizes()
-
-    def _read_attention(self) -> None:
-        """Read latent attention and spans from mappings, which JSON has."""
-        if isinstance(self.latent_attention, Mapping):
-            try:
-                object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
-            except TypeError:
-                allowed = ", ".join(f.name for f in fields(LatentAttention))
-                raise InputError(
-                    f"latent_attention={self.latent_attention!r} must have the fields {allowed}"
-                ) from None
-        if not isinstance(self.latent_attention, LatentAttention | None):
-            raise InputError(f"latent_attention={self.latent_attention!r} must be a LatentAttention or None")
-        if not isinstance(self.spans, (list, tuple)):
-            raise InputError(f"spans={self.spans!r} must be a list of Span")
-        spans = [Span(**span) if isinstance(span, Mapping) else span for span in self.spans]
-        for span in spans:
-            if not isinstance(span, Span):
-                raise InputError(f"spans: {span!r} must be a Span")
-        object.__setattr__(self, "spans", tuple(spans))
 
     def _check_sizes(self) -> None:
         """Raise ValueError for sizes that contradict each other."""
@@ -592,33 +575,17 @@ class Architecture:
             "shared_ratio": shared * self.d_shared / self.active_width,
         }
 
-    def forward_flops(self, context: float = 0.0) -> float:
-        """Count the FLOPs of one token's forward pass: 2 for each weight, router included, lookups not.
-
-        `context` adds attention at that sequence length, without the causal half: every token counts the keys that the
-        last one sees (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022, Appendix F), in
-        windows, chunks and selections no more than these hold, with the products of indexers. A recurrent state counts
-        4 FLOPs per element, of its update and its output; kernels that scan in chunks do more.
-        """
-        router = self.routed_blocks * self.d_model * self.experts if self.experts > 1 else 0
-        weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
-        return 2.0 * (weights + self.attention_products(context))
-
-    def attention_products(self, context: float) -> float:
-        """Count the elements that a token is multiplied with besides weights, at this length, in all blocks."""
-        return sum(span.blocks * (span.multiplied or 0) * span.entries(context) for span in self.all_spans)
-
     def training_flops(self, tokens: float, context: float | None = None) -> float:
         """Count 6 N_act D; with the sequence length as `context`, three forward passes as of `forward_flops`."""
         if context is None:
             return float(training_flops(self.n_active, tokens))
-        return 3 * tokens * self.forward_flops(context)
+        return float(3 * tokens * self.forward_flops(context))
 
     def inference_flops(self, tokens: float, context: float | None = None) -> float:
         """Count 2 N_act D; with a `context`, `forward_flops` of tokens after that many positions."""
         if context is None:
             return float(inference_flops(self.n_active, tokens))
-        return tokens * self.forward_flops(context)
+        return float(tokens * self.forward_flops(context))
 
     def weight_bytes(self, bytes_per_parameter: float = 2.0) -> float:
         return bytes_per_parameter * self.n_total
@@ -696,6 +663,17 @@ _DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
     "n_kv_heads": lambda a: a.heads,
     "head_dim": _head_dim,
 }
+
+
+def _read_part(kind: Any, name: str, value: Any) -> Any:
+    """Read a part of an architecture, also from a mapping, which JSON has."""
+    try:
+        part = kind(**value) if isinstance(value, Mapping) else value
+    except TypeError:
+        raise InputError(f"{name}={value!r} must have the fields {', '.join(kind.__annotations__)}") from None
+    if not isinstance(part, kind):
+        raise InputError(f"{name}={value!r} must be a {kind.__name__}")
+    return part
 
 
 def check_size(name: str, value: Any, least: int = 1) -> None:

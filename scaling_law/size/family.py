@@ -185,7 +185,7 @@ class Family(Ladder):
     @cached_property
     def experts(self) -> int:
         """Routed experts of the first member; 0 of a dense family."""
-        experts = self._rungs.models[0].experts
+        experts = self.rung_models[0].experts
         return experts if experts > 1 else 0
 
     @property
@@ -194,7 +194,7 @@ class Family(Ladder):
         if not self.experts:
             return True
         has_class = self.members[0]["model_type"] in DENSE_TWINS
-        return has_class and not self._rungs.models[0].dense_blocks
+        return has_class and not self.rung_models[0].dense_blocks
 
     def expansion(self, routed_experts: ArrayLike) -> Any:
         """Return the E of models with so many routed experts; 1 of a dense one."""
@@ -221,7 +221,7 @@ class Family(Ladder):
         ValueError for a number that the family does not have: experts of a dense one, no more than a token takes, or
         a dense model of blocks that no class has.
         """
-        per_token = self._rungs.models[0].experts_per_token
+        per_token = self.rung_models[0].experts_per_token
         groups = self.members[0].get("n_group") or 1
         for count in np.unique(counts).tolist():
             if count == 1 and self.has_dense_twin:
@@ -245,7 +245,7 @@ class Family(Ladder):
         most = self.routed_experts(e[e > 1]) * (1 + ROUNDING)
         doublings = np.floor(np.log2(most / STEP))
         multiples = STEP * 2.0**doublings
-        fewest = max(STEP, self._rungs.models[0].experts_per_token + 1)
+        fewest = max(STEP, self.rung_models[0].experts_per_token + 1)
         possible = multiples[multiples >= fewest]
         counts = {float(self.experts), *possible.tolist()}
         return [1.0] * self.has_dense_twin + sorted(counts)
@@ -253,7 +253,7 @@ class Family(Ladder):
     @cached_property
     def _widths_in_experts(self) -> Interval:
         """Widths of the shared experts, and of all that is active, over that of a routed expert."""
-        a = self._rungs.models[0]
+        a = self.rung_models[0]
         shared = a.shared_experts * a.d_shared / a.d_expert
         return shared, a.experts_per_token + shared
 
@@ -328,12 +328,52 @@ class Family(Ladder):
     # -- all models as arrays
 
     @cached_property
-    def _rungs(self) -> _Rungs:
-        return _Rungs.of(self)
+    def rung_models(self) -> tuple[Architecture, ...]:
+        """The models of all widths, with the experts of their members; each is larger than the one before."""
+        step = 128 if all(member["hidden_size"] % 128 == 0 for member in self.members) else 64
+        kind = self.members[0]["model_type"]
+        widths = list_widths(step, FINEST, WIDEST)
+        if kind in HYBRIDS:
+            width = self.members[0]["hidden_size"]
+            widths = [step * _round(share * width / step) for share in OF_MEMBER]
+        models: list[Architecture] = []
+        for d_model in dict.fromkeys(widths):
+            a = read_architecture(self.configuration(d_model))
+            if kind in HEADS_DIVIDE_WIDTH and d_model % a.heads:
+                continue
+            if not models or a.n_active_non_embedding > models[-1].n_active_non_embedding:
+                models.append(a)
+        return tuple(models)
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, FloatArray]:
+        """Arrays of the fields of `Widths` of these models, without those that E decides."""
+        sizes = {}
+        for name in _SIZES:
+            sizes[name] = np.array([getattr(a, name) for a in self.rung_models], float)
+        return sizes
+
+    @cached_property
+    def _products(self) -> Mapping[Span, FloatArray]:
+        """Spans that some of these models have, and the elements of an entry, of all blocks."""
+        products: dict[Span, FloatArray] = {}
+        for i, a in enumerate(self.rung_models):
+            for span, elements in a.products:
+                products.setdefault(span, np.zeros(len(self.rung_models)))[i] = elements
+        return products
+
+    def _at(self, sizes: FloatArray, d_model: FloatArray) -> FloatArray:
+        """Return the sizes [n] of the rungs at any widths: their own on a rung, between and beyond in ln d."""
+        widths = self._sizes["d_model"]
+        log_sizes = np.log(np.maximum(sizes, TINY))
+        smooth = np.exp(np.interp(np.log(d_model), _extend(np.log(widths)), _extend(log_sizes)))
+        place = np.minimum(np.searchsorted(widths, d_model), len(sizes) - 1)
+        is_rung = (widths[place] == d_model) | (sizes[place] == 0)
+        return np.where(is_rung, sizes[place], smooth)
 
     @property
     def smallest(self) -> float:
-        return float(self._rungs.d_model[0])
+        return float(self._sizes["d_model"][0])
 
     @cached_property
     def design(self) -> dict[str, float]:
@@ -348,10 +388,10 @@ class Family(Ladder):
         }
 
     def every_rung(self, largest: float) -> FloatArray:
-        return self._rungs.d_model
+        return self._sizes["d_model"]
 
     def beside(self, d_model: FloatArray) -> tuple[FloatArray, FloatArray]:
-        widths = self._rungs.d_model
+        widths = self._sizes["d_model"]
         last = len(widths) - 1
         above = np.searchsorted(widths, np.asarray(d_model) * (1 + ROUNDING), side="right")
         below = np.maximum(above - 1, 0)
@@ -361,9 +401,8 @@ class Family(Ladder):
 
     def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
         d, e = np.broadcast_arrays(np.asarray(d_model, float), np.asarray(experts, float))
-        rungs = self._rungs
-        a = rungs.models[0]
-        sizes = {name: rungs.interpolate(values, d) for name, values in rungs.sizes.items()}
+        a = self.rung_models[0]
+        sizes = {name: self._at(values, d) for name, values in self._sizes.items()}
         is_sparse = e > 1
         routed = self.routed_experts(e)
         matrices = 3 if a.gated else 2
@@ -382,13 +421,13 @@ class Family(Ladder):
             vocab_size=a.vocab_size,
             tied_embeddings=a.tied_embeddings,
             gated=a.gated,
-            products=tuple((span, rungs.interpolate(values, d)) for span, values in rungs.products.items()),
+            products=tuple((span, self._at(values, d)) for span, values in self._products.items()),
         )
 
     def variables(self, d_model: ArrayLike, experts: ArrayLike) -> Fields:
         models = self.widths(d_model, experts)
         e = np.broadcast_to(np.asarray(experts, float), models.d_model.shape)
-        a = self._rungs.models[0]
+        a = self.rung_models[0]
         active_experts = a.experts_per_token + a.shared_experts
         is_sparse = e > 1
         # As if the vocabulary were that of the models that laws were fitted to.
@@ -415,12 +454,12 @@ class Family(Ladder):
         }
 
     def cache_bytes(self, d_model: ArrayLike, tokens: float, bytes_per_element: float) -> Any:
-        sizes = _cache_bytes(self._rungs, tokens, bytes_per_element)
-        return self._rungs.interpolate(sizes, np.asarray(d_model, float))
+        sizes = _cache_bytes(self, tokens, bytes_per_element)
+        return self._at(sizes, np.asarray(d_model, float))
 
     def width_of_active(self, n_active: ArrayLike) -> Any:
         """Find the d_model of this N_act, as laws count it: exactly on rungs, else between the same two."""
-        rungs = self._rungs.d_model
+        rungs = self._sizes["d_model"]
         log_n = np.log(self.variables(rungs, 1.0)["n_active"])
         # A law without ranges has models of no size.
         with np.errstate(divide="ignore"):
@@ -561,55 +600,10 @@ def _of_depth(values: list[Any], depth: int, new_depth: int) -> list[Any]:
     return continued[:new_depth]
 
 
-@dataclass(frozen=True, eq=False)
-class _Rungs:
-    """The models of every width that exists, with the experts of their members."""
-
-    d_model: FloatArray
-    models: tuple[Architecture, ...]
-    # Arrays of the fields of `Widths`, without those that E decides.
-    sizes: Mapping[str, FloatArray]
-    # Spans that some of the models have → elements of an entry, of all blocks.
-    products: Mapping[Span, FloatArray]
-
-    @classmethod
-    def of(cls, family: Family) -> _Rungs:
-        """Build the models whose sizes grow with the width."""
-        step = 128 if all(member["hidden_size"] % 128 == 0 for member in family.members) else 64
-        kind = family.members[0]["model_type"]
-        widths = list_widths(step, FINEST, WIDEST)
-        if kind in HYBRIDS:
-            width = family.members[0]["hidden_size"]
-            widths = [step * _round(share * width / step) for share in OF_MEMBER]
-        models: list[Architecture] = []
-        for d_model in dict.fromkeys(widths):
-            a = read_architecture(family.configuration(d_model))
-            if kind in HEADS_DIVIDE_WIDTH and d_model % a.heads:
-                continue
-            if not models or a.n_active_non_embedding > models[-1].n_active_non_embedding:
-                models.append(a)
-        sizes = {}
-        for name in _SIZES:
-            sizes[name] = np.array([getattr(a, name) for a in models], float)
-        products: dict[Span, FloatArray] = {}
-        for i, a in enumerate(models):
-            for span, elements in a.products:
-                products.setdefault(span, np.zeros(len(models)))[i] = elements
-        return cls(sizes["d_model"], tuple(models), sizes, products)
-
-    def interpolate(self, sizes: FloatArray, d_model: FloatArray) -> FloatArray:
-        """Return the sizes [n] of the rungs at any widths: their own on a rung, between and beyond in ln d."""
-        log_sizes = np.log(np.maximum(sizes, TINY))
-        smooth = np.exp(np.interp(np.log(d_model), _extend(np.log(self.d_model)), _extend(log_sizes)))
-        place = np.minimum(np.searchsorted(self.d_model, d_model), len(sizes) - 1)
-        is_rung = (self.d_model[place] == d_model) | (sizes[place] == 0)
-        return np.where(is_rung, sizes[place], smooth)
-
-
 @lru_cache(maxsize=32)
-def _cache_bytes(rungs: _Rungs, tokens: float, bytes_per_element: float) -> FloatArray:
+def _cache_bytes(family: Family, tokens: float, bytes_per_element: float) -> FloatArray:
     """Count the KV cache of one sequence of every model, once: a search of widths asks many times."""
-    return np.array([a.kv_cache_bytes(tokens, bytes_per_element) for a in rungs.models])
+    return np.array([a.kv_cache_bytes(tokens, bytes_per_element) for a in family.rung_models])
 
 
 def _extend(log_values: FloatArray) -> FloatArray:

@@ -18,7 +18,6 @@ from scaling_law.size.architecture import (
     HEAD_DIM,
     VOCAB_SIZE,
     Architecture,
-    kv_cache_elements,
     variables_of_width,
     width_of_total,
 )
@@ -131,7 +130,8 @@ class PaperLadder(Ladder):
         return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
 
     def cache_bytes(self, d_model: ArrayLike, tokens: float, bytes_per_element: float) -> Any:
-        return bytes_per_element * kv_cache_elements(d_model, tokens)
+        d = np.asarray(d_model, float)
+        return bytes_per_element * (2.0 * tokens * (d / HEAD_DIM) * d)
 
     def width_of_active(self, n_active: ArrayLike) -> Any:
         return width_of_total(n_active, 1, self.vocab_size)

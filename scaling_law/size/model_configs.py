@@ -358,8 +358,14 @@ def _read_architecture(model_type: str, values: _Fields) -> Architecture:
     options["shared_experts"] = options.get("shared_experts") or 0
     a = Architecture(**options)
     windows = family["windows"]
-    has_limits = bool(windows) and values.get("use_sliding_window", True) and values[windows["limit"]]
-    return a.attending(_layers(a, values, **windows)) if has_limits else a
+    if not windows or not values.get("use_sliding_window", True) or not values[windows["limit"]]:
+        return a
+    limit = values[windows["limit"]]
+    if windows["limit"] == "index_topk":
+        return a.attending(_selected_spans(a, values, limit, has_indexer) for has_indexer in _own_indexers(values))
+    window = replace(a.attention, limit=limit)
+    blocks = _limited_blocks(a, values, windows.get("blocks"))
+    return a.attending([window if is_limited else a.attention] for is_limited in blocks)
 
 
 def _count_left_out(model_type: str, values: _Fields, a: Architecture) -> Mapping[str, int]:
@@ -406,15 +412,6 @@ def _value_of(values: _Fields, key: Any) -> Any:
     return values[key] if isinstance(key, str) else key
 
 
-def _layers(a: Architecture, config: _Fields, limit: str, blocks: str | None = None) -> list[list[Span]]:
-    """Read the spans of each block: as many keys as the field `limit` says, or all."""
-    size = config[limit]
-    if limit == "index_topk":
-        return [_selected_spans(a, config, has_indexer) for has_indexer in _own_indexers(config)]
-    window = replace(a.attention, limit=size)
-    return [[window if is_limited else a.attention] for is_limited in _limited_blocks(a, config, blocks)]
-
-
 def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> list[bool]:
     """Find which blocks see only a window or a chunk."""
     if blocks is None:
@@ -439,16 +436,16 @@ def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> lis
     return [rule.value(row) > 0 for row in rows]
 
 
-def _selected_spans(a: Architecture, config: _Fields, has_indexer: bool) -> list[Span]:
+def _selected_spans(a: Architecture, config: _Fields, limit: int, has_indexer: bool) -> list[Span]:
     """Read the spans of a block with sparse attention (DeepSeek-V3.2)."""
     if not has_indexer:
-        return selected_keys(a.attention, config["index_topk"])
+        return selected_keys(a.attention, limit)
     heads = config["index_n_heads"]
     width = config["index_head_dim"]
     check_size("index_n_heads", heads)
     check_size("index_head_dim", width)
     weights = (config["q_lora_rank"] or 0) * heads * width + a.d_model * (width + heads)
-    return selected_keys(a.attention, config["index_topk"], heads, width, weights)
+    return selected_keys(a.attention, limit, heads, width, weights)
 
 
 def _head_dim(config: Config) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, Span, variables_of_width
+from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, Forward, Span, variables_of_width
 
 
 @dataclass(frozen=True)
-class Widths:
+class Widths(Forward):
     """Arrays under the names of `Architecture`; `products` pairs a span with its elements by entry, of all blocks."""
 
     d_model: Any
@@ -78,13 +78,6 @@ class Widths:
 
         values = {size.name: pick(getattr(self, size.name)) for size in fields(self) if size.name != "products"}
         return Widths(**values, products=tuple((span, pick(elements)) for span, elements in self.products))
-
-    def forward_flops(self, context: float = 0.0) -> Any:
-        """Count the FLOPs of one token's forward pass, as `Architecture.forward_flops` does."""
-        router = np.where(self.experts > 1, self.routed_blocks * self.d_model * self.experts, 0.0)
-        weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
-        attended = sum(span.entries(context) * elements for span, elements in self.products)
-        return 2.0 * (weights + attended)
 
 
 # What memory, traffic and times are computed of.

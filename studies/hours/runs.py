@@ -135,7 +135,6 @@ class Timed:
             activations=float(self.n_blocks * self.d_model),
             routed=float(self.routed_blocks * self.experts_per_token * self.d_model),
             n_total=self.n_total,
-            n_active=self.n_multiplied,
             n_blocks=float(self.n_blocks),
         )
 

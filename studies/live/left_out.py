@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -84,9 +83,7 @@ def _score(runs: Sequence[Run], constants: Mapping[str, float]) -> float:
 def _judge(runs: Sequence[Run], constants: Mapping[str, float], shares: Sequence[float]) -> list[Judged]:
     """Forecast runs with these constants, without a finished run and with one."""
     with _changed(constants):
-        # Curves keep what they computed with other constants.
-        fresh_runs = [run._replace(curve=replace(run.curve)) for run in runs]
-        return [*judge(fresh_runs, (ALONE, ONE), shares)]
+        return [*judge(runs, (ALONE, ONE), shares)]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from scaling_law import (
 )
 from scaling_law.figures import drawing, isoflop
 from scaling_law.figures.drawing import LOSS, colour_of
-from scaling_law.planning import drawn_optimum, optimal_widths
+from scaling_law.planning import optimal_widths
 from scaling_law.size import active_parameters, affordable_tokens, width_of_total
 from studies.common import LEVEL
 
@@ -109,8 +109,8 @@ def _savings_of_draws(law: JointLaw, flops: NDArray[np.float64], experts: float)
     assert law.draws is not None
     constants = law.draws[:, -1:]
     _, mu, _, nu = law.chinchilla_of(law.draws.T[..., None], experts)
-    _, _, dense_loss = drawn_optimum(law, flops, 1)
-    _, _, moe_loss = drawn_optimum(law, flops, experts)
+    dense_loss = law.optimum_draws(flops, 1, force=True).loss
+    moe_loss = law.optimum_draws(flops, experts, force=True).loss
     ratio = (dense_loss - constants) / (moe_loss - constants)
     return np.asarray(1.0 - ratio ** ((mu + nu) / (mu * nu)))
 
@@ -219,7 +219,7 @@ def best_by_budget(law: JointLaw) -> NDArray[Any]:
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, optimum: Any) -> None:
     """Draw losses less that of the dense model, without models beyond the law's range guard."""
     experts = np.array(EXPERTS, float)
-    near = ~law.beyond_guard(n_active=optimum.n_active, tokens=optimum.tokens, experts=experts)
+    near = ~law.check(n_active=optimum.n_active, tokens=optimum.tokens, experts=experts).beyond
     losses = np.where(np.isfinite(optimum.loss) & near, optimum.loss, np.nan)
     has_dense = ~np.isnan(losses[:, 0])
     x = flops[has_dense]

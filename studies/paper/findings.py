@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from hub.base.tables import Table
 from scaling_law import JointLaw
-from scaling_law.planning import drawn_optimum
 from scaling_law.size import active_parameters, affordable_tokens, width_of_total
 
 # The level of the two-sided interval that confirms or reverses a finding.
@@ -47,15 +46,15 @@ class Finding:
 def more_tokens_per_parameter(law: JointLaw, flops: float, experts: Sequence[float]) -> Finding:
     """Finding 1: at a fixed budget, more experts want fewer active parameters and more tokens each."""
     few, many = min(experts), max(experts)
-    n_active, tokens, _ = drawn_optimum(law, flops, (few, many))
-    ratio = tokens / n_active
+    optima = law.optimum_draws(flops, (few, many), force=True)
+    ratio = optima.tokens / optima.n_active
     claim = f"at {flops:.0e} FLOPs the best D/N is larger for E = {many:g} than for E = {few:g}"
     return _judge("Finding 1", claim, ratio[:, 1] / ratio[:, 0], 1.0, RATIO)
 
 
 def better_with_experts(law: JointLaw, flops: float, experts: float) -> Finding:
     """Finding 2: at a fixed budget, the best model of E experts is better than the best dense one."""
-    _, _, loss = drawn_optimum(law, flops, (1.0, experts))
+    loss = law.optimum_draws(flops, (1.0, experts), force=True).loss
     claim = f"at {flops:.0e} FLOPs the best model with E = {experts:g} is better than the best dense one"
     return _judge("Finding 2", claim, loss[:, 0] - loss[:, 1], 0.0, GAIN)
 
@@ -77,12 +76,13 @@ def gain_in_memory(law: JointLaw, flops: float, experts: float, *, times_tokens:
 
     The MoE has the dense model's FLOPs, or (`times_tokens`) E times its tokens. NaN for a draw without an optimum.
     """
-    n_total, dense_tokens, dense_loss = (values[:, 0] for values in drawn_optimum(law, flops, 1.0))
+    dense = law.optimum_draws(flops, 1.0, force=True)
+    n_total, dense_tokens, dense_loss = (values[:, 0] for values in (dense.n_active, dense.tokens, dense.loss))
     width = width_of_total(n_total, experts, law.vocab_size)
     n_active = active_parameters(width, vocab_size=law.vocab_size)
     tokens = experts * dense_tokens if times_tokens else affordable_tokens(flops, n_active)
     models: dict[str, Any] = {"n_active": n_active, "tokens": tokens, "experts": np.array(float(experts))}
-    # Else drawn_optimum has refused the law.
+    # Else optimum_draws has refused the law.
     assert law.draws is not None
     return np.asarray(dense_loss - law.evaluate(law.draws.T, models))
 

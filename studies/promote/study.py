@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ from scaling_law.forecasting.trends import (
     Cells,
     TrendPrior,
     fit_slopes,
+    noise_variances,
     predict_gaps,
 )
 from studies.common import FloatArray, Page, Part, read_csv, rows_of, write_csv
@@ -213,7 +214,7 @@ def _batches(cases: Sequence[Case]) -> list[Batch]:
 def _score(prior: TrendPrior, batch: Batch) -> float:
     """Return the log scores of the signs at the targets, and of the gaps."""
     gaps = predict_gaps(prior, batch.cells, batch.points)
-    deviations = np.sqrt(gaps.deviations[..., 0] ** 2 + gaps.noises)
+    deviations = np.sqrt(gaps.deviations[..., 0] ** 2 + noise_variances(prior))
     z = (batch.targets[:, None] - gaps.means[..., 0]) / deviations
     densities = (gaps.weights * np.exp(-0.5 * z**2) / deviations).sum(axis=1)
     scores = DENSITY * np.log(np.maximum(densities, 1e-12))
@@ -240,7 +241,7 @@ def learn(cases: Sequence[Case], start: TrendPrior = START, width: float = 1.0) 
 
 def _move(start: TrendPrior, steps: FloatArray) -> TrendPrior:
     """Return a prior moved by these steps, in units of `WIDTHS`."""
-    values = start.to_dict()
+    values = asdict(start)
     for (name, width), step in zip(WIDTHS.items(), steps, strict=True):
         if name in IN_LOGARITHMS:
             values[name] = float(values[name] * np.exp(width * step))
@@ -282,7 +283,7 @@ def take(paths: list[Path]) -> list[Path]:
     slope, scatter = _baseline_slopes([case.pair for case in _subset(cases)])
     prior = replace(learn(cases), slope=slope, slope_scatter=scatter)
     source = "studies/promote: pairs of public and own runs"
-    shipped = strict_json.write(DEFAULTS, FORMAT, VERSION, {"source": source, "prior": prior.to_dict()})
+    shipped = strict_json.write(DEFAULTS, FORMAT, VERSION, {"source": source, "prior": asdict(prior)})
     return [write_csv(CASES, rows_of(judged, Judged)), shipped]
 
 

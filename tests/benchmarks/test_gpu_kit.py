@@ -487,8 +487,8 @@ def test_a_clock_times_steps_after_the_first_and_traces_the_last(monkeypatch):
     assert (kept["kernel_seconds"], kept["host_seconds"], kept["host_share"]) == (0.5, 0.5, 0.5)
     assert kept["group_seconds"] == {**dict.fromkeys(kept["group_seconds"], 0.0), "other": 0.5, "idle": 0.5}
     measured = kept["measurement"] | {"architecture": Architecture(**kept["measurement"]["architecture"])}
-    assert Measurement(**measured)[1:] == (32, tokens, tokens // 2, 1, None)
-    assert Measurement(**measured).architecture == Architecture(64, 8, 1, 1, 257)
+    expected = Measurement(Architecture(64, 8, 1, 1, 257), 32, tokens, tokens // 2, 1, None)
+    assert Measurement(**measured) == expected
     with pytest.raises(RuntimeError, match="step 10 diverged: loss nan"):
         clock.tick(float("nan"))
 

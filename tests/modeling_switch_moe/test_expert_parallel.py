@@ -30,7 +30,7 @@ def test_a_capacity_bounds_the_rows_of_a_process_and_no_layer_waits(tmp_path):
         if case["capacity_factor"] is None:
             # transformers' exchange reads its sizes in each of two blocks.
             assert case["waits"] == 2, case
-        elif case["experts_implementation"] == "auto":
+        else:
             assert case["waits"] == 0, case
             # Two experts get the capacity of 12 of their tokens from each group of 12, or that of 48 from half of it.
             assert case["rows"] == [24 * case["capacity_factor"]] * 2, case

@@ -25,6 +25,7 @@ from scaling_law import (
 )
 from scaling_law.answer.answer import Answer
 from scaling_law.answer.columns import COLUMNS
+from scaling_law.commands.questions import predict_losses
 from scaling_law.planning import candidate_grid, log_optimal_parameters
 from scaling_law.planning.question import QuestionFields
 from tests.scaling_law.configs import SWITCH
@@ -34,6 +35,7 @@ LAW = JointLaw.published()
 LAW = LAW.replace(draws=LAW.draws[:60])
 LOG = [{"step": step, "tokens": 1e8 * step, "loss": 2.5 + 3 * step**-0.5} for step in range(1, 61)]
 ANSWERS = {
+    "loss": lambda: predict_losses(LAW, [{"n_active": 1e9, "tokens": 2e10, "experts": e} for e in (1, 8)]),
     "optimal": lambda: LAW.optimal(1e22, memory="80GB", kv_tokens="16k"),
     "optimal in hours": lambda: LAW.optimal(hours=72, gpus=8, gpu="h100", experts=[1, 8]),
     "optimal far outside": lambda: LAW.optimal(1e30, [1, 8], force=True),

@@ -135,11 +135,11 @@ QUESTIONS: dict[str, Question] = {
     "compare": (["chinchilla", "besiroglu"], lambda names, c: scaling_law.compare(c, laws=names)),
 }
 NOT_QUESTIONS = {  # why → what
-    "is the check itself": """Formula.warnings Formula.beyond_guard Formula.check ChinchillaLaw.warnings
+    "is the check itself": """Formula.warnings Formula.check ChinchillaLaw.warnings
         LiveForecast.warnings""",
     "shows the law": """Formula.coefficient_names Formula.default_experts Formula.summary ChinchillaLaw.default_experts
         Formula.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
-        Formula.chinchilla_of StackLaw.coefficient_names StackLaw.summary
+        Formula.chinchilla_of StackLaw.coefficient_names
         Bootstrap.interval Bootstrap.to_rows Listed.summary ResultTable.summary ResultTable.to_rows
         ResultTable.to_dataframe""",
     "makes a law, finds or stores one": """Formula.replace Formula.to_dict StackLaw.to_dict

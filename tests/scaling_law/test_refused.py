@@ -123,9 +123,9 @@ REFUSED = [
     (model(experts=4, experts_per_token=5), "experts_per_token=5 must be at most experts=4"),
     (model(experts=4, dense_blocks=16), "dense_blocks=16 must be below n_blocks=16"),
     (model(n_kv_heads=5), "n_heads=16 is not divisible by n_kv_heads=5"),
-    (model(d_expert=0), "d_expert=0 must be an integer of at least 1"),
-    (model(shared_experts=-1), "shared_experts=-1 must be an integer of at least 0"),
-    (model(d_ff=0), "d_ff=0 must be an integer of at least 1"),
+    (model(d_expert=0), "d_expert=0 must be a whole number of at least 1"),
+    (model(shared_experts=-1), "shared_experts=-1 must be a whole number of at least 0"),
+    (model(d_ff=0), "d_ff=0 must be a whole number of at least 1"),
     (model(experts=8, d_ff=4096), "d_ff=4096 with dense_blocks=0 must be 3072, or left out"),
     (model(d_expert=2816, d_ff=4096), "d_ff=4096 with dense_blocks=0 must be 2816, or left out"),
     (model(d_shared=512), "d_shared=512 with shared_experts=0 must be 3072, or left out"),
@@ -133,12 +133,12 @@ REFUSED = [
     (model(head_dim=64, latent_attention=MLA), "head_dim=64 with latent_attention must be 192, or left out"),
     (model(latent_attention={"kv_rank": 0, "rope_dim": 1, "nope_dim": 1, "value_dim": 1}), "kv_rank=0 must be"),
     (of(Architecture, 100)(), "d_model=100 is not a multiple of 64: n_blocks=None must be given"),
-    (of(Architecture, 0)(), "d_model=0 must be an integer of at least 1"),
+    (of(Architecture, 0)(), "d_model=0 must be a whole number of at least 1"),
     (of(Architecture, 192)(n_heads=5), "d_model=192 is not divisible by n_heads=5"),
-    (model(experts=0), "experts=0 must be an integer of at least 1"),
+    (model(experts=0), "experts=0 must be a whole number of at least 1"),
     (model(experts=1.5), "experts=1.5 must be a whole number"),
     (model(n_blocks=True), "n_blocks=True must be a whole number"),
-    (model(vocab_size=-1), "vocab_size=-1 must be an integer of at least 1"),
+    (model(vocab_size=-1), "vocab_size=-1 must be a whole number of at least 1"),
 ]
 
 

@@ -38,7 +38,7 @@ def builds_here(monkeypatch):
 
     def build(growing):
         with filling.lock_of(growing.cache.folder, timeout=0):
-            filling.build(growing._source, growing.cache.folder, growing._until)
+            filling.build(growing.source, growing.cache.folder, growing.until_tokens)
 
     monkeypatch.setattr(GrowingCache, "_start_builder", build)
 

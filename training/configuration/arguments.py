@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -234,7 +234,7 @@ class ModelArguments(_Section):
                 f"model.d_model: {width}; it must be a multiple of 64 unless n_blocks and n_heads are set"
             )
         heads = n_heads or width // 64
-        if width % heads or width // heads % 2:
+        if width % (2 * heads):
             raise InputError(
                 f"model.d_model: {width}; it must give each of the {heads} heads an even number of dimensions"
             )
@@ -337,6 +337,11 @@ class ScheduleArguments(_Section):
         """Return the parsed batch ramp."""
         return parse_stages(self.batch_ramp)
 
+    @property
+    def largest_batch(self) -> int:
+        """Sequences of the largest global batch."""
+        return max(stage.sequences for stage in self.stages())
+
 
 class OptimizerArguments(_Section):
     """The optimizer and its peak learning rate."""
@@ -378,20 +383,6 @@ class OptimizerArguments(_Section):
         return name
 
 
-def _problems_of_muon(optimizer: OptimizerArguments) -> list[str]:
-    """List settings of Muon without Muon, and Muon without the rate that it needs."""
-    if optimizer.name != "muon":
-        problems = []
-        for name, field in type(optimizer).model_fields.items():
-            value = getattr(optimizer, name)
-            if name.startswith("muon_") and value != field.default:
-                problems.append(f"optimizer.{name}: {value}; it needs optimizer.name muon")
-        return problems
-    if optimizer.muon_adjust_lr == "original" and optimizer.muon_learning_rate is None:
-        return ["optimizer.muon_learning_rate: missing; muon_adjust_lr original needs a rate of its own"]
-    return []
-
-
 class TrainingArguments(_Section):
     """Everything that decides a run. `reading` makes it from YAML and flags."""
 
@@ -404,8 +395,7 @@ class TrainingArguments(_Section):
     @model_validator(mode="after")
     def _check_sections(self) -> TrainingArguments:
         """Check what several sections decide together, one line per problem."""
-        problems = [*self._problems_of_batches(), *_problems_of_muon(self.optimizer)]
-        problems += self._problems_of_experts()
+        problems = [*self._problems()]
         branch = self.schedule_at(peak=1.0).branch
         checks: list[Callable[[], object]] = [self.check_capacity_group]
         checks += [partial(branch, tokens) for tokens in self.schedule.tokens]
@@ -418,26 +408,27 @@ class TrainingArguments(_Section):
             raise InputError("\n".join(problems))
         return self
 
-    def _problems_of_batches(self) -> list[str]:
-        """List the largest batch and the experts that micro-batches and processes do not divide."""
-        size = self.run.micro_batch_sequences
-        largest = max(stage.sequences for stage in self.schedule.stages())
-        problems = []
+    def _problems(self) -> Iterator[str]:
+        """Find what micro-batches, processes, the class of the model or the optimizer do not allow."""
+        run = self.run
+        model = self.model
+        optimizer = self.optimizer
+        largest = self.schedule.largest_batch
+        size = run.micro_batch_sequences
         if largest % size:
-            problems.append(f"run.micro_batch_sequences: {size}; it must divide the batch of {largest} sequences")
-        experts = self.model.experts
-        parallel = self.run.expert_parallel
-        if experts % parallel:
-            problems.append(f"run.expert_parallel: {parallel}; it must divide the number of experts, {experts}")
-        return problems
-
-    def _problems_of_experts(self) -> list[str]:
-        """List a way to multiply experts that the model's class does not offer."""
-        way = self.run.experts_implementation
-        if way == "auto" or not isinstance(self.model, ModelClassArguments) or way in self.model.experts_ways:
-            return []
-        choices = " or ".join(self.model.experts_ways)
-        return [f"run.experts_implementation: {way}; for {self.model.type} it must be {choices}"]
+            yield f"run.micro_batch_sequences: {size}; it must divide the batch of {largest} sequences"
+        if model.experts % run.expert_parallel:
+            yield f"run.expert_parallel: {run.expert_parallel}; it must divide the number of experts, {model.experts}"
+        for name, field in OptimizerArguments.model_fields.items():
+            value = getattr(optimizer, name)
+            if optimizer.name != "muon" and name.startswith("muon_") and value != field.default:
+                yield f"optimizer.{name}: {value}; it needs optimizer.name muon"
+        if optimizer.name == "muon" and optimizer.muon_adjust_lr == "original" and not optimizer.muon_learning_rate:
+            yield "optimizer.muon_learning_rate: missing; muon_adjust_lr original needs a rate of its own"
+        way = run.experts_implementation
+        if way != "auto" and isinstance(model, ModelClassArguments) and way not in model.experts_ways:
+            choices = " or ".join(model.experts_ways)
+            yield f"run.experts_implementation: {way}; for {model.type} it must be {choices}"
 
     def replaced(self, **sections: Fields) -> TrainingArguments:
         """Copy with other values of some fields, such as `replaced(run={"seed": 1})`; they are not checked again."""
@@ -505,7 +496,7 @@ class TrainingArguments(_Section):
         Where a batch of a ramp has too few sequences for whole micro-batches, these are smaller.
         """
         size = self.run.micro_batch_sequences
-        largest = max(stage.sequences for stage in self.schedule.stages())
+        largest = self.schedule.largest_batch
         for stage in self.schedule.stages():
             own_size = size if stage.sequences == largest else math.gcd(size, stage.sequences // processes)
             if stage.sequences // own_size % processes or not self.holds_whole_groups(own_size):

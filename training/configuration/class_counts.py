@@ -55,11 +55,7 @@ def as_decoder(config: Any) -> Any:
     Raises ValueError for what is more than a decoder of tokens.
     """
     kind = config.model_type
-    component_types = []
-    for value in vars(config).values():
-        component_type = getattr(value, "model_type", None)
-        if component_type:
-            component_types.append(component_type)
+    component_types = [value.model_type for value in vars(config).values() if getattr(value, "model_type", None)]
     if component_types:
         raise InputError(explain_parts(kind, component_types))
     if config.is_encoder_decoder:
@@ -155,11 +151,9 @@ def _culprits(config: Any, error: Exception) -> str:
     else:
         return ""
     fields = config.to_diff_dict()
-    inner_fields: Fields = {}
-    for value in fields.values():
+    for value in [*fields.values()]:
         if isinstance(value, dict):
-            inner_fields.update(value)
-    fields.update(inner_fields)
+            fields.update(value)
     names = [name for name, value in fields.items() if repr(value) == culprit and not name.endswith("_token_id")]
     return ", ".join(f"{name}={culprit}" for name in names)
 
@@ -170,17 +164,17 @@ def forward_flops(model: nn.Module, tokens: int) -> float:
     All matrix products count, with the whole square of attention, windows or not. A class whose path depends on values
     may raise any error.
     """
-    return sum(_flops_by_module(model, tokens)["Global"].values())
+    return _count_flops(model, tokens)[0]
 
 
-def _flops_by_module(model: nn.Module, tokens: int) -> dict[str, dict[str, float]]:
-    """Count the FLOPs per token by module and operation; "Global" is the whole model."""
+def _count_flops(model: nn.Module, tokens: int) -> tuple[float, dict[str, float]]:
+    """Count the FLOPs per token of a forward pass, and those of batched products by module."""
     with torch.no_grad():
         _, counter = _forward(model, tokens, counting=lambda: FlopCounterMode(display=False))
-    per_token = {}
+    batched = {}
     for module, counts in counter.get_flop_counts().items():
-        per_token[module] = {str(operation): flops / tokens for operation, flops in counts.items()}
-    return per_token
+        batched[module] = sum(flops for operation, flops in counts.items() if "bmm" in str(operation)) / tokens
+    return counter.get_total_flops() / tokens, batched
 
 
 def _forward(
@@ -262,7 +256,6 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     blocks = max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=_size)
     _check_layers(blocks, config)
     experts = _experts(blocks)
-    flops = _flops_of_positions(model, config)
     architecture = _read_architecture(model, blocks, experts, config)
     left_out = _count_left_out(model, experts, architecture)
     lookups = left_out.pop(_LOOKUPS, 0)
@@ -272,17 +265,12 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     if mixers != architecture.attention_parameters:
         architecture = replace(architecture, mixer_parameters=mixers)
     architecture = replace(architecture, lookup_parameters=lookups)
-    per_position = None if flops is None else flops[1]
-    output = _output_with_cache(model, config)
-    spans = spans_of_blocks(model, blocks, config, architecture, per_position, output)
-    architecture = architecture.attending(spans)
-    if flops is None:
-        # The path of a class may depend on values, which the meta device lacks.
-        with _errors_in_one_line(config, "run", ignored_word="meta"):
-            forward_flops(model, 2)
-        return architecture, dict(left_out), None
-    constant, slope = (sum(counts["Global"].values()) for counts in flops)
-    return architecture, dict(left_out), (constant, slope)
+    flops = _flops_of_positions(model, config)
+    slopes = flops[2] if flops else None
+    # As when they are served: a class keeps some states in fp32 nevertheless.
+    output, _ = _pass_with_cache(model.to(torch.bfloat16), config)
+    architecture = architecture.attending(spans_of_blocks(model, blocks, config, architecture, slopes, output))
+    return architecture, dict(left_out), flops and flops[:2]
 
 
 def _read_config(values: Fields) -> Any:
@@ -313,25 +301,21 @@ def _text_part(config: Any, values: Fields) -> Any:
     return text
 
 
-def _flops_of_positions(model: nn.Module, config: Any) -> tuple[FlopsByModule, FlopsByModule] | None:
-    """Count the FLOPs of one token's forward pass, and those that each position of its sequence adds.
+def _flops_of_positions(model: nn.Module, config: Any) -> tuple[float, float, FlopsByModule] | None:
+    """Count the FLOPs of one token's forward pass, those that each position adds, and of these the batched by module.
 
     From two short sequences of whole chunks: attention here has its whole square, all else is the same for each token
-    (but for the reference code of Mamba 2, which passes states on between all pairs of chunks). None where a class has
-    no path on the meta device.
+    (but for the reference code of Mamba 2, which passes states on between all pairs of chunks). None where the path of
+    a class depends on values, which the meta device lacks.
     """
     length = _chunk(config)
-    # Every class has errors of its own.
-    with suppress(Exception):
-        short = _flops_by_module(model, length)
-        long = _flops_by_module(model, 2 * length)
-        constant: dict[str, dict[str, float]] = {}
-        slope: dict[str, dict[str, float]] = {}
-        for module, counts in long.items():
-            before = short.get(module, {})
-            constant[module] = {op: 2 * before.get(op, 0.0) - flops for op, flops in counts.items()}
-            slope[module] = {op: (flops - before.get(op, 0.0)) / length for op, flops in counts.items()}
-        return constant, slope
+    with _errors_in_one_line(config, "run", ignored_word="meta"):
+        short, short_batched = _count_flops(model, length)
+        long, long_batched = _count_flops(model, 2 * length)
+        slopes = {}
+        for module, flops in long_batched.items():
+            slopes[module] = (flops - short_batched.get(module, 0.0)) / length
+        return 2 * short - long, (long - short) / length, slopes
     return None
 
 
@@ -342,31 +326,23 @@ def _chunk(config: Any) -> int:
     return _first(config, *_CHUNKS) or (64 if is_linear else 2)
 
 
-def _output_with_cache(model: nn.Module, config: Any) -> Any:
-    """Return the output of a short forward pass with the cache of the class; None where it has no such path.
+def _pass_with_cache(model: nn.Module, config: Any) -> tuple[Any, bool]:
+    """Make a short forward pass with the cache of the class.
 
-    The weights are in bf16 from then on, as when they are served: a class keeps some states in fp32 nevertheless.
+    Return its output, None where the class has no such path, and whether the class counts the positions by itself:
+    hybrids without attention cannot.
     """
-    model.to(torch.bfloat16)
-    output = _pass_with_cache(model, config)
-    # Hybrids without attention cannot find the positions.
-    return _pass_with_cache(model, config, with_positions=True) if output is None else output
-
-
-def _pass_with_cache(
-    model: nn.Module,
-    config: Any,
-    with_positions: bool = False,
-) -> Any:
-    """Make a pass with the cache of the class, and return its output; None where it fails."""
     length = _chunk(config)
-    options: Any = {"position_ids": torch.arange(length, device="meta")[None]} if with_positions else {}
-    # Every class has errors of its own. An indexer may look for the keys that are visible (Qwen4): here all of them.
-    # Torch adds `patch` when the module is imported.
-    patched = fx_config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
-    with suppress(Exception), torch.no_grad(), patched:
-        return _forward(model, length, use_cache=True, **options)[0]
-    return None
+    positions = {"position_ids": torch.arange(length, device="meta")[None]}
+    every_options: tuple[Fields, ...] = ({}, positions)
+    for options in every_options:
+        # An indexer may look for the keys that are visible (Qwen4): here all of them.
+        # Torch adds `patch` when the module is imported.
+        patched = fx_config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+        # Every class has errors of its own.
+        with suppress(Exception), torch.no_grad(), patched:
+            return _forward(model, length, use_cache=True, **options)[0], not options
+    return None, True
 
 
 def generates(config: Any) -> bool:
@@ -374,10 +350,7 @@ def generates(config: Any) -> bool:
 
     True also for a class that cannot be passed on the meta device.
     """
-    model = on_meta(config).eval()
-    if _pass_with_cache(model, config) is not None:
-        return True
-    return _pass_with_cache(model, config, with_positions=True) is None
+    return _pass_with_cache(on_meta(config).eval(), config)[1]
 
 
 def _count_left_out(

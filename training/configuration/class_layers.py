@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from scaling_law.size.architecture import Architecture, Span, selected_keys
 
-# FLOPs by module and operation.
-FlopsByModule = Mapping[str, Mapping[str, float]]
+# FLOPs of batched products by module.
+FlopsByModule = Mapping[str, float]
 # Layer types that attend to no position.
 _WITHOUT_KEYS = ("conv", "linear_attention", "moe", "mlp")
 # Fields that say in which type engines keep recurrent states.
@@ -45,64 +45,67 @@ def spans_of_blocks(
     types alone say what a block attends to, and states are not known.
     """
     kinds = _layer_types(config)
-    block_configs = config.per_layer_config
     no_layers = [None] * len(blocks)
     layers = [*_cache_layers(output), *no_layers][: len(blocks)]
     sharing_modes = getattr(config, "kv_sharing_modes", None) or no_layers
     root = next(f"{type(model).__name__}.{name}" for name, module in model.named_modules() if module is blocks)
     keys = []
     for i, (kind, layer, mode) in enumerate(zip(kinds, layers, sharing_modes, strict=True)):
-        span = _keys_in_cache(architecture.attention, kind, layer, is_reused=mode == "reuse")
-        if slopes is not None and span.multiplied:
-            span = _with_products(span, slopes, f"{root}.{i}.", layer)
-        keys.append(span)
-    loose_states = _loose_states(output, blocks, keys)
-    for i, block in enumerate(blocks):
-        if hasattr(layers[i], "compressed_kv"):
-            yield _compressed_keys(architecture.attention, block_configs[i], block, layers[i])
-        else:
-            keys_in_sight = _keys_in_sight(keys[i], kinds[i], block_configs[i], block)
-            yield [*keys_in_sight, *(_state(layers[i], config) or loose_states[i])]
+        of_block = None
+        if slopes is not None:
+            of_block = {name: flops for name, flops in slopes.items() if f"{name}.".startswith(f"{root}.{i}.")}
+        keys.append(_keys_of_block(architecture.attention, kind, layer, mode == "reuse", of_block))
+    recurrent_blocks = sum(not span.multiplied for span in keys)
+    for span, kind, layer, fields, block in zip(keys, kinds, layers, config.per_layer_config, blocks, strict=True):
+        if hasattr(layer, "compressed_kv"):
+            yield _compressed_keys(architecture.attention, fields, block, layer)
+            continue
+        state = _state(layer, config)
+        if not state and not span.multiplied:
+            state = _loose_state(output, block, recurrent_blocks)
+        yield [*_keys_in_sight(span, kind, fields, block), *state]
 
 
-def _keys_in_cache(attention: Span, kind: str, layer: Any, is_reused: bool) -> Span:
-    """Return the span of a block with what the cache holds for a key; a block without keys multiplies none."""
-    if is_reused:
-        return replace(attention, cached=0)
-    no_keys = replace(attention, multiplied=0, cached=0)
-    if layer is None:
-        return no_keys if kind in _WITHOUT_KEYS else attention
+def _keys_of_block(
+    attention: Span,
+    kind: str,
+    layer: Any,
+    is_reused: bool,
+    slopes: FlopsByModule | None,
+) -> Span:
+    """Return the span of a block: what the class multiplies a key with, and what its cache holds for it."""
     keys = getattr(layer, "keys", None)
-    if not isinstance(keys, Tensor):
-        return no_keys
-    return replace(attention, cached=_width(keys) + _width(layer.values))
-
-
-def _with_products(span: Span, slopes: FlopsByModule, block_name: str, layer: Any) -> Span:
-    """Return the span with what the class multiplies a key with; a block that multiplies none caches none."""
-    slopes_of_block = {name: counts for name, counts in slopes.items() if f"{name}.".startswith(block_name)}
-    multiplied = _products_of_keys(slopes_of_block, has_state=bool(_state(layer, None)))
+    span = attention
+    if is_reused:
+        span = replace(attention, cached=0)
+    elif isinstance(keys, Tensor):
+        span = replace(attention, cached=_width(keys) + _width(layer.values))
+    elif layer is not None or kind in _WITHOUT_KEYS:
+        return replace(attention, multiplied=0, cached=0)
+    if slopes is None:
+        return span
+    multiplied = _products_of_keys(slopes, has_state=bool(_state(layer, None)))
     return replace(span, multiplied=multiplied, cached=span.cached if multiplied else 0)
 
 
 def _keys_in_sight(span: Span, kind: str, fields: Any, block: nn.Module) -> list[Span]:
     """Read the keys that a block sees: all, a window, a chunk, or a selection."""
+    if hasattr(fields, "indexer_budget") and kind == "indexed_attention":
+        return _pooled_selection(span, fields, block)
     limit = _limit(kind, fields)
     if kind not in _SELECTING or limit is None:
         return [replace(span, limit=limit)]
-    if hasattr(fields, "indexer_budget"):
-        return _pooled_selection(span, limit, fields, block)
     weights = _indexer_weights(block)
     if not weights:
         return selected_keys(span, limit)
     return selected_keys(span, limit, fields.index_n_heads, fields.index_head_dim, weights)
 
 
-def _pooled_selection(span: Span, limit: int, fields: Any, block: nn.Module) -> list[Span]:
+def _pooled_selection(span: Span, fields: Any, block: nn.Module) -> list[Span]:
     """Read keys that an indexer selects by the means of some consecutive ones (Qwen4); all keys stay in the cache."""
     width = fields.indexer_head_dim
     return [
-        replace(span, limit=limit, cached=0),
+        replace(span, limit=fields.indexer_budget, cached=0),
         replace(span, multiplied=0, cached=(span.cached or 0) + width),
         Span(1, stride=fields.indexer_compress_ratio, multiplied=fields.indexer_n_heads * width, cached=0),
         Span(1, once=True, multiplied=_indexer_weights(block), cached=0),
@@ -117,7 +120,7 @@ def _limit(kind: str, fields: Any) -> int | None:
         case "chunked_attention":
             return fields.attention_chunk_size
         case "indexed_attention":
-            return int(fields.indexer_budget if hasattr(fields, "indexer_budget") else fields.index_topk)
+            return int(fields.index_topk)
         case "minimax_m3_sparse":
             return int(fields.index_topk_blocks * fields.index_block_size)
         case _ if "sliding" in kind:
@@ -155,13 +158,8 @@ def _products_of_keys(slopes: FlopsByModule, has_state: bool) -> int:
     folders = tuple(f"{name}." for name in attention)
     outermost = [name for name in attention if not name.startswith(folders)]
     indexers = [name for name in slopes if name.endswith(".indexer")]
-    flops = sum(_batched_flops(slopes[name]) for name in outermost)
-    flops -= sum(_batched_flops(slopes[name]) for name in indexers)
+    flops = sum(slopes[name] for name in outermost) - sum(slopes[name] for name in indexers)
     return round(flops / 2)
-
-
-def _batched_flops(counts: Mapping[str, float]) -> float:
-    return sum(flops for operation, flops in counts.items() if "bmm" in operation)
 
 
 def _layer_types(config: Any) -> list[str]:
@@ -217,24 +215,15 @@ def _span_of_state(
     return [Span(1, once=True, multiplied=_elements(recurrent) // blocks * 2, cached=cached, entry_bytes=state_bytes)]
 
 
-def _loose_states(output: Any, blocks: nn.ModuleList, keys: list[Span]) -> list[list[Span]]:
-    """Read states that a class hands out in its own way (RWKV, MiniMax), or keeps in its blocks (RecurrentGemma)."""
-    values = []
-    for name, value in (output or {}).items():
-        if name != "logits":
-            values.append({**vars(value), "layers": None} if hasattr(value, "layers") else value)
-    recurrent_blocks = sum(not span.multiplied for span in keys)
-    states: list[list[Span]] = []
-    for block, span in zip(blocks, keys, strict=True):
-        if span.multiplied:
-            states.append([])
-            continue
-        if values or output is None:
-            states.append(_span_of_state([*_tensors(values)], [], recurrent_blocks))
-        else:
-            buffers = [[*vars(module).values()] for module in block.modules()]
-            states.append(_span_of_state([*_tensors(buffers)], []))
-    return states
+def _loose_state(output: Any, block: nn.Module, recurrent_blocks: int) -> list[Span]:
+    """Read a state that a class hands out in its own way (RWKV, MiniMax), or keeps in its blocks (RecurrentGemma)."""
+    if output is None:
+        return []
+    values = {name: value for name, value in output.items() if name != "logits"}
+    if values:
+        return _span_of_state([*_tensors(values)], [], recurrent_blocks)
+    buffers = [[*vars(module).values()] for module in block.modules()]
+    return _span_of_state([*_tensors(buffers)], [])
 
 
 def _elements(tensors: list[Tensor]) -> int:
@@ -242,9 +231,11 @@ def _elements(tensors: list[Tensor]) -> int:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Find all tensors in lists and mappings, parameters aside."""
+    """Find all tensors in lists and mappings, parameters aside, and in a cache beside its layers."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         yield value
+    elif hasattr(value, "layers"):
+        yield from _tensors({**vars(value), "layers": None})
     elif isinstance(value, Mapping):
         for name, item in value.items():
             if name != "_buffers":

@@ -62,8 +62,8 @@ class GrowingCache:
 
     def __init__(self, cache: TokenCache, source: TextSource, until_tokens: int | None, patience: float = 0.0):
         self.cache = cache
-        self._source = source
-        self._until = until_tokens
+        self.source = source
+        self.until_tokens = until_tokens
         self._builder: Builder | None = None
         self._deaths = 0
         self._shards_at_death = len(cache.shards)
@@ -88,7 +88,7 @@ class GrowingCache:
             self._thread.start()
             self._thread.join(_CHECK_SECONDS)
             self.check_shards()
-        if not self.cache.has(self._until):
+        if not self.cache.has(self.until_tokens):
             self._keep_building()
 
     def wait_for(self, tokens: int | None, on_shards: Callable[[], object] = lambda: None) -> None:
@@ -101,8 +101,8 @@ class GrowingCache:
         """
         start_time = time.monotonic()
         report_at = _REPORT_SECONDS
-        if self._until is not None:
-            self._until = None if tokens is None else max(self._until, tokens)
+        if self.until_tokens is not None:
+            self.until_tokens = None if tokens is None else max(self.until_tokens, tokens)
         while not self.cache.has(tokens):
             if self.cache.refresh():
                 self._report_dropped()
@@ -140,11 +140,11 @@ class GrowingCache:
         if len(rows) > self._reported_rows:
             self._reported_rows = len(rows)
             text = "%d rows of %r have no text (null) and are skipped, the first: %s; all of them: %s"
-            logger.warning(text, len(rows), self._source.dataset, rows[0], self.cache.folder / WITHOUT_TEXT)
+            logger.warning(text, len(rows), self.source.dataset, rows[0], self.cache.folder / WITHOUT_TEXT)
 
     def _report_dropped(self) -> None:
         """Log once what the tokenizer drops of the training text, as far as that is tokenised."""
-        counts = self.cache.dropped if self._is_first and not self._source.held_out else None
+        counts = self.cache.dropped if self._is_first and not self.source.held_out else None
         if not counts or self._has_reported_dropped:
             return
         self._has_reported_dropped = True
@@ -154,7 +154,7 @@ class GrowingCache:
 
     def _compare(self) -> None:
         try:
-            for number in range(self.cache.shards_until(self._until)):
+            for number in range(self.cache.shards_until(self.until_tokens)):
                 self.cache.check_shard(number)
         except (CorruptCacheError, OSError) as error:
             self._damage = error
@@ -169,7 +169,7 @@ class GrowingCache:
                 self._start_builder()
 
     def _start_builder(self) -> None:
-        self._builder = Builder(self._source, self.cache.folder, self._until)
+        self._builder = Builder(self.source, self.cache.folder, self.until_tokens)
 
     def _poll(self) -> None:
         """Look whether this process's builder has ended.

@@ -1,49 +1,37 @@
 """Rows of parquet and JSON files, plain or compressed. What cannot be read names its file, and the row or line.
 
-JSON is lines of objects; a file may also be one array, or objects printed over several lines. Lines may be compressed
-by gzip or zstd, in any number of members or frames.
+JSON is lines of objects, which may be compressed by gzip or zstd, in any number of members or frames.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
-import itertools
 import json
 import os
-import re
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
-import zstandard
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # fsspec has no stubs
 from pyarrow.parquet import ParquetFile
 
 from hub.base.errors import InputError
 from hub.base.types import Fields
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
 PARQUET = "parquet"
 JSON = "JSON"
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
 _JSON_SUFFIXES = (".json", ".json.gz", ".json.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst")
 ALLOWED = "parquet, or .json or .jsonl, also as .gz or .zst"
 # Rows that are decoded of one part at a time: their texts lie in memory for each part of a group.
 _ROWS_AT_A_TIME = 64
 # Bytes of a column's pages; a row group of 100 MB need not lie in memory whole.
 _BUFFER_BYTES = 1 << 20
-# Bytes that are decompressed at a time, to up to some 100 times as much.
-_COMPRESSED_BYTES = 1 << 17
-# The longest window of zstd, that of `zstd --long=31`.
-_LONGEST_WINDOW = 1 << 31
-_NOT_SPACE = re.compile(r"\S")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Decompressed bytes that lines are cut from.
+_LINE_BYTES = 1 << 10
 # Errors that damaged files raise. Arrow also raises a plain OSError without an error number: see `is_damage`.
-_DAMAGE = (pa.ArrowException, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
+_DAMAGE = (pa.ArrowException, UnicodeDecodeError)
 
 
 def format_of(file: str) -> str | None:
@@ -124,38 +112,28 @@ def _decode(batch: pa.RecordBatch) -> Iterable[Fields]:
 
 
 def json_rows(file: str) -> Iterator[Fields]:
-    """Yield the rows of a JSON file. Raises InputError for a line that is not a JSON object, or cannot be read."""
+    """Yield the rows of a JSON file, decompressed as its name says.
+
+    Raises InputError for a line that is not a JSON object, or cannot be read.
+    """
     with open_file(file) as content:
-        lines = _numbered_lines(file, content)
-        _, first = next(lines, (1, b""))
-        first = first.removeprefix(_BYTE_ORDER_MARK)
-        if first.lstrip().startswith(b"[") or first.strip() == b"{":
-            text = first + b"".join(line for _, line in lines)
-            yield from _parse_values(file, text)
-            return
-        for number, line in itertools.chain([(1, first)], lines):
-            if line.strip():
-                yield _parse_row(file, number, line)
-
-
-def _numbered_lines(file: str, content: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers, from 1, decompressed as its name says."""
-    name = _without_query(file)
-    lines: Iterable[bytes] = content
-    if name.endswith(".gz"):
-        lines = gzip.GzipFile(fileobj=content)
-    elif name.endswith(".zst"):
-        lines = io.BufferedReader(_Frames(content), _BUFFER_BYTES)
-    number = 0
-    try:
-        for number, line in enumerate(lines, start=1):
-            yield number, line
-    except Exception as error:
-        if not is_damage(error):
-            raise
-        raise InputError(
-            f"data.dataset: {file} is damaged or truncated after line {number:,}: {_first_line(error)}"
-        ) from error
+        codec = _CODECS.get(os.path.splitext(_without_query(file))[1])
+        lines: Iterable[bytes] = content
+        if codec:
+            # All members and frames are read, and the end of a truncated file is an error; what that leaves of a
+            # buffer is lost, so it is a small one.
+            lines = io.BufferedReader(pa.CompressedInputStream(content, codec), _LINE_BYTES)
+        number = 0
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parse_row(file, number, line)
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            raise InputError(
+                f"data.dataset: {file} is damaged or truncated after line {number:,}: {_first_line(error)}"
+            ) from error
 
 
 def _parse_row(file: str, number: int, line: bytes) -> Fields:
@@ -167,63 +145,6 @@ def _parse_row(file: str, number: int, line: bytes) -> Fields:
     if not isinstance(row, dict):
         raise InputError(f"data.dataset: {file}, line {number:,} is not a JSON object but {line[:40]!r}")
     return row
-
-
-def _parse_values(file: str, content: bytes) -> Iterator[Fields]:
-    """Yield the objects of arrays, or those printed over several lines; strings of an array are texts."""
-    decoder = json.JSONDecoder()
-    values: list[Any] = []
-    end = 0
-    try:
-        text = content.decode().rstrip()
-        while match := _NOT_SPACE.search(text, end):
-            value, end = decoder.raw_decode(text, match.start())
-            values += value if isinstance(value, list) else [value]
-    except json.JSONDecodeError as error:
-        raise InputError(f"data.dataset: {file}, line {error.lineno:,} is not JSON: {error.msg}") from error
-    except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"data.dataset: {file}, line {number:,} is not JSON: {error}") from error
-    for number, value in enumerate(values, start=1):
-        row = {"text": value} if isinstance(value, str) else value
-        if not isinstance(row, dict):
-            raise InputError(f"data.dataset: {file}, row {number:,} is not a JSON object but {str(value)[:40]!r}")
-        yield row
-
-
-class _Frames(io.RawIOBase):
-    """The content of a .zst file, frame after frame.
-
-    The library's own reader takes the end of a truncated file for that of its content; here it raises EOFError.
-    """
-
-    def __init__(self, file: BinaryIO):
-        self._file = file
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW)
-        self._frame = self._decompressor.decompressobj()
-        self._is_within = False
-        self._compressed = self._content = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        while not self._content:
-            self._compressed = self._compressed or self._file.read(_COMPRESSED_BYTES)
-            if not self._compressed:
-                break
-            self._content = self._frame.decompress(self._compressed)
-            self._is_within = not self._frame.eof
-            self._compressed = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
-        if not self._content and self._is_within:
-            raise EOFError("it ends within a frame")
-        view = memoryview(buffer)
-        count = min(len(view), len(self._content))
-        view[:count] = self._content[:count]
-        self._content = self._content[count:]
-        return count
 
 
 def _first_line(error: Exception) -> str:

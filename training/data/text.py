@@ -1,28 +1,26 @@
 """The sources of training text, and the order in which they are read.
 
 Only the text column must be there. Files are often sorted, FineWeb-Edu's by crawl, which would confound the number of
-tokens D with the crawl, so every prefix of a shuffled source is a sample of all of it (`GroupedRows`).
+tokens D with the crawl, so every prefix of a shuffled source is a sample of all of it (`OpenText`).
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import heapq
 import itertools
 import json
 import os
-import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hub.base.atomic import sha256_of, write_bytes
 from hub.base.errors import InputError
@@ -33,7 +31,6 @@ from training.data.files import (
     JSON,
     PARQUET,
     format_of,
-    is_damage,
     json_rows,
     open_parquet,
     parquet_rows,
@@ -53,9 +50,6 @@ HELD_OUT_BUCKETS = 1000
 _ROWS_AT_A_TIME = 64
 # If none of the first rows of a JSON file has the text column, the file lacks it.
 _ROWS_FOR_COLUMNS = 64
-_OTHER_SUFFIXES = {".txt", ".csv", ".tsv", ".arrow"}
-# `datasets` takes such a path for a pattern or a URL.
-_PATTERN_OR_URL = re.compile(r"[*?\[\]]|::|://")
 
 
 class Place(NamedTuple):
@@ -177,90 +171,43 @@ class TextSource:
         bucket = int.from_bytes(digest[:8], "big") % HELD_OUT_BUCKETS
         return (bucket < self.held_out_buckets) == self.held_out
 
-    def loading_options(self) -> tuple[str, dict]:
-        """Return the name and options of the dataset for `datasets.load_dataset`."""
+    def list_files(self) -> list[str]:
+        """List the files of the split, absolute paths or URLs of the Hub. Raises as `open`."""
+        check_dataset_exists(self.dataset)
         path = Path(self.dataset)
         if path.is_file():
-            builder = "parquet" if format_of(path.name) == PARQUET else "json"
-            return builder, {"data_files": {self.split: glob.escape(os.path.abspath(path))}}
-        if path.exists():
-            return self.dataset, {}
-        return self.dataset, {"name": self.config, "revision": self.revision}
+            return [os.path.abspath(path)]
+        if path.is_dir():
+            root = path.resolve()
+            with _links_to(root) as folder:
+                links = self._list_split(str(folder))
+            files = [str(root / Path(link).relative_to(folder)) for link in links]
+        else:
+            files = self._list_split(self.dataset, name=self.config, revision=self.revision)
+        for file in files:
+            if format_of(file) is None:
+                raise InputError(
+                    f"data.dataset: {file} cannot be read; it must be {ALLOWED}: `load_dataset` of `datasets` reads "
+                    "other formats, and `to_parquet` writes a file for data.dataset"
+                )
+        return files
 
-    def rows(self) -> GroupedRows:
-        """List the rows of the split. Raises as `open`."""
-        check_dataset_exists(self.dataset)
-        if Path(self.dataset).is_file():
-            return GroupedRows([os.path.abspath(self.dataset)], self.file_seed, ["id"], self.text_column)
-        try:
-            with _path_without_patterns(self.dataset) as (name, path_of):
-                return self._listed_rows(name, path_of)
-        except InputError:
-            raise
-        except ValueError as error:
-            raise InputError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
-
-    def _listed_rows(self, name: str, path_of: Callable[[str], str]) -> GroupedRows:
-        """Read the rows of the files that `datasets` lists under `name`; `path_of` gives the path of a file."""
+    def _list_split(self, path: str, **options: str | None) -> list[str]:
+        """List the files that `datasets` finds for the split under a path or a name."""
         import datasets
         import huggingface_hub
 
         # The listing that huggingface_hub 2.4 caches after resolving one glob lacks the folders that the glob did not
         # touch, and a second load in the same process then finds no data files.
         huggingface_hub.HfFileSystem.clear_instance_cache()
-        _, options = self.loading_options()
-        builder = datasets.load_dataset_builder(name, **options)
-        files_by_split = builder.config.data_files or {}
-        files = [path_of(file) for file in files_by_split.get(self.split, [])]
-        all_files = list(itertools.chain(*files_by_split.values()))
-        # Other files of JSON hold their rows in a field, or in another encoding.
-        has_plain_rows = (
-            getattr(builder.config, "field", None) is None and getattr(builder.config, "encoding", "utf-8") == "utf-8"
-        )
-        if all_files and has_plain_rows and all(format_of(file) == JSON for file in all_files):
-            if not files:
-                raise ValueError(f"no such split; there are {list(map(str, files_by_split))}")
-            return GroupedRows(files, self.file_seed, ["id"], self.text_column)
-        if any(file.endswith(".zst") for file in files):
-            # fsspec ends at the first frame of such a file, and at the end of a truncated one, without a word.
-            raise InputError(f"data.dataset: {files[0]} cannot be read; of .zst files .json and .jsonl are")
-        rows, names = self._stream(builder, map(path_of, all_files))
-        if self.text_column not in names:
-            raise InputError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {names}")
-        more_columns = ["id"] if "id" in names else []
-        if files and all(format_of(file) == PARQUET for file in files):
-            return GroupedRows(files, self.file_seed, more_columns, self.text_column)
-        rows = rows.select_columns([*more_columns, self.text_column])
-        if files and rows.num_shards == len(files):
-            return GroupedRows(files, self.file_seed, [], self.text_column, partial(rows.shard, len(files)))
-        if self.file_seed is not None:
-            raise InputError(f"data.order: 'shuffled'; it must be 'stored': {self.dataset!r} is not read file by file")
-        # It is one part, read front to back.
-        return GroupedRows([self.dataset], None, [], self.text_column, lambda _: rows)
-
-    def _stream(self, builder: Any, files: Iterable[str]) -> tuple[Any, list[str]]:
-        """Open the split of a builder of `datasets` as a stream, and list its columns.
-
-        Raises InputError for an empty file, and for a damaged one of `files`.
-        """
         try:
-            splits = builder.as_streaming_dataset(split=None)
-            if self.split not in splits:
-                raise ValueError(f"no such split; there are {list(splits)}")
-            rows = splits[self.split]
-            return rows, rows.column_names or list(next(iter(rows), {}))
-        except StopIteration:
-            # `datasets` raises it.
-            raise InputError(f"data.dataset: a file of {self.dataset!r} is empty; remove it") from None
-        except Exception as error:
-            if not is_damage(error):
-                raise
-            with ExitStack() as stack:
-                for file in files:
-                    if format_of(file) == PARQUET:
-                        # This raises for a damaged file.
-                        open_parquet(file, stack)
-            raise InputError(f"data.dataset: {self.dataset!r} cannot be read: {error}") from error
+            files_by_split = datasets.load_dataset_builder(path, **options).config.data_files or {}
+            if self.split not in files_by_split:
+                raise ValueError(f"no such split; there are {list(map(str, files_by_split))}")
+            return list(files_by_split[self.split])
+        except (ValueError, FileNotFoundError) as error:
+            reason = str(error).replace(path, self.dataset)
+            raise InputError(f"data.dataset {self.dataset!r}, split {self.split!r}: {reason}") from error
 
 
 def _data_paths(root: Path) -> list[Path]:
@@ -281,73 +228,19 @@ def _readable_paths(root: Path) -> list[Path]:
 
 
 @contextmanager
-def _path_without_patterns(dataset: str) -> Iterator[tuple[str, Callable[[str], str]]]:
-    """Yield the name of a dataset for `datasets`, and a function: a file's path there -> its own path.
+def _links_to(root: Path) -> Iterator[Path]:
+    """Make a folder of links to the files of another that its text may come from, and to its README.
 
-    `datasets` takes folders with brackets, asterisks and such in their names for patterns, and reads notes (.txt) as
-    data where these are more than the data files. Under a plain name it gets links to the files of such a folder.
+    `datasets` takes brackets, asterisks and such in a path for patterns, and reads notes (.txt) as data where these
+    are more than the data files.
     """
-    root = Path(dataset).resolve()
-    if not root.is_dir():
-        yield dataset, str
-        return
-    # A README may list files of any format.
-    has_readme = (root / "README.md").exists()
-    has_notes = not has_readme and any(path.suffix in _OTHER_SUFFIXES for path in root.rglob("*"))
-    if not has_notes and not _PATTERN_OR_URL.search(str(root)):
-        yield dataset, str
-        return
     with TemporaryDirectory() as temporary:
-        plain = Path(temporary).resolve()
-        for path in root.rglob("*"):
-            if path.is_file() and (has_readme or format_of(path.name)):
-                link = plain / path.relative_to(root)
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(path)
-        yield str(plain), lambda file: str(root / Path(file).relative_to(plain))
-
-
-class OpenText:
-    """Text that is read group by group: the parts that are read together.
-
-    `following` is the place where the next group begins once a group was read to its end, None after the last one.
-    Rows whose text is null are passed over; `without_text` names them, also again when they are read again.
-    """
-
-    def __init__(self, source: TextSource):
-        self._source = source
-        self.following: Place | None = None
-        self.without_text: deque[str] = deque()
-
-    @cached_property
-    def _rows(self) -> GroupedRows:
-        return self._source.rows()
-
-    def batches(self, size: int, start: Place) -> Iterator[tuple[list[str], Place]]:
-        """Yield batches like `TextSource.batches`, up to the end of the group."""
-        documents = self._documents(start.group)
-        last_text = deque(itertools.islice(documents, start.in_group), maxlen=1)
-        if start.in_group and _digest("".join(last_text)) != start.last:
-            raise InputError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
-        place = start
-        while texts := list(itertools.islice(documents, size)):
-            yield texts, place
-            place = place.after(texts, len(texts))
-        end = self._rows.group_end
-        self.following = None if end is None else place._replace(group=end, in_group=0)
-
-    def _documents(self, group: int) -> Iterator[str]:
-        """Yield the texts of a group. Raises as `TextSource.open`."""
-        source = self._source
-        for row, file, number in self._rows.read(group):
-            place = f"row {number:,} of {file}"
-            text = row.get(source.text_column)
-            if text is None:
-                self.without_text.append(place)
-                continue
-            _check_text(text, source.text_column, place)
-            if source.selects(row):
-                yield text
+        folder = Path(temporary).resolve()
+        for path in [*_readable_paths(root), *root.glob("README.md")]:
+            link = folder / path.relative_to(root)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+        yield folder
 
 
 def _check_text(text: object, column: str, place: str) -> None:
@@ -365,9 +258,10 @@ def _check_text(text: object, column: str, place: str) -> None:
 
 
 class Part(NamedTuple):
-    """Part `number` of the `parts_of_file` that a file is cut into."""
+    """Part `number` of the `parts_of_file` that a file of `size` bytes is cut into."""
 
-    file: int
+    file: str
+    size: int
     number: int
     parts_of_file: int
 
@@ -381,57 +275,63 @@ class Lane(NamedTuple):
     rows: Iterable[dict]
 
 
-class GroupedRows:
-    """Rows of a split in parts, of which groups of 16 are read together.
+class OpenText:
+    """Text of a source in parts, of which groups of 16 are read together.
 
-    A parquet file of n MB is cut into n / 8 parts of whole row groups; other files are one part. With a seed, each
+    A parquet file of n MB is cut into n / 8 parts of whole row groups; a file of JSON is one part. With a seed, each
     prefix is a sample of all rows: the parts are sorted by a hash of (seed, file name, number), so no file is opened
     for it, and row k of a part of n rows comes at time (k + 1/2) / n of its group. Within a part the stored order
     remains, for `batches` to shuffle. Without a seed, the parts come as they are stored, one after the other.
 
     Attributes:
-        files: URLs or paths of the files of the split.
-        group_end: the part after the group that was read last; None where that was the last one.
-
-    Args:
-        more_columns: read of parquet files besides the text column, from those that have them.
-        text_column: what every parquet or JSON file must have. Raises InputError, in reading, for one without.
-        rows_of_file: the rows of one file that is not parquet; default: it is JSON.
+        following: the place where the next group begins once a group was read to its end, None after the last one.
+        without_text: names of the rows whose text is null, which are passed over, also when they are read again.
     """
 
-    def __init__(
-        self,
-        files: list[str],
-        seed: int | None,
-        more_columns: list[str],
-        text_column: str,
-        rows_of_file: Callable[[int], Iterable[dict]] | None = None,
-    ):
-        self.files = files
-        self.group_end: int | None = None
-        self._more_columns = more_columns
-        self._text_column = text_column
-        self._rows_of_file = rows_of_file or self._json_rows
-        self._sizes = [size_of(file) for file in files]
-        self._is_shuffled = seed is not None
-        self._parts = _ordered_parts(files, self._sizes, seed)
+    def __init__(self, source: TextSource):
+        self._source = source
+        self.following: Place | None = None
+        self.without_text: deque[str] = deque()
         # Row groups of the files opened so far.
-        self._row_groups: dict[int, int] = {}
+        self._row_groups: dict[str, int] = {}
 
-    def read(self, group: int) -> Iterator[tuple[dict, str, int]]:
-        """Yield the rows of the group that begins at a part, each with its file and its number there, from 1."""
+    @cached_property
+    def _parts(self) -> list[Part]:
+        return _ordered_parts(self._source.list_files(), self._source.file_seed)
+
+    def batches(self, size: int, start: Place) -> Iterator[tuple[list[str], Place]]:
+        """Yield batches like `TextSource.batches`, up to the end of the group."""
         with ExitStack() as stack:
-            lanes, end = self._open_group(group, stack)
-            self.group_end = end if end < len(self._parts) else None
-            timed_rows = (self._timed_rows(number, lane) for number, lane in enumerate(lanes))
-            for _, _, row, file, number in heapq.merge(*timed_rows, key=itemgetter(0, 1)):
-                yield row, file, number
+            lanes, end = self._open_group(start.group, stack)
+            documents = self._documents(lanes)
+            last_text = deque(itertools.islice(documents, start.in_group), maxlen=1)
+            if start.in_group and _digest("".join(last_text)) != start.last:
+                raise InputError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
+            place = start
+            while texts := list(itertools.islice(documents, size)):
+                yield texts, place
+                place = place.after(texts, len(texts))
+            self.following = place._replace(group=end, in_group=0) if end < len(self._parts) else None
 
-    def _timed_rows(self, number: int, lane: Lane) -> Iterator[tuple[float, int, dict, str, int]]:
-        """Yield (time, number of the lane, row, file, row's number): rows in proportion to weights, or as stored."""
+    def _documents(self, lanes: list[Lane]) -> Iterator[str]:
+        """Yield the texts of a group. Raises as `TextSource.open`."""
+        source = self._source
+        timed_rows = (self._timed_rows(number, lane) for number, lane in enumerate(lanes))
+        for _, _, row, place in heapq.merge(*timed_rows, key=itemgetter(0, 1)):
+            text = row.get(source.text_column)
+            if text is None:
+                self.without_text.append(place)
+                continue
+            _check_text(text, source.text_column, place)
+            if source.selects(row):
+                yield text
+
+    def _timed_rows(self, number: int, lane: Lane) -> Iterator[tuple[float, int, dict, str]]:
+        """Yield (time, number of the lane, row, its place): rows in proportion to weights, or as stored."""
+        is_shuffled = self._source.file_seed is not None
         for k, row in enumerate(lane.rows):
-            time = (k + 0.5) / lane.weight if self._is_shuffled else 0.0
-            yield time, number, row, lane.file, lane.before + k + 1
+            time = (k + 0.5) / lane.weight if is_shuffled else 0.0
+            yield time, number, row, f"row {lane.before + k + 1:,} of {lane.file}"
 
     def _open_group(self, start: int, stack: ExitStack) -> tuple[list[Lane], int]:
         """Open the next parts from `start` that hold rows, and return the number of the part after them, too.
@@ -450,63 +350,60 @@ class GroupedRows:
 
     def _open(self, file_part: Part, stack: ExitStack) -> Lane | None:
         """Open a part; None for one without rows."""
-        number = file_part.file
-        name = self.files[number]
-        if format_of(name) != PARQUET:
-            return Lane(self._sizes[number], name, 0, self._rows_of_file(number))
+        name = file_part.file
+        if format_of(name) == JSON:
+            return Lane(file_part.size, name, 0, self._json_rows(name))
         if not self._row_groups_of(file_part):
             return None
         file = open_parquet(name, stack)
-        self._row_groups[number] = file.num_row_groups
+        self._row_groups[name] = file.num_row_groups
         groups = self._row_groups_of(file_part)
         n_rows = sum(file.metadata.row_group(i).num_rows for i in groups)
         if not n_rows:
             return None
         names = file.schema_arrow.names
-        if self._text_column not in names:
+        if self._source.text_column not in names:
             raise self._no_column(name, names)
-        columns = [column for column in self._more_columns if column in names]
-        rows = parquet_rows(file, name, groups, [*columns, self._text_column])
-        return Lane(n_rows, name, rows_before(file, groups), rows)
+        columns = [column for column in ("id", self._source.text_column) if column in names]
+        return Lane(n_rows, name, rows_before(file, groups), parquet_rows(file, name, groups, columns))
 
-    def _json_rows(self, number: int) -> Iterator[dict]:
+    def _json_rows(self, name: str) -> Iterator[dict]:
         """Yield the rows of a file of JSON; single rows may lack the text column, which is null there."""
-        rows = json_rows(self.files[number])
+        rows = json_rows(name)
         first_rows = list(itertools.islice(rows, _ROWS_FOR_COLUMNS))
-        if first_rows and not any(self._text_column in row for row in first_rows):
-            raise self._no_column(self.files[number], sorted(set().union(*first_rows)))
+        if first_rows and not any(self._source.text_column in row for row in first_rows):
+            raise self._no_column(name, sorted(set().union(*first_rows)))
         yield from first_rows
         yield from rows
 
     def _no_column(self, file: str, names: list[str]) -> InputError:
-        return InputError(f"data.text_column: no column {self._text_column!r} in {file}; it has {names}")
+        column = self._source.text_column
+        return InputError(f"data.text_column: no column {column!r} in {file}; it has {names}")
 
     def _row_groups_of(self, file_part: Part) -> range:
         """Return the row groups of a part; before its file is opened, a guess that is not empty."""
-        parts_of_file = file_part.parts_of_file
-        n_groups = self._row_groups.get(file_part.file, parts_of_file)
-        start = file_part.number * n_groups // parts_of_file
-        end = (file_part.number + 1) * n_groups // parts_of_file
+        count = file_part.parts_of_file
+        n_groups = self._row_groups.get(file_part.file, count)
+        start = file_part.number * n_groups // count
+        end = (file_part.number + 1) * n_groups // count
         return range(start, end)
 
 
-def _ordered_parts(files: list[str], sizes: list[int], seed: int | None) -> list[Part]:
+def _ordered_parts(files: list[str], seed: int | None) -> list[Part]:
     """Sort the parts of all files by a hash of the seed and of what tells them apart, wherever their folder is."""
-    if len(files) > 1:
-        common = len(os.path.commonprefix(files))  # noqa: RUF071 (of strings: may be URLs)
-        names = [file[common:] for file in files]
-    else:
-        names = [os.path.basename(files[0])]
     file_parts = []
-    for i, (file, size) in enumerate(zip(files, sizes, strict=True)):
+    for file in files:
+        size = size_of(file)
         count = max(1, round(size / PART_BYTES)) if format_of(file) == PARQUET else 1
-        file_parts += [Part(i, number, count) for number in range(count)]
+        file_parts += [Part(file, size, number, count) for number in range(count)]
     if seed is None:
         return file_parts
+    common = len(os.path.commonprefix(files))  # noqa: RUF071 (of strings: may be URLs)
+    if len(files) == 1:
+        common = len(files[0]) - len(os.path.basename(files[0]))
 
     def shuffled_place(file_part: Part) -> bytes:
-        key = f"{seed}:{names[file_part.file]}:{file_part.number}"
-        return hashlib.sha256(key.encode()).digest()
+        return hashlib.sha256(f"{seed}:{file_part.file[common:]}:{file_part.number}".encode()).digest()
 
     return sorted(file_parts, key=shuffled_place)
 

@@ -13,9 +13,9 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText
 from training.sweep.file import Sweep
 from training.sweep.run import run_sweep, sweep_progress
+from training.sweep.status import format_seconds
 
 PROMPT = "Returns the number of"
 # The bytes, and the end of a text.
@@ -54,8 +55,6 @@ PAGES = (
 )
 # Columns of a printed page, where no terminal is narrower.
 PAGE_WIDTH = 100
-# The expected times weigh as much as so many seconds of steps that are done: a first, short step says little.
-TRUSTED_SECONDS = 60.0
 
 
 class DemoError(RuntimeError):
@@ -64,37 +63,13 @@ class DemoError(RuntimeError):
     exit_status = 1
 
 
-@dataclass
-class Steps:
-    """The steps of a demo: those done with their seconds, and how long the others should take.
-
-    A machine that has been slower than the one `expected` was measured on is taken to stay so, the surer the more
-    seconds have passed.
-    """
-
-    expected: Mapping[str, float]
-    resumed: bool
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def step(self, name: str, description: str) -> Iterator[None]:
-        """Announce a step with its number and the time left, and time it."""
-        number = len(self.seconds) + 1
-        estimate = ""
-        if not self.resumed:
-            estimate = f"; about {format_minutes(self.seconds_left())} left"
-        say(f"── {number} of {len(self.expected)}: {name} ── {description}{estimate}")
-        start = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - start
-        print(f"{self.seconds[name]:.0f} s\n")
-
-    def seconds_left(self) -> float:
-        """Estimate the seconds of the steps that are not done."""
-        expected_done = sum(self.expected[name] for name in self.seconds)
-        expected_left = sum(self.expected.values()) - expected_done
-        slowdown = (sum(self.seconds.values()) + TRUSTED_SECONDS) / (expected_done + TRUSTED_SECONDS)
-        return expected_left * max(slowdown, 1.0)
+@contextmanager
+def step(name: str, description: str) -> Iterator[None]:
+    """Announce a step, and say how long it took."""
+    say(f"── {name} ── {description}")
+    start = time.monotonic()
+    yield
+    print(f"{time.monotonic() - start:.0f} s\n")
 
 
 @dataclass(frozen=True)
@@ -123,29 +98,28 @@ class Demo:
 
     def run(self) -> None:
         """Run all steps, then say in ten lines what came of them."""
-        steps = Steps(self.scale.seconds, resumed=(self.folder / "runs").exists())
-        step = steps.step
+        start = time.monotonic()
         facts: dict[str, str] = {}
-        with step("Corpus", "docstrings of installed packages"):
+        with step("1 of 7: Corpus", "docstrings of installed packages"):
             facts["corpus"] = corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes)
-        with step("Tokenizer", "every byte is a token"):
+        with step("2 of 7: Tokenizer", "every byte is a token"):
             self.tokenizer()
-        with step("Sweep", "dense and Switch-MoE models"):
+        with step("3 of 7: Sweep", "dense and Switch-MoE models"):
             sweep = self.sweep()
-        with step("Release", "checkpoints and records, as on the Hub"):
+        with step("4 of 7: Release", "checkpoints and records, as on the Hub"):
             released, text = self.release(sweep)
         facts["trained"] = describe_runs(released)
         facts["released"] = text
-        with step("Fit", "the joint law of all runs but one"):
+        with step("5 of 7: Fit", "the joint law of all runs but one"):
             demo_fit = self.fit(sweep, released)
         facts["law"] = demo_fit.fit.verdict
         facts["predicts"] = demo_fit.prediction
-        with step("Ask", "the best model for a budget"):
+        with step("6 of 7: Ask", "the best model for a budget"):
             facts["answers"] = self.ask(demo_fit)
-        with step("Use", "the best checkpoint, in transformers"):
+        with step("7 of 7: Use", "the best checkpoint, in transformers"):
             facts["loads"], facts["generates"] = self.use(sweep, released)
         facts["pages"] = PAGES
-        total = format_minutes(sum(steps.seconds.values()))
+        total = format_seconds(time.monotonic() - start)
         show(Table((), list(facts.items()), title=f"── The whole loop works on this machine: {total} ──"))
         print("\nTo go on:", *self.commands(sweep, demo_fit), sep="\n")
 
@@ -296,14 +270,6 @@ def show(renderable: Any) -> None:
 def say(text: str) -> None:
     """Print prose, broken between words."""
     show(Text(text))
-
-
-def format_minutes(seconds: float) -> str:
-    """Format a time left: 40 seconds, 1 minute, 6 minutes."""
-    if seconds < 60:
-        return f"{max(10, 10 * round(seconds / 10))} seconds"
-    minutes = round(seconds / 60)
-    return f"{minutes} minute{'s' if minutes > 1 else ''}"
 
 
 def scaling_law(*words: Any) -> str:

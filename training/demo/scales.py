@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scaling_law import FitResult, Law, Runs, fit
@@ -13,8 +12,7 @@ class Scale:
     """Size of a demo: its sweep file, the bytes of text it takes, draws of the law, and the budget it asks for.
 
     Runs count for the law from `fitted_from` tokens on: before, a model knows little more than pairs of letters, and
-    its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the sweep. `seconds`
-    is the time of each step on two idle cores.
+    its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the sweep.
     """
 
     sweep: str
@@ -22,7 +20,6 @@ class Scale:
     fitted_from: str
     draws: int
     flops: float
-    seconds: Mapping[str, float]
 
     @property
     def where(self) -> str:
@@ -35,19 +32,5 @@ def fit_law(runs: Runs) -> FitResult[Law]:
     return fit(runs, kind="joint", prior="public")
 
 
-FULL = Scale(
-    "demo.yaml",
-    12_000_000,
-    "990K",
-    500,
-    1e12,
-    {"Corpus": 63, "Tokenizer": 2, "Sweep": 315, "Release": 2, "Fit": 2, "Ask": 2, "Use": 2},
-)
-FAST = Scale(
-    "demo-fast.yaml",
-    2_000_000,
-    "74K",
-    100,
-    7e10,
-    {"Corpus": 15, "Tokenizer": 1, "Sweep": 77, "Release": 1, "Fit": 2, "Ask": 1, "Use": 4},
-)
+FULL = Scale("demo.yaml", 12_000_000, "990K", 500, 1e12)
+FAST = Scale("demo-fast.yaml", 2_000_000, "74K", 100, 7e10)

@@ -2,6 +2,6 @@
 from . import main as main
 from .grid import Grid as Grid
 from .grid import measure_grid as measure_grid
-from .inputs import held_out_cache as held_out_cache
-from .inputs import training_cache as training_cache
+from .inputs import held_out_tokens as held_out_tokens
+from .inputs import training_tokens as training_tokens
 from .inputs import with_data_as_begun as with_data_as_begun

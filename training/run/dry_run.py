@@ -147,7 +147,7 @@ def check_memory(a: TrainingArguments, accelerator: Accelerator, arch: Architect
     """
     available = device_memory(accelerator.device)
     size = a.run.micro_batch_sequences
-    largest_batch = max(stage.sequences for stage in a.schedule.stages())
+    largest_batch = a.schedule.largest_batch
     layout = Layout.of(accelerator, a.run)
 
     def with_micro_batch(sequences: int, reduces_once: bool = False) -> TrainingMemory:

@@ -7,9 +7,8 @@ the note also has the plan by which `scaling-law live` reads the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import numpy as np
 from hub import RunRecord
 from hub.base import atomic
 from hub.base.types import Fields
-from scaling_law import Architecture, Law, LiveForecast, TrainingCurve
-from scaling_law.forecasting.curves import NOTE, points_of, read_finished
+from scaling_law import Architecture, Law, LiveForecast
+from scaling_law.forecasting.curves import NOTE, read_finished
 from scaling_law.forecasting.live import MOST_RUNS, Watch
 from scaling_law.law.shelf import choose_law
 from scaling_law.planning.limits import of_law
@@ -31,54 +30,36 @@ logger = logging.getLogger(__name__)
 ADVICE = "; look at the learning rate, gradient_norm and skipped steps in log.jsonl, and at the text it reads"
 
 
-class RunForecast:
-    """Forecast of the loss at which a trunk or branch ends.
+def watch_run(
+    arguments: TrainingArguments,
+    architecture: Architecture,
+    branches: Sequence[Branch],
+    folder: Path,
+    lines: Sequence[Mapping[str, Any]],
+    law: Law | None = None,
+) -> Watch:
+    """Watch the loss at which a trunk or branch ends.
 
-    Call it with each new line; it returns fields for it, and none where it can forecast nothing. `lines` are those of
-    the log so far, of trunk and branch, and `folder` is that of the trunk or branch. `branches` are those that it
-    leads to; the last one is shown.
+    `lines` are those of the log so far, of trunk and branch, and `folder` is that of the trunk or branch. `branches`
+    are those that it leads to; the last one is shown.
     """
-
-    def __init__(
-        self,
-        arguments: TrainingArguments,
-        architecture: Architecture,
-        branches: Sequence[Branch],
-        folder: Path,
-        lines: Iterable[Mapping[str, Any]],
-        law: Law | None = None,
-    ):
-        self.lines = [*lines]
-        self.plan: Fields = {
-            "horizon": float(branches[-1].tokens),
-            "model": architecture.variables(),
-            "decay": arguments.schedule.decay_fraction,
-            "warmup_tokens": float(arguments.schedule.warmup_tokens),
-        }
-        note = folder / NOTE
-        if not note.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            atomic.write_json(note, {"finished": finished_runs(arguments, self.curve()), "plan": self.plan})
-        names = atomic.read_json(note, {}, Fields)["finished"]
-        sweep = Path(arguments.run.output_dir).parent
-        self.live = LiveForecast(read_finished(sweep / name for name in names), law)
-        warned = {*chain.from_iterable(self.lines)}
-        self.watch = Watch(self.live, warned, ADVICE)
-        warnings = self.live.warnings(self.curve()) if folder.name == "trunk" else []
-        if warnings:
-            logger.warning("forecast of the final loss: %s", "; ".join(warnings))
-
-    def __call__(self, line: Mapping[str, Any]) -> Fields:
-        self.lines.append({name: line[name] for name in ("tokens", "loss", "loss_spike") if name in line})
-        return self.watch(self.curve(), line["step"], bool(line.get("loss_spike")))
-
-    @property
-    def text(self) -> str:
-        return str(self.watch.estimate or "")
-
-    def curve(self) -> TrainingCurve:
-        """Return the run so far."""
-        return TrainingCurve(*points_of(self.lines), **self.plan)
+    plan: Fields = {
+        "horizon": float(branches[-1].tokens),
+        "model": architecture.variables(),
+        "decay": arguments.schedule.decay_fraction,
+        "warmup_tokens": float(arguments.schedule.warmup_tokens),
+    }
+    note = folder / NOTE
+    if not note.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic.write_json(note, {"finished": finished_runs(arguments, plan), "plan": plan})
+    names = atomic.read_json(note, {}, Fields)["finished"]
+    sweep = Path(arguments.run.output_dir).parent
+    watch = Watch(LiveForecast(read_finished(sweep / name for name in names), law), plan, lines, ADVICE)
+    warnings = watch.live.warnings(watch.curve) if folder.name == "trunk" else []
+    if warnings:
+        logger.warning("forecast of the final loss: %s", "; ".join(warnings))
+    return watch
 
 
 def law_of(arguments: TrainingArguments, architecture: Architecture) -> Law | None:
@@ -96,7 +77,7 @@ def law_of(arguments: TrainingArguments, architecture: Architecture) -> Law | No
     return law
 
 
-def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]:
+def finished_runs(arguments: TrainingArguments, plan: Fields) -> list[str]:
     """List model folders of finished runs of this sweep, text and tokenizer, the nearest to this run."""
     folder = Path(arguments.run.output_dir)
     data = RunData.of(folder)
@@ -112,7 +93,7 @@ def finished_runs(arguments: TrainingArguments, run: TrainingCurve) -> list[str]
                 and record.dataset.fingerprint == data.dataset.get("fingerprint")
                 and record.tokenizer.fingerprint == data.tokenizer.get("fingerprint")
             ):
-                ratios = (record.tokens / run.horizon, record.n_active / run.model["n_active"])
+                ratios = (record.tokens / plan["horizon"], record.n_active / plan["model"]["n_active"])
                 distances[str(path.relative_to(folder.parent))] = float(np.abs(np.log(ratios)).sum())
     nearest = sorted(distances, key=lambda name: distances[name])[:MOST_RUNS]
     return sorted(nearest)

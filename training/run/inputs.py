@@ -209,17 +209,18 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
     return min(n_sequences, epoch_sequences) * d.sequence_length + 1, epoch_sequences
 
 
-# A cache as it is now, its text, and the tokens of it that are needed (None: all).
-Source = tuple[TokenCache, TextSource, int | None]
-
-
-def training_cache(arguments: TrainingArguments, tokenizer: PreTrainedTokenizerFast) -> Source:
+def training_tokens(
+    arguments: TrainingArguments, tokenizer: PreTrainedTokenizerFast, patience: float = 0.0
+) -> GrowingCache:
     """Open the cache of the training tokens, which are needed as far as the longest branch reads them."""
     text, _ = text_sources(arguments)
-    return _open_cache(arguments, text, tokenizer), text, tokens_needed(arguments)[0]
+    cache = _open_cache(arguments, text, tokenizer)
+    return GrowingCache(cache, text, tokens_needed(arguments)[0], patience)
 
 
-def held_out_cache(arguments: TrainingArguments, tokenizer: PreTrainedTokenizerFast) -> Source:
+def held_out_tokens(
+    arguments: TrainingArguments, tokenizer: PreTrainedTokenizerFast, patience: float = 0.0
+) -> GrowingCache:
     """Open the cache of the held-out tokens, which end where the evaluation has enough."""
     d = arguments.data
     _, text = text_sources(arguments)
@@ -227,7 +228,7 @@ def held_out_cache(arguments: TrainingArguments, tokenizer: PreTrainedTokenizerF
     # is held out by a hash, since a hundred documents are read for each that it holds out.
     choices = 4 if d.validation_split else 1
     max_tokens = arguments.run.eval_sequences * d.sequence_length * choices + 1
-    return _open_cache(arguments, text, tokenizer, max_tokens), text, None
+    return GrowingCache(_open_cache(arguments, text, tokenizer, max_tokens), text, None, patience)
 
 
 def _open_cache(
@@ -246,7 +247,7 @@ def training_data(
     """
     _, epoch_sequences = tokens_needed(arguments)
     return TrainingData(
-        GrowingCache(*training_cache(arguments, tokenizer), patience),
+        training_tokens(arguments, tokenizer, patience),
         _order(arguments),
         arguments.data.sequence_length,
         arguments.run.micro_batch_sequences,
@@ -258,7 +259,7 @@ class HeldOutText:
     """Held-out sequences that may still be being tokenised; only the first evaluation waits for them."""
 
     def __init__(self, arguments: TrainingArguments, tokenizer: PreTrainedTokenizerFast, patience: float = 0.0):
-        self.tokens = GrowingCache(*held_out_cache(arguments, tokenizer), patience)
+        self.tokens = held_out_tokens(arguments, tokenizer, patience)
         self._arguments = arguments
         self.tokens.start()
 

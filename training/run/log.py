@@ -30,10 +30,10 @@ from hub.base.progress import progress_line
 from hub.base.types import Fields
 from hub.record.run_record import RunRecord
 from scaling_law.forecasting.curves import read_lines
+from scaling_law.forecasting.live import Watch
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main, peak_memory
 from training.run.evaluation import HeldOutLoss
-from training.run.forecast import RunForecast
 from training.run.progress import Progress
 from training.run.step import Session, StepResult
 
@@ -86,7 +86,7 @@ class StepLog(ExitStack):
         start_step: int,
         end_step: int,
         trackers: Trackers,
-        forecast: Callable[[list[Fields]], RunForecast] | None = None,
+        forecast: Callable[[list[Fields]], Watch] | None = None,
     ):
         super().__init__()
         self.session = session
@@ -97,7 +97,7 @@ class StepLog(ExitStack):
         self.callback(trackers.finish)
         self._line_start = _LineStart(start_step, None, session.data.wait_seconds)
         self._file: LineFile | None = None
-        self.forecast: RunForecast | None = None
+        self.forecast: Watch | None = None
         is_main = session.accelerator.is_main_process
         if is_main:
             lines = self._open(folder / NAME, start_step)
@@ -145,8 +145,8 @@ class StepLog(ExitStack):
         self._detail = f"loss {result.loss:.3f}{utilisation}"
         if self.forecast:
             line.update(self.forecast(line))
-            if self.forecast.text:
-                self._detail += f", {self.forecast.text}"
+            if self.forecast.estimate:
+                self._detail += f", {self.forecast.estimate}"
         self._write(line)
 
     def _describe_batch(self, step: int) -> Fields:

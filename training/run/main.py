@@ -23,6 +23,7 @@ from hub.record.names import final_branch_name
 from hub.record.run_record import RunRecord
 from scaling_law import Law
 from scaling_law.forecasting.curves import read_lines
+from scaling_law.forecasting.live import Watch
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.configuration.schedule import Branch
@@ -36,7 +37,7 @@ from training.run.devices import StopSignal, any_process, end_processes, has_pro
 from training.run.dry_run import advice_on_memory, dry_run
 from training.run.environment import describe_environment
 from training.run.evaluation import HeldOutLoss, evaluate
-from training.run.forecast import RunForecast, law_of
+from training.run.forecast import law_of, watch_run
 from training.run.log import StepLog, StepTrace, Trackers, write_log
 from training.run.process import borrow_process
 from training.run.progress import Progress, count
@@ -344,14 +345,14 @@ class Run:
                     raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
         return False
 
-    def _forecast(self, branch: Branch | None, folder: Path, lines: list[Fields]) -> RunForecast:
+    def _forecast(self, branch: Branch | None, folder: Path, lines: list[Fields]) -> Watch:
         """Make the forecast of the final loss from the lines of the trunk and, in a branch's decay, of the branch."""
         branches = self.branches
         if branch:
             trunk_lines = [line for _, line in read_lines(self.trunk / "log.jsonl")]
             lines = [line for line in trunk_lines if line["tokens"] <= branch.branch_point_tokens] + lines
             branches = [branch]
-        return RunForecast(self.arguments, self.session.architecture, branches, folder, lines, self.law)
+        return watch_run(self.arguments, self.session.architecture, branches, folder, lines, self.law)
 
     def _folder(self, branch: Branch) -> Path:
         return self.folder / final_branch_name(branch.tokens, self.arguments.run.seed)

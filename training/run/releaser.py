@@ -82,16 +82,15 @@ class Releaser:
     def __call__(self, model_folder: Path, record: RunRecord) -> None:
         """Queue the push of a model folder, which must stay as it is until `close`; return at once."""
         self._runs.append((model_folder, record))
-        siblings = [sibling for _, sibling in self._runs]
         # Where a thread cannot be started, `close` pushes.
         with suppress(RuntimeError):
-            self._pushes.append(self._pool.submit(self._push, model_folder, record, siblings))
+            self._pushes.append(self._pool.submit(self._push, model_folder, record))
 
-    def _push(self, folder: Path, record: RunRecord, siblings: list[RunRecord]) -> None:
+    def _push(self, folder: Path, record: RunRecord) -> None:
         """Push one run, and log the result; a missing or refused token only once."""
         try:
             check_places(self._store, [record])
-            pushed = push_run(self._store, folder, record, siblings=siblings, license=self._license)
+            pushed = push_run(self._store, folder, record, license=self._license)
             logger.info("pushed %s@%s", pushed.repo, pushed.branch)
         except Exception as error:
             is_refused = isinstance(error, AccessError)

@@ -5,19 +5,15 @@ What they use, and torch with it, is imported when they work: their help is ther
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from hub.base.atomic import write_bytes
 from hub.base.commands import Json
 from hub.base.tables import print_table, show
-from hub.record.table import to_jsonl
 from training import sweep as sweeps
-from training.configuration.arguments import ConfigurationError
 from training.configuration.variables import check_variables
 
 _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
@@ -36,12 +32,11 @@ def plan(
         Path | None, typer.Option(help="Step times of such a GPU, measured by `python -m training.throughput`.")
     ] = None,
     price: Annotated[float | None, typer.Option(help="Price of a GPU-hour.")] = None,
-    shards: Annotated[int, typer.Option(min=1, help="Devices that a model is sharded over (FSDP).")] = 1,
     as_json: Json = False,
 ) -> None:
     """Show the trunks and branches of a sweep and their cost, without training."""
     sweep = sweeps.Sweep.load(sweep_file)
-    sweep_plan = sweeps.plan_sweep(sweep, shards=shards, gpus=gpus, gpu=gpu, throughput=throughput, price=price)
+    sweep_plan = sweeps.plan_sweep(sweep, gpus=gpus, gpu=gpu, throughput=throughput, price=price)
     show(sweep_plan.to_dict(), as_json, sweep_plan)
 
 
@@ -50,7 +45,8 @@ def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
 
     States: waiting, running, finished, diverged or failed.
     """
-    statuses = sweeps.ask_engines(sweeps.Sweep.load(sweep_file))
+    sweep = sweeps.Sweep.load(sweep_file)
+    statuses = sweeps.find_statuses(sweep, sweeps.ask_slurm(sweep))
     show([asdict(run) for run in statuses], as_json, sweeps.status_table(statuses))
 
 
@@ -109,14 +105,8 @@ def run(
     if dry_run:
         print(engine.preview(sweep, sweep_file), end="")
         return
-    if on == sweeps.Local.name:
-        sweeps.stop_on_signals()
-        outcome = engine.submit(sweep, sweep_file)
-        statuses = sweeps.find_statuses(sweep)
-    else:
-        with sweeps.submitting(sweep):
-            outcome = engine.submit(sweep, sweep_file)
-        statuses = sweeps.ask_engines(sweep)
+    outcome = engine.submit(sweep, sweep_file)
+    statuses = sweeps.find_statuses(sweep, sweeps.ask_slurm(sweep) if on == "slurm" else {})
     print_table(sweeps.status_table(statuses))
     processes = {run_status.name: run_status.process for run_status in statuses}
     for name in outcome.elsewhere:
@@ -135,27 +125,11 @@ def cancel(sweep_file: _SweepFile, only: _Only = None) -> None:
     A `run` on this machine stops with all of its runs.
     """
     runs = list(sweeps.Sweep.load(sweep_file).only(only or []).runs)
-    # The local engine is the last, since a node of SLURM runs a run as local, too.
-    for engine in sorted(sweeps.ENGINES.values(), key=lambda engine: engine is sweeps.Local):
+    for engine_name, engine in sweeps.ENGINES.items():
         cancelled = engine().cancel(runs)
         runs = [sweep_run for sweep_run in runs if sweep_run.name not in cancelled]
         for name in cancelled:
-            print(f"{name}: cancelled ({engine.name})")
-
-
-def records(
-    sweep_file: _SweepFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .jsonl file to write.")],
-) -> None:
-    """Write the records of the finished runs, one JSON line each, as `scaling-law fit` reads them."""
-    if output.suffix != ".jsonl":
-        raise ConfigurationError(f"--output: {str(output)!r}; it must end in .jsonl")
-    sweep = sweeps.Sweep.load(sweep_file)
-    finished = [*itertools.chain(*(sweep_run.records() for sweep_run in sweep.runs))]
-    if not finished:
-        raise ConfigurationError("no run of this sweep has finished yet")
-    write_bytes(output, to_jsonl(finished))
-    print(f"{len(finished)} records in {output}")
+            print(f"{name}: cancelled ({engine_name})")
 
 
 def config(sweep_file: _SweepFile, name: Annotated[str, typer.Argument(help="Name of a run.")]) -> None:

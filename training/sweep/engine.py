@@ -1,14 +1,13 @@
-"""Engines that execute a sweep (this machine, SLURM), and the jobs of its runs."""
+"""What the engines that execute a sweep, `Local` and `Slurm`, have in common: errors, outcomes, jobs in a queue."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -16,10 +15,7 @@ from hub.base import atomic
 from training.configuration.arguments import ConfigurationError
 from training.run.attempt import Attempt
 from training.sweep.file import Sweep, SweepRun
-from training.sweep.status import Queued
 
-# A file in the sweep's folder: a pair for each engine with a queue, its name first.
-SUBMITS = "submits.json"
 LOCK_SECONDS = 600
 
 
@@ -83,39 +79,6 @@ class Outcome:
             self.failed[run.name] = Failure(exit_status or 1, run.folder / "output.log")
 
 
-class Engine:
-    """Executes the runs of a sweep, each of which resumes from its checkpoints. All methods may raise EngineError.
-
-    An engine that queues marks each job with its sweep. So the engine, rather than `jobs.json`, says which jobs there
-    are: a submit that is killed sends jobs that it cannot note.
-    """
-
-    name: ClassVar[str]
-
-    def preview(self, sweep: Sweep, sweep_file: Path) -> str:
-        """Return the text that `submit` would start or send; nothing is started."""
-        raise NotImplementedError
-
-    def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
-        """Execute the runs, or put them into the engine's queue and return; `submitting` is held by the caller."""
-        raise NotImplementedError
-
-    def queue(self, runs: Sequence[SweepRun]) -> Mapping[Job, Queued]:
-        """Return the engine's state of these runs' jobs, and add unlisted jobs to their runs."""
-        return {}
-
-    def stop(self, jobs: Sequence[Job]) -> None:
-        """Cancel jobs of the engine's queue; a running one saves a checkpoint if the engine leaves it the time."""
-        raise NotImplementedError
-
-    def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
-        """Stop waiting and running runs for good, and return their names."""
-        jobs = alive(self, runs)
-        if jobs:
-            self.stop([*itertools.chain(*jobs.values())])
-        return list(jobs)
-
-
 @contextmanager
 def submitting(sweep: Sweep) -> Iterator[None]:
     """Hold a lock while runs are selected and queued, so that no two submits send the same run.
@@ -128,43 +91,6 @@ def submitting(sweep: Sweep) -> Iterator[None]:
             yield
     except Timeout:
         raise EngineError(f"{sweep.folder}: another `run` has been submitting it for {LOCK_SECONDS} s") from None
-
-
-def read_submits(folder: Path) -> dict[str, str]:
-    """Read the engines to which a sweep was submitted, each with a text that no engine reads any more."""
-    return dict(atomic.read_json(folder / SUBMITS, [], list[tuple[str, str]]))
-
-
-def note_submit(engine: Engine, sweep: Sweep) -> None:
-    """Note that the engine gets jobs; done before any is sent, so that `queue` finds those of a killed submit."""
-    submits = read_submits(sweep.folder)
-    atomic.write_json(sweep.folder / SUBMITS, [*({engine.name: ""} | submits).items()])
-
-
-def select_unfinished(engine: Engine, sweep: Sweep) -> tuple[Sweep, Outcome]:
-    """Select the runs to queue, most expensive first, and return the results of the others, too."""
-    busy = alive(engine, sweep.runs)
-    outcome = Outcome()
-    runs_to_queue = []
-    for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True):
-        if run.complete:
-            outcome.add(run, 0)
-        elif run.name in busy:
-            outcome.elsewhere.append(run.name)
-        else:
-            runs_to_queue.append(run)
-    return Sweep(sweep.name, tuple(runs_to_queue)), outcome
-
-
-def alive(engine: Engine, runs: Sequence[SweepRun]) -> dict[str, list[Job]]:
-    """Return waiting and running jobs by the name of their run."""
-    queue = engine.queue(runs)
-    jobs_by_run = {}
-    for run in runs:
-        jobs = [job for job in Job.of(run) if job in queue and queue[job].alive]
-        if jobs:
-            jobs_by_run[run.name] = jobs
-    return jobs_by_run
 
 
 def seconds_of(time: str) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from hub.base.errors import InputError
 from hub.base.tables import Summarised, Table
 from hub.base.types import Fields, Strings
 from hub.base.units import format_bytes, format_count, format_flops
@@ -70,13 +69,13 @@ class RunPlan:
     placement: Placement | None = None
 
     @classmethod
-    def of(cls, run: SweepRun, shards: int, placement: Placement | None, seconds: float | None) -> RunPlan:
-        """Plan a run that takes so many seconds, laid out so, or else sharded over `shards` devices."""
+    def of(cls, run: SweepRun, placement: Placement | None, seconds: float | None) -> RunPlan:
+        """Plan a run that takes so many seconds, laid out so, or else whole on each device."""
         arch = run.architecture
         separate_tokens = sum(branch.tokens for branch in run.branches)
         models = len(run.branches) + len(run.arguments.run.release_tokens)
         checkpoint_bytes = saved_bytes(arch.n_total, arch.n_total_non_embedding, run.arguments.optimizer.name)
-        state_bytes = (checkpoint_bytes + GRADIENT_BYTES * arch.n_total) / shards
+        state_bytes = checkpoint_bytes + GRADIENT_BYTES * arch.n_total
         disk_bytes = most_at_a_time(run.branches) * checkpoint_bytes + models * MODEL_BYTES * arch.n_total
         return cls(
             name=run.name,
@@ -108,7 +107,6 @@ class SweepPlan(Summarised):
     runs: tuple[RunPlan, ...]
     timed_by: str | None
     cost: float | None
-    shards: int
 
     def total(self, quantity: str) -> float:
         """Add up tokens, training_flops, separate_tokens, separate_flops or disk_bytes of the runs."""
@@ -176,8 +174,7 @@ class SweepPlan(Summarised):
             notes.append("sizes: with GPT-2's vocabulary, since a tokenizer is not on this machine")
         if any(run.placement for run in self.runs):
             return [*notes, "memory: at the peak of a step, in the fastest layout of those that fit"]
-        where = f"sharded over {self.shards} devices" if self.shards > 1 else "whole on each device"
-        return [*notes, f"memory: fp32 weights, gradients and the optimizer's state, {where}; without {LEFT_OUT}"]
+        return [*notes, f"memory: fp32 weights, gradients and the optimizer's state, unsharded; without {LEFT_OUT}"]
 
     def _note_of_time(self) -> str:
         if not self.timed_by:
@@ -203,19 +200,15 @@ def _table_row(run: RunPlan) -> Strings:
     )
 
 
-def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) -> SweepPlan:
+def plan_sweep(sweep: Sweep, **gpus: Unpack[ClusterFields]) -> SweepPlan:
     """Plan a sweep whose runs train on these GPUs, one at a time; without any, at the speed measured in it.
 
     Args:
         sweep: what to plan.
-        shards: devices that share weights, gradients and moments (FSDP), where no GPUs are named, whose layout is
-            searched; 1 for one device or DDP.
         gpus: `gpu`, `gpus`, `throughput`, `mfu`, `precision` and `price`, as `law.optimal` takes them.
 
     ValueError names a field and what is allowed, as where GPUs cannot share a batch, or a law has no learning rate.
     """
-    if shards < 1:
-        raise InputError(f"shards={shards} must be at least 1")
     for run in sweep.runs:
         check_rate(run.arguments, run.architecture, *run.arguments.longest_run())
     layouts: Sequence[tuple[Placement | None, float | None]] = [(None, None)] * len(sweep.runs)
@@ -231,8 +224,8 @@ def plan_sweep(sweep: Sweep, *, shards: int = 1, **gpus: Unpack[ClusterFields]) 
         if speed:
             layouts = [(None, run.cost / speed) for run in sweep.runs]
             timed_by = f"{format_flops(speed)} FLOP/s, measured in this sweep"
-    plans = [RunPlan.of(run, shards, *layout) for run, layout in zip(sweep.runs, layouts, strict=True)]
-    return SweepPlan(sweep.name, tuple(plans), timed_by, cost, shards)
+    plans = [RunPlan.of(run, *layout) for run, layout in zip(sweep.runs, layouts, strict=True)]
+    return SweepPlan(sweep.name, tuple(plans), timed_by, cost)
 
 
 def _estimate_seconds(run: SweepRun, cluster: Cluster) -> tuple[Placement | None, float]:

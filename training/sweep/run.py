@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -27,7 +27,7 @@ from training.data.pins import pinned_with_sweep
 from training.run.attempt import STATE_FILE, Attempt, find_trainer
 from training.run.inputs import resolve_arguments
 from training.run.model import check_rate
-from training.sweep.engine import Engine, EngineError, Outcome
+from training.sweep.engine import EngineError, Outcome
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import (
     Executor,
@@ -332,10 +332,9 @@ def sweep_progress(sweep: Sweep, console: Console | None = None) -> Iterator[Cal
 
 
 @dataclass(frozen=True)
-class Local(Engine):
+class Local:
     """This machine: the runs are executed while the command waits; `run_sweep` has the fields."""
 
-    name: ClassVar[str] = "local"
     workers: int = 1
     processes_per_run: int = 1
     accelerate_config: Path | None = None
@@ -352,7 +351,8 @@ class Local(Engine):
         return "\n".join([*lines, ""])
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
-        """Execute unfinished runs, with a live display."""
+        """Execute unfinished runs, with a live display; at the first signal to stop, all of them save and stop."""
+        stop_on_signals()
         with sweep_progress(sweep) as watch:
             return run_sweep(sweep, watch=watch, **vars(self))
 

@@ -15,24 +15,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from training.configuration.arguments import ConfigurationError
-from training.sweep.engine import (
-    Engine,
-    EngineError,
-    Job,
-    Outcome,
-    note_submit,
-    read_submits,
-    seconds_of,
-    select_unfinished,
-)
+from training.sweep.engine import EngineError, Job, Outcome, seconds_of, submitting
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.run import STOP_SECONDS
 from training.sweep.status import Queued, State
 
 MULTI_NODE_CONFIG = Path(__file__).parents[1] / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
+# A file in the folder of a sweep that was submitted; earlier versions wrote into it.
+SUBMITTED = "submits.json"
 # Seconds between the signal and the end, to write a checkpoint and to requeue.
 WARNING_SECONDS = STOP_SECONDS + 60
 # Seconds that the signal may come before that.
@@ -64,13 +56,14 @@ exit "$status"
 
 
 @dataclass(frozen=True)
-class Slurm(Engine):
+class Slurm:
     """Jobs of SLURM; submit from the folder that relative paths of the sweep start in, on a shared file system.
 
-    The fields are options of `run --on slurm`. By default a run is DDP on one node and FSDP2 on several.
+    Each job's name has a mark of its sweep. So the queue, rather than `jobs.json`, says which jobs there are: a submit
+    that is killed sends jobs that it cannot note. The fields are options of `run --on slurm`. By default a run is DDP
+    on one node and FSDP2 on several.
     """
 
-    name: ClassVar[str] = "slurm"
     gpus: int = 1
     nodes: int = 1
     time: str = "24:00:00"
@@ -136,28 +129,45 @@ class Slurm(Engine):
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
         """Queue the runs that are not finished, waiting or running, in arrays as large as the cluster allows."""
-        to_queue, outcome = select_unfinished(self, sweep)
-        if not to_queue.runs:
+        with submitting(sweep):
+            return self._submit(sweep, sweep_file)
+
+    def _submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
+        busy = self._alive(sweep.runs)
+        outcome = Outcome()
+        runs_to_queue = []
+        for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True):
+            if run.complete:
+                outcome.add(run, 0)
+            elif run.name in busy:
+                outcome.elsewhere.append(run.name)
+            else:
+                runs_to_queue.append(run)
+        if not runs_to_queue:
             return outcome
         size = _largest_array()
-        note_submit(self, sweep)
+        # This is done before any job is sent, so that `queue` finds those of a killed submit.
+        (sweep.folder / SUBMITTED).touch()
         array = ""
-        for start in range(0, len(to_queue.runs), size):
-            array_sweep = Sweep(to_queue.name, to_queue.runs[start : start + size])
+        for start in range(0, len(runs_to_queue), size):
+            array_sweep = Sweep(sweep.name, tuple(runs_to_queue[start : start + size]))
             sbatch = ["sbatch", "--parsable"]
             if array and self.at_most:
                 # The limit on runs at a time holds within an array, so an array waits for the one before.
                 sbatch.append(f"--dependency=afterany:{array}")
             array = _command(sbatch, self.preview(array_sweep, sweep_file)).split(";")[0].strip()
             for i, run in enumerate(array_sweep.runs):
-                job = Job(self.name, f"{array}_{i}")
+                job = Job("slurm", f"{array}_{i}")
                 outcome.queued[run.name] = job
                 job.add_to(run)
         return outcome
 
     def queue(self, runs: Sequence[SweepRun]) -> Mapping[Job, Queued]:
-        """Return the state of the jobs by squeue, which forgets a job some minutes after its end."""
-        if not runs or self.name not in read_submits(runs[0].folder.parent):
+        """Return the state of the jobs by squeue, and add unlisted jobs to their runs.
+
+        A job is forgotten some minutes after its end.
+        """
+        if not runs or not (runs[0].folder.parent / SUBMITTED).exists():
             return {}
         queue: dict[Job, Queued] = {}
         # Arrays with jobs that may be of these runs and are not noted, each with one of its jobs.
@@ -166,7 +176,7 @@ class Slurm(Engine):
         noted = {*itertools.chain(*map(Job.of, runs))}
         for line in _command(_SQUEUE).splitlines():
             task, job_id, slurm_state, reason, job_name = line.strip().split("|", 4)
-            job = Job(self.name, task)
+            job = Job("slurm", task)
             queue[job] = _queued(slurm_state, reason)
             if job not in noted and queue[job].alive and job_name.endswith(mark):
                 arrays[task.partition("_")[0]] = job_id
@@ -176,14 +186,30 @@ class Slurm(Engine):
             # The names of the runs in a script of `preview`, by task.
             names = script.partition("\nRUNS=(\n")[2].partition("\n)\n")[0]
             for i, name in enumerate(shlex.split(names)):
-                job = Job(self.name, f"{array}_{i}")
+                job = Job("slurm", f"{array}_{i}")
                 if name in runs_by_name and job in queue and queue[job].alive:
                     job.add_to(runs_by_name[name])
         return queue
 
-    def stop(self, jobs: Sequence[Job]) -> None:
-        """Call `scancel`, whose time to save a checkpoint is the cluster's KillWait."""
-        _command(["scancel", *(job.id for job in jobs)])
+    def _alive(self, runs: Sequence[SweepRun]) -> dict[str, list[Job]]:
+        """Return waiting and running jobs by the name of their run."""
+        queue = self.queue(runs)
+        jobs_by_run = {}
+        for run in runs:
+            jobs = [job for job in Job.of(run) if job in queue and queue[job].alive]
+            if jobs:
+                jobs_by_run[run.name] = jobs
+        return jobs_by_run
+
+    def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
+        """Stop waiting and running runs for good, and return their names.
+
+        The time that `scancel` leaves a run to save a checkpoint is the cluster's KillWait.
+        """
+        jobs = self._alive(runs)
+        if jobs:
+            _command(["scancel", *(job.id for job in itertools.chain(*jobs.values()))])
+        return list(jobs)
 
     def _on_one_node(self, sweep_file: Path) -> str:
         """Write the line that starts a run on one node."""

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hub import FilesError, RecordError, RunRecord, load_records, repo_name
-from hub.record import run_record
 from hub.record.run_record import OF_A_CLASS, to_plain
 from tests.hub.samples import make_record, record_fields
 
@@ -227,12 +226,12 @@ def plain_by_a_call_for_each(value, name=""):
     if isinstance(value, (list, tuple)):
         return [plain_by_a_call_for_each(item, f"{name}[{i}]") for i, item in enumerate(value)]
     if not isinstance(value, dict):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run_record, "_is_plain", lambda value: value is None or isinstance(value, bool))
-            return to_plain(value, name)
-    for key in value:
-        run_record._check_key(key, name)
-    return {key: plain_by_a_call_for_each(item, f"{name}.{key}".lstrip(".")) for key, item in value.items()}
+        return to_plain(value, name)
+    plain = {}
+    for key, item in value.items():
+        to_plain({key: None}, name)
+        plain[key] = plain_by_a_call_for_each(item, f"{name}.{key}".lstrip("."))
+    return plain
 
 
 def outcome(function, value):

@@ -39,7 +39,6 @@ def test_a_model_card_is_valid_and_complete():
         predicted_loss=4.3,
         sections={"Training": "Some *trusted* text."},
         pictures={"training_curve.png": "The training curve"},
-        siblings=[record, make_record(run_id="sibling", experts=1, n_total=118_784)],
         license="apache-2.0",
     )
     card = ModelCard(text)
@@ -55,11 +54,10 @@ def test_a_model_card_is_valid_and_complete():
         "revision=revision",
         "| Experts E (one active per token) | 4 |",
         "1,500,000",
-        "4.3000 (measured − predicted = +0.0125)",
+        "predicts for this run: 4.3000.",
         "## Training\n\nSome *trusted* text.",
         "![The training curve](training_curve.png)",
-        "| sibling | 119K |",
-        "→ demo-d64-E4-a",
+        "with their records: the dataset `demo-runs`",
         "## Limits",
         "| Micro-batch (sequences) | 8 |",
         "| Expert capacity | factor 1.25 |",
@@ -104,7 +102,7 @@ def test_texts_of_a_record_cannot_become_markup():
     evil["optimizer"] = {**make_record().optimizer.model_dump(), "name": EVIL}
     evil["schedule"] = {**make_record().schedule.model_dump(), "learning_rate_law": EVIL}
     record = make_record(**evil)
-    text = model_card(record, pictures={"a.png": EVIL}, siblings=[make_record(run_id="b")])
+    text = model_card(record, pictures={"a.png": EVIL})
     header, body = re.fullmatch(r"---\n(.*?\n)---\n(.*)", text, re.DOTALL).groups()
     assert "<" not in re.sub(r"```.*?```|<!-- /?(?:run|loading|place) -->", "", body, flags=re.DOTALL)
     assert not re.search(r"(?<!\\)\]\(javascript", body)

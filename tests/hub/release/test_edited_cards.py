@@ -47,7 +47,7 @@ def test_a_branchs_card_keeps_what_a_person_wrote(store, checkpoint, record):
         assert_kept(store, RUN)
         card = card_of(store, RUN)
         assert f"| Held-out loss (nats/token, dropless) | {loss:.4f} |" in card
-        assert "4.2500 (measured" in card
+        assert "run: 4.2500." in card
         assert read_card(card).data["model-index"][0]["results"][0]["metrics"][0]["value"] == loss
     commit = store.branches("model", REPO)[BRANCH]
     assert push_run(another_view(store), folder, record.replaced(eval_loss=3.0)).commit == commit

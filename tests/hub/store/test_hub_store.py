@@ -187,7 +187,7 @@ def test_a_hub_that_loses_files_is_noticed(loopback, checkpoint, record):
         return commit(repo, branch, kept, *rest, **named)
 
     loopback.state.commit = forgetful
-    with pytest.raises(IntegrityError, match=r"config\.json is missing"):
+    with pytest.raises(IntegrityError, match=r"has not what was sent: config\.json"):
         push_run(hub_store(loopback), checkpoint(), record)
 
 

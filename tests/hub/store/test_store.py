@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -37,7 +38,7 @@ def test_a_pushed_run_holds_the_listed_files_only_and_pushing_again_writes_nothi
     inside = RunRecord.from_json(store.read("model", "demo-d64-E4", "run.json", pushed.branch))
     assert inside == pushed.replaced(commit=None)
     assert store.branches("model", "demo-d64-E4")[pushed.branch] == pushed.commit
-    assert push_run(store, folder, record, siblings=[make_record(run_id="next", seed=1)]) == pushed
+    assert push_run(store, folder, record) == pushed
 
 
 def test_other_weights_than_recorded_or_on_the_same_branch_are_refused(store, checkpoint, record):
@@ -83,9 +84,9 @@ def test_parallel_pushes_of_one_branch_agree(store, checkpoint, record):
     folders = [*(checkpoint(f"same{i}") for i in range(4)), checkpoint("other", weight=9.0)]
     push_run(store, checkpoint("first", weight=5.0), record.replaced(seed=5))
     with ThreadPoolExecutor(5) as pool:
-        futures = [pool.submit(push_run, store, folder, record) for folder in folders]
-    errors = [future.exception() for future in futures]
-    won = [future.result().weights_sha256 for future in futures if not future.exception()]
+        pushes = [pool.submit(push_run, store, folder, record) for folder in folders]
+    errors = [push.exception() for push in pushes]
+    won = [push.result().weights_sha256 for push in pushes if not push.exception()]
     assert {type(error) for error in errors if error} == {ConflictError}
     assert len(won) in (1, 4)
     files = store.files("model", "demo-d64-E4", BRANCH)
@@ -176,11 +177,11 @@ push_run(open_store(sys.argv[1]), sys.argv[2], RunRecord.load(sys.argv[2]))
     assert push_run(local, folder, record).commit
     assert set(local.files("model", "demo-d64-E4", BRANCH)) == RELEASED
     repository = tmp_path / "releases" / "models" / "demo-d64-E4"
-    assert [path.name for path in repository.iterdir()] == [BRANCH]  # of the killed ones nothing stays
+    assert {path.name for path in repository.iterdir()} - {".lock"} == {BRANCH}  # of the killed ones nothing stays
 
 
 def test_what_is_being_published_is_not_taken_for_what_a_kill_left(tmp_path, checkpoint, record, monkeypatch):
-    """One push is held up while it writes; another begins and ends meanwhile."""
+    """One push is held up while it writes; another into the same repository waits for it."""
     local, (writing, go_on) = open_store(tmp_path / "releases"), (Event(), Event())
     slow, fast, copy = checkpoint("slow"), checkpoint("fast", weight=4.0), atomic.copy_file
 
@@ -192,16 +193,16 @@ def test_what_is_being_published_is_not_taken_for_what_a_kill_left(tmp_path, che
 
     monkeypatch.setattr(atomic, "copy_file", wait)
     repository = tmp_path / "releases" / "models" / "demo-d64-E4"
-    with ThreadPoolExecutor(1) as thread:
-        pushed = thread.submit(push_run, local, slow, record)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(push_run, local, slow, record)
         assert writing.wait(60)
-        (incoming,) = repository.glob(".incoming-*[!k]")  # beside its lock
-        push_run(local, fast, record.replaced(seed=1))
+        (incoming,) = repository.glob(".*.tmp")
+        second = threads.submit(push_run, local, fast, record.replaced(seed=1))
+        assert futures.wait([second], 0.2).not_done
         assert incoming.exists()
         go_on.set()
-        assert pushed.result().branch == BRANCH
-    left = sorted(path.name for path in repository.iterdir())
-    assert left == [BRANCH, "tokens001.5M-seed1"]
+        assert {first.result().branch, second.result().branch} == {BRANCH, "tokens001.5M-seed1"}
+    assert {path.name for path in repository.iterdir()} - {".lock"} == {BRANCH, "tokens001.5M-seed1"}
 
 
 def test_processes_that_write_one_index_lose_no_row(tmp_path):

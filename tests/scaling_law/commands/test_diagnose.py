@@ -16,6 +16,16 @@ def test_the_command_says_by_its_status_whether_the_speed_is_normal(shell):
     assert low.exit_code == 1
     assert low.output.startswith("low: ")
     assert "usual cause: EP 16 sends between nodes" in low.output
+    wrong = shell(*WORDS, "900K", "--loss", "2.5")
+    assert wrong.exit_code == 2
+    assert "needs --tokens, and --law or --peers" in " ".join(wrong.output.split())
+
+
+def test_the_loss_of_a_law_stands_beside(shell):
+    words = (*WORDS, "900K", "--loss", "2.5", "--tokens", "100B", "--law", "published", "--json")
+    answer = json.loads(shell(*words).output)
+    assert answer["loss"] == 2.5
+    assert 1.5 < answer["law_loss"] < 2.5
 
 
 def test_the_tool_answers_what_the_command_prints(shell):

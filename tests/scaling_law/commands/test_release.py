@@ -87,10 +87,7 @@ def test_a_sweep_and_its_law(release, runs, tmp_path):
     row = rows[20]
     predicted = float(law.loss(row.n_active, row.tokens, row.experts))
     of_run = store.read("model", row.repo, "README.md", row.branch).decode()
-    assert (
-        f"predicts for this run: {predicted:.4f} (measured − predicted = {row.eval_loss - predicted:+.4f})" in of_run
-    )
-    assert f"→ {row.run_id}" in of_run
+    assert f"predicts for this run: {predicted:.4f}." in of_run
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*.*") if path.name != ".lock"}
     assert release(runs, tmp_path / "store").exit_code == 0

@@ -14,7 +14,6 @@ from yaml import safe_load
 
 from scaling_law import ChinchillaLaw, Conditions, JointLaw, Law, StackLaw
 from scaling_law.commands.cli import app as shell
-from scaling_law.explorer import answer as answers
 from scaling_law.explorer import app
 from scaling_law.explorer.answer import best_models
 from scaling_law.explorer.question import PUBLISHED, VIEWS, Question
@@ -191,7 +190,7 @@ def test_gpus_that_can_train_no_model_have_an_answer_and_the_reason_for_no_plan(
     def refuse(*args, **options):
         raise ValueError("no model can be trained on these GPUs, however few of its parameters are active")
 
-    monkeypatch.setattr(answers, "plan_run", refuse)
+    monkeypatch.setattr(Law, "plan", refuse)
     question = replace(FIRST, unit="hours", hours="168", gpus="8", experts="8")
     problem, *_, command, yaml, _, _ = app._answer_components(laws, question, False)
     assert problem == ""

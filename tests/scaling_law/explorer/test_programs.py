@@ -61,7 +61,7 @@ def test_what_cannot_be_asked_is_said(client, question, message):
         client.predict(**question, api_name="/optimal")
 
 
-@pytest.mark.parametrize(("name", "needed"), [("loss", 4), ("live", 10), ("diagnose", 9)])
+@pytest.mark.parametrize(("name", "needed"), [("loss", 4), ("live", 10), ("diagnose", 12)])
 def test_a_program_that_leaves_values_out_is_told_how_many_are_needed(address, name, needed):
     begin = urllib.request.Request(
         f"{address}gradio_api/call/{name}", b'{"data": []}', headers={"Content-Type": "application/json"}
@@ -192,6 +192,15 @@ def test_a_server_for_others_reads_no_files(published):
         assert offered[name](model="qwen3-30b-a3b", **values)
         with pytest.raises(ValueError, match="model='/etc/passwd' is unknown"):
             offered[name](model="/etc/passwd", **values)
+
+
+def test_a_loss_is_compared_with_that_of_the_law(published):
+    ask = next(tool for tool in tools({"published": published}) if tool.__name__ == "diagnose")
+    speed = {"model": "qwen3-30b-a3b", "gpu": "h100", "gpus": 64, "tokens_per_second": "900K"}
+    answer = ask(**speed, loss="2.2", tokens="1T")
+    direct = diagnose(**speed, loss=2.2, tokens=1e12, law=published)
+    assert answer["law_loss"] == direct.law_loss
+    assert "its corpus, tokenizer and recipe, not the run's" in str(direct)
 
 
 def test_the_guides_program_runs(address, capsys, published):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scaling_law import published as shelf
 from scaling_law.commands.cli import app
-from scaling_law.explorer.answer import best_models, plan_run
+from scaling_law.explorer.answer import best_models
 from scaling_law.explorer.question import (
     CHOICES,
     FITTED,
@@ -52,7 +52,7 @@ def test_presets_have_answers_and_their_commands_parse(name, published):
 
     question = PRESETS[name]
     assert not best_models(question, published).best.beyond_guard
-    assert plan_run(question, published).loss > 0
+    assert published.plan(**question.keywords()).loss > 0
     lines = question.command().splitlines()
     assert [line.split()[1] for line in lines] == ["optimal", "plan"]
     for line in lines:

@@ -8,6 +8,8 @@ import pytest
 from scaling_law import Architecture, diagnose
 from scaling_law.forecasting.diagnose import public_runs
 from scaling_law.machine import GPUS, ModelWork
+from tests.scaling_law.forecasting.test_live import LAW
+from tests.scaling_law.forecasting.test_running import BATCH, lines_of, write_csv
 
 pytestmark = pytest.mark.light
 DENSE = Architecture(4096, 1, 32, 32, 128256, n_kv_heads=8, d_ff=14336, gated=True)
@@ -75,6 +77,18 @@ def test_the_configuration_shows_usual_causes_first():
     assert any("expert" in cause for cause in diagnose(EXPERTS, tokens_per_second=1e5, **H100S).causes)
 
 
+def test_a_loss_stands_beside_those_of_a_law_and_of_peers(tmp_path):
+    lines, _ = lines_of(share=1.0)
+    peer = write_csv(tmp_path / "peer.csv", lines)
+    at = 100 * BATCH
+    options = {"tokens_per_second": 4e5, **H100S, "loss": 3.0, "tokens": at}
+    answer = diagnose(DENSE, law=LAW, peers=[str(peer)], **options)
+    assert answer.law_loss == pytest.approx(float(LAW.loss(DENSE.n_active, at)))
+    assert answer.peers_loss == pytest.approx(lines[99]["loss"])
+    assert "off the law's" in answer.verdict
+    assert "off that of its peers" in answer.verdict
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -82,6 +96,7 @@ def test_the_configuration_shows_usual_causes_first():
         ({"layout": "tp=8,xp=2"}, "layout='tp=8,xp=2' must be degrees of dp"),
         ({"layout": "tp=0"}, "layout='tp=0' must be degrees of dp"),
         ({"layout": "tp=8,pp=16"}, "layout='tp=8,pp=16' does not divide 64 GPUs"),
+        ({"loss": 3.0}, r"loss=3.0 needs tokens=\.\.\., and law="),
         ({"gpus": 0}, "gpus=0"),
         ({"gpu": "h1000"}, "gpu="),
     ],

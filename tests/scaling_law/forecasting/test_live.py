@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from scaling_law import ChinchillaLaw, LiveForecast, TrainingCurve
-from scaling_law.forecasting.coefficients import Normal, mix
 from scaling_law.forecasting.curves import curve_of
+from scaling_law.forecasting.normals import Mixture
 from tests.hub.samples import make_record
 
 pytestmark = pytest.mark.light
@@ -159,12 +159,14 @@ def test_a_law_alone_is_trusted_until_the_run_shows_that_it_is_of_another_corpus
 @pytest.mark.parametrize("probabilities", [(1.0, 0.0), (0.0, 1.0), (0.7, 0.3), (0.97, 0.03)])
 def test_the_interval_of_a_mixture_holds_nine_tenths_of_it(probabilities):
     rng = np.random.default_rng(0)
-    hypotheses = [Normal(np.array([0.0]), np.array([[1.0]])), Normal(np.array([6.0]), np.array([[9.0]]))]
-    mean, spread = mix(np.array(probabilities), hypotheses, np.ones(1), noise=0.5)
+    means = np.array([[0.0], [6.0]])
+    covariances = np.array([[[1.0]], [[9.0]]])
+    with np.errstate(divide="ignore"):
+        mixture = Mixture(np.log(probabilities), means, covariances)
+    mean, spread = mixture.project(np.ones(1), noise=0.5)
     draws = []
-    for probability, normal in zip(probabilities, hypotheses, strict=True):
-        deviation = np.sqrt(normal.covariance[0, 0] + 0.25)
-        draws.append(normal.mean[0] + deviation * rng.normal(size=round(200_000 * probability)))
+    for probability, center, variance in zip(probabilities, (0.0, 6.0), (1.0, 9.0), strict=True):
+        draws.append(center + np.sqrt(variance + 0.25) * rng.normal(size=round(200_000 * probability)))
     values = np.concatenate(draws)
     assert mean == pytest.approx(values.mean(), abs=0.02)
     assert np.mean(np.abs(values - mean) < 1.6449 * spread) == pytest.approx(0.9, abs=0.005)

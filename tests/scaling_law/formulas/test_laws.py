@@ -202,9 +202,9 @@ def test_warnings_name_the_worst_of_each_quantity(published):
         "not trusted: N_act ÷7.87, D/N ×13.8 and E ×2; "
         "backtests support C, N_act and D up to 30 times above the runs, D/N 3 times outside",
     ]
-    assert published.beyond_guard([1e9, 1e7, 1e9, 1e4], 1e12, [1, 1, 129, 1]).tolist() == [False, True, True, True]
+    assert published.check([1e9, 1e7, 1e9, 1e4], 1e12, [1, 1, 129, 1]).beyond.tolist() == [False, True, True, True]
     assert published.replace(conditions=None).warnings(1, 1, 1)[0].startswith("this law carries no fitted ranges")
-    assert not published.replace(conditions=None).beyond_guard(1, 1e20, 1)
+    assert not published.replace(conditions=None).check(1, 1e20, 1).beyond
 
 
 def test_the_loss_of_one_number_of_experts_is_not_passed_off_as_anothers(published):
@@ -271,7 +271,7 @@ def test_text_is_read_as_everywhere(published):
     assert published.loss("1B", "2B", "1,2-8").shape == (4,)
     assert published.loss_draws("1B", "2B", 8)[0] == published.loss_draws(1e9, 2e9, 8)[0]
     assert published.warnings("1B", "2B", "64") == published.warnings(1e9, 2e9, 64)
-    assert published.beyond_guard("1k", "2T", "8")
+    assert published.check("1k", "2T", "8").beyond
     *_, last = published.to_chinchilla(8).warnings("1B", "2B", "8,16")
     assert last == "this Chinchilla law holds for E = 8: its loss for E = 16 is the same"
 
@@ -307,7 +307,7 @@ BAD_INPUT = [
     (lambda: JOINT.replace(a=-1), "a=-1 must be positive"),
     (lambda: JOINT.replace(b=0), "b=0 must be positive"),
     (lambda: JOINT.replace(c=-0.1), "c=-0.1 must not be negative"),
-    (lambda: JOINT.replace(e_start=0.9), "e_start=0.9, e_max=.*: needs 1 < e_start"),
+    (lambda: JOINT.replace(e_start=0.9), "e_start=0.9 must be above 1"),
     (lambda: JOINT.replace(kappa=1), "field of JointLaw 'kappa' is unknown.* a, alpha, "),
     (lambda: JOINT.replace(draws=np.zeros((2, 3))), r"draws have shape \(2, 3\); \[n, 11\] is needed"),
     (lambda: JOINT.to_chinchilla(8).replace(experts=-3), "experts=-3 must be at least 1 and finite"),

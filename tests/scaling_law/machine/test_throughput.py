@@ -17,6 +17,8 @@ from studies.hours.engine import STEPS
 from studies.hours.study import engines
 
 MODELS = [Architecture(512, 1), Architecture(512, 8), Architecture(1024, 32)]
+# The same models.
+WIDTHS = Widths.of([512, 512, 1024], [1, 8, 32])
 BATCH = {"tokens_per_step": 65_536, "micro_batch_tokens": 8_192}
 MEASURED = Throughput(
     device="a device",
@@ -45,9 +47,11 @@ def test_the_work_of_a_step_is_counted_by_hand():
 
 
 def test_widths_and_architectures_do_the_same_work():
-    by_width, of_each = ModelWork.of(Widths.of([512, 512, 1024], [1, 8, 32])), ModelWork.of(MODELS)
-    for name in set(vars(of_each)) - {"model"}:
-        np.testing.assert_allclose(getattr(by_width, name), getattr(of_each, name), rtol=1e-12, err_msg=name)
+    by_width = ModelWork.of(Widths.of([512, 512, 1024], [1, 8, 32]))
+    for name in vars(by_width):
+        of_each = [getattr(ModelWork.of(model), name) for model in MODELS]
+        expected = () if name == "bounded" else of_each
+        np.testing.assert_allclose(getattr(by_width, name), expected, rtol=1e-12, err_msg=name)
     fine, split = Widths.of(1024, 8, 4, 0.25), Architecture.split(1024, 8, 4, 0.25)
     for name in ("experts", "experts_per_token", "d_expert", "active_width", "n_total", "embedding_parameters"):
         assert getattr(fine, name) == getattr(split, name), name
@@ -55,10 +59,10 @@ def test_widths_and_architectures_do_the_same_work():
 
 def test_seconds_are_the_sum_over_the_terms_and_broadcast():
     one = [MEASURED.step_seconds(model, **BATCH) for model in MODELS]
-    assert MEASURED.step_seconds(MODELS, **BATCH) == pytest.approx(one)
+    assert MEASURED.step_seconds(WIDTHS, **BATCH) == pytest.approx(one)
     work = ModelWork.of(MODELS[2]).in_step(65_536, 8_192, 512, 1)
     assert one[2] == pytest.approx(sum(MEASURED.seconds[name] * work[name] for name in MEASURED.seconds))
-    draws = MEASURED.step_seconds_draws(MODELS, **BATCH)
+    draws = MEASURED.step_seconds_draws(WIDTHS, **BATCH)
     assert draws.shape == (2, 3)
     assert draws[0] == pytest.approx(one)
 
@@ -76,7 +80,7 @@ def test_a_given_mfu_is_that_of_a_step():
         flops = model.training_flops(65_536, context=512)
         assert h100.step_seconds(model, 65_536) == pytest.approx(flops / (8 * 989e12 * mfu))
     assert h100.draws is None
-    assert "assumed" in Throughput.assumed().warnings(MODELS)[0]
+    assert "assumed" in Throughput.assumed().warnings(WIDTHS)[0]
 
 
 def mfu(gpu="h100", precision="bf16", devices=8, **shape):
@@ -97,12 +101,12 @@ def test_public_rates_have_what_public_runs_show():
     assert mfu(devices=1024) < mfu(devices=64) < mfu(devices=8) == pytest.approx(mfu(devices=1))
     rates = Throughput.assumed("h100", engine="megatron")
     assert rates.overhead_of(8) == 1 < rates.overhead_of(512)
-    drawn = rates.step_seconds_draws(MODELS, 65_536)
+    drawn = rates.step_seconds_draws(WIDTHS, 65_536)
     assert drawn.shape == (DRAWS, 3)
     of_labs = published_runs().spread[0]
     assert np.log(drawn[:, 0]).std() > of_labs
-    np.testing.assert_allclose(np.median(drawn, axis=0), rates.step_seconds(MODELS, 65_536), rtol=0.1)
-    large = rates.step_seconds_draws([Architecture(2048, e) for e in (1, 8, 32)], 65_536)
+    np.testing.assert_allclose(np.median(drawn, axis=0), rates.step_seconds(WIDTHS, 65_536), rtol=0.1)
+    large = rates.step_seconds_draws(Widths.of(2048, [1, 8, 32]), 65_536)
     assert 0.15 < np.log(large).std(axis=0).min() < np.log(large).std(axis=0).max() < 0.6
 
 
@@ -110,8 +114,8 @@ def test_labs_differ_more_the_smaller_the_model():
     """Below 0.5B parameters: by a power of the size that is drawn with the rest, and is 0 for the rates themselves."""
     rates, fit = Throughput.assumed("h100", engine="megatron"), published_runs()
     without = replace(rates, small_draws=None)
-    small, large = Architecture(256), Architecture(2048)
-    drawn, plain = (each.step_seconds_draws([small, large], 65_536) for each in (rates, without))
+    small = Architecture(256)
+    drawn, plain = (each.step_seconds_draws(Widths.of([256, 2048], 1), 65_536) for each in (rates, without))
     assert np.array_equal(drawn[:, 1], plain[:, 1])
     by = np.log(SMALL / ModelWork.of(small).weights)
     np.testing.assert_allclose(np.log(drawn / plain)[:, 0], by * fit.small_draws)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scaling_law import Budget, Conditions, ExtrapolationError, JointLaw, Law, Limits, Runs, fit, published
 from scaling_law.formulas import Form, Term
 from scaling_law.planning.optimum import optimal_widths
-from scaling_law.size.architecture import active_parameters, kv_cache_elements, total_parameters
+from scaling_law.size.architecture import active_parameters, total_parameters
 from tests.conftest import examples
 
 EXPERTS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
@@ -89,7 +89,7 @@ def every_model(law, flops, experts, limits, widths):
     n, non_embedding = (active_parameters(widths, vocab_size=size) for size in (limits.vocab_size, 0))
     tokens = flops / (6 * n) - limits.inference_tokens / 3
     total = total_parameters(widths, experts, vocab_size=limits.vocab_size)
-    kv = limits.kv_heads_ratio * kv_cache_elements(widths, limits.kv_tokens)
+    kv = limits.kv_heads_ratio * 2 * limits.kv_tokens * widths**2 / 64
     memory = limits.bytes_per_parameter * total + limits.bytes_per_kv * kv
     fits = (tokens > 0) & (total <= (limits.max_parameters or np.inf)) & (memory <= (limits.memory or np.inf))
     at = {"n_active": n, "n_total": total, "n_active_non_embedding": non_embedding, "experts": np.array(experts)}
@@ -192,7 +192,5 @@ def test_a_variable_that_no_architecture_has_is_named():
         alpha: float = 0.1
         beta: float = 0.1
 
-    with pytest.raises(
-        ValueError, match="batch law depends on batch, which an Architecture does not have; it has n_active"
-    ):
+    with pytest.raises(ValueError, match="batch law depends on batch; what is asked has n_active"):
         Batch().optimal(1e20)

@@ -12,7 +12,7 @@ from hub.base.errors import InputError
 from scaling_law import ExtrapolationError, JointLaw, Runs, fit, load_runs
 from scaling_law.law.shelf import choose_law
 from scaling_law.planning import advantage, candidate_grid, log_optimal_parameters, predicted_loss
-from scaling_law.planning.design import Candidates, budget_grid, next_runs
+from scaling_law.planning.design import next_runs, read_candidates
 from scaling_law.size.family import Family
 from tests.conftest import examples
 
@@ -25,7 +25,7 @@ DENSE = choose_law("besiroglu")
 
 def measured(candidates, chosen, seed):
     """Columns of the chosen runs with losses of the published law and noise."""
-    n, d, e = (v[chosen] for v in (candidates.n_active, candidates.tokens, candidates.experts))
+    n, d, e = (candidates[name][chosen] for name in ("n_active", "tokens", "experts"))
     noise = np.random.default_rng(seed).normal(0.0, NOISE, len(n))
     return n, d, e, JointLaw.published().loss(n, d, e) * np.exp(noise)
 
@@ -38,7 +38,7 @@ def sweep():
 
 @pytest.fixture(scope="module")
 def law(sweep):
-    runs = Runs.from_columns(*measured(sweep, np.arange(len(sweep.tokens)), 0), trunk="run")
+    runs = Runs.from_columns(*measured(sweep, np.arange(len(sweep["tokens"])), 0), trunk="run")
     return fit(runs, fixed=HELD).bootstrap(400).law
 
 
@@ -46,7 +46,7 @@ def found_deviation(answer, sweep, candidates, chosen, seeds=6):
     """Spread of the answer over repeated sweeps with the chosen runs added."""
     answers = []
     for seed in range(seeds):
-        first = measured(sweep, np.arange(len(sweep.tokens)), seed)
+        first = measured(sweep, np.arange(len(sweep["tokens"])), seed)
         extra = measured(candidates, list(chosen), 1000 + seed)
         runs = Runs.from_columns(*(np.concatenate(pair) for pair in zip(first, extra, strict=True)))
         answers.append(answer(fit(runs, fixed=HELD, starts=[JointLaw.published()]).law))
@@ -60,13 +60,13 @@ def test_design_beats_grids_of_several_times_its_cost(law, sweep):
     design = unbounded.next_runs(answer, BUDGET, candidate_grid(BUDGET / 3, experts=(1, 2, 4, 8)), noise=NOISE)
     assert design.flops <= BUDGET
     assert design.deviation_after < 0.3 * design.deviation_before
-    ours = found_deviation(answer, sweep, design.candidates, design.chosen)
+    ours = found_deviation(answer, sweep, design.columns, range(len(design.chosen)))
     assert ours == pytest.approx(design.deviation_after, rel=0.6)
     for multiple in (1, 4):
         grid = candidate_grid(multiple * BUDGET / 6, (1, 4), (512, 768, 1024, 1280, 1536), (2, 40))
-        order = np.random.default_rng(1).permutation(len(grid.flops))
-        kept = order[np.cumsum(grid.flops[order]) <= multiple * BUDGET]
-        assert grid.flops[kept].sum() > 0.5 * multiple * BUDGET
+        order = np.random.default_rng(1).permutation(len(grid["flops"]))
+        kept = order[np.cumsum(grid["flops"][order]) <= multiple * BUDGET]
+        assert grid["flops"][kept].sum() > 0.5 * multiple * BUDGET
         assert found_deviation(answer, sweep, grid, kept) > 1.3 * ours
 
 
@@ -92,20 +92,20 @@ def test_the_grid_of_a_family():
     """N is counted with the vocabulary of laws, FLOPs with the family's own."""
     family = Family.read("qwen3-30b-a3b")
     grid = candidate_grid(1e19, like=family)
-    assert {a.experts for a in grid.architectures} == {1, *family.list_experts([1, 2, 4, 8, 16, 32])}
-    assert {256, 512, 1024} <= {a.d_model for a in grid.architectures} <= {*family.rungs(3072)}
-    rows = grid.rows()
-    for i in range(0, len(grid.tokens), 7):
-        a = grid.architectures[i]
+    assert {a.experts for a in grid["architecture"]} == {1, *family.list_experts([1, 2, 4, 8, 16, 32])}
+    assert {256, 512, 1024} <= {a.d_model for a in grid["architecture"]} <= {*family.rungs(3072)}
+    rows = read_candidates(grid)
+    for i in range(0, len(grid["tokens"]), 7):
+        a = grid["architecture"][i]
         assert a == family.architecture(a.d_model, rows["experts"][i])
         assert rows["routed_experts"][i] == a.experts
         for size in ("n_active", "n_total"):
             difference = 2 * a.d_model * (50257 - 151_936)
             assert rows[size][i] == getattr(a, size) + difference
-        assert rows["training_flops"][i] == 6 * a.n_active * grid.tokens[i] <= 1e19
+        assert rows["training_flops"][i] == 6 * a.n_active * grid["tokens"][i] <= 1e19
     small = candidate_grid(1e19, [16], [256], vocab_size=1000, like=family)
-    assert {*small.columns["vocab_size"]} == {151_936}
-    assert small.n_active[0] == small.architectures[0].n_active_non_embedding + 2 * 256 * 1000
+    assert {*small["vocab_size"]} == {151_936}
+    assert small["n_active"][0] == small["architecture"][0].n_active_non_embedding + 2 * 256 * 1000
     with pytest.raises(InputError, match="d_model=1000 is not a width of qwen3-30b-a3b; the nearest is 1024"):
         candidate_grid(1e19, widths=[1000], like=family)
 
@@ -159,7 +159,7 @@ def test_no_run_is_far_below_the_fitted_ones(law, least_n, least_ratio, warmup):
         is_long = tokens / n_active >= least_ratio / 3 * (1 - 1e-9)
         return is_past & is_large & is_long
 
-    if is_allowed(GRID.n_active, GRID.tokens).any():
+    if is_allowed(GRID["n_active"], GRID["tokens"]).any():
         design = few.next_runs(LOSS, 1e20, GRID, noise=NOISE, max_runs=4, force=True)
         assert design.rows
         assert is_allowed(design.n_active, design.tokens).all()
@@ -192,7 +192,7 @@ def test_a_table_of_dense_runs(count, warmup):
             row["warmup_tokens"] = warmup
         table.append(row)
     result = fit(load_runs(table, loss="loss"), "chinchilla", prior="public")
-    grid = budget_grid(1e21, experts=[1])
+    grid = candidate_grid(1e21 / 4, experts=[1])
     design = result.bootstrap(100).law.next_runs(predicted_loss(7e9, 1.4e11), 1e21, grid, max_runs=6)
     assert design.warmup_tokens == warmup
     assert min(design.n_active) >= 1e8
@@ -232,8 +232,7 @@ def test_under_a_prior_the_promise_is_what_the_posterior_says():
     design = law.next_runs(predicted_loss(7e9, 1.4e11), 5e20, candidates)
     assert design.deviation_before == pytest.approx(deviation_of(law), rel=0.05)
     assert design.deviation_after < 0.7 * design.deviation_before
-    chosen = design.candidates.take(design.chosen)
-    refit = posterior_of(np.append(n_active, chosen.n_active), np.append(tokens, chosen.tokens))
+    refit = posterior_of(np.append(n_active, design.n_active), np.append(tokens, design.tokens))
     assert design.deviation_after == pytest.approx(deviation_of(refit), rel=0.3)
 
 
@@ -310,6 +309,6 @@ def test_a_table_that_cannot_be_chosen_from(law):
         ({"n_active": [1e8], "tokens": [-1.0]}, "candidates: tokens=-1 must be positive"),
     ):
         with pytest.raises(InputError, match=message):
-            Candidates.of(table)
+            read_candidates(table)
     with pytest.raises(InputError, match="one for each of the 5 candidates, not 2"):
         law.next_runs(LOSS, 1e20, TABLE, noise=[0.1, 0.2])

@@ -109,21 +109,30 @@ def test_memory_of_each_degree():
     assert kept.total - whole.total == pytest.approx(2 * BLOCKS * 34 / 36 + 4 * HEAD, rel=0.01)
 
 
+def ways_of(option):
+    """The names of `ENGINES` that an option needs, and how FSDP2 shards."""
+    ways = {name for name in ("tp", "pp", "ep", "cp") if getattr(option, name) > 1}
+    if option.sharding == "fsdp2":
+        return ways | ({"fsdp", "hsdp"} if option.dp > 1 else {"fsdp"})
+    return ways | ({option.sharding} - {"none"})
+
+
 def test_each_engine_has_the_layouts_that_it_can_run():
     """GPUs and batches are shared without rest, and simple ways come first."""
-    for engine, able in ENGINES.items():
+    for engine, ways in ENGINES.items():
+        able = ways | {"fsdp", "hsdp"}
         for gpus, length in ((1, 512), (8, 512), (64, 8192)):
             ramp = BatchRamp([RampStage(0, 128), RampStage(10**9, 512)], length)
             layouts = Layouts(gpus, Throughput.assumed("h100"), ramp, engine)
             seen = set()
             for option in layouts.options():
-                assert option.uses <= able
+                assert ways_of(option) <= able
                 assert option.dp * option.fsdp * option.tp * option.pp * option.cp == gpus
                 assert 128 % (option.dp * option.fsdp) == 0
                 assert 512 % (option.micro_batch_sequences * option.dp * option.fsdp) == 0
                 assert option.tp <= 8
                 assert length / option.cp >= 2048 or option.cp == 1
-                seen |= option.uses
+                seen |= ways_of(option)
             every = {1: set(), 8: able - {"hsdp", "cp"}, 64: able}[gpus]
             assert seen - {"tp", "pp", "ep", "cp"} >= every - {"tp", "pp", "ep", "cp"}
             assert seen >= every
@@ -142,7 +151,7 @@ def test_a_megatron_like_engine_is_never_slower():
     assert faster.mfu > crowded.mfu
     sizes = {"batch": 64 * 4096, "sequence_length": "4k"}
     (alone,) = scale_out(Architecture(8192), [64], "h100", engine=MEGATRON, **sizes).rows
-    assert alone.placement.uses - ENGINES[TRAIN_PY]
+    assert ways_of(alone.placement) - ENGINES[TRAIN_PY] - {"fsdp", "hsdp"}
     assert "TP" in alone.placement.ways or "PP" in alone.placement.ways
 
 

@@ -57,7 +57,7 @@ def test_a_saved_law_is_the_same_law(law, tmp_path):
         ({"intercept": float("nan")}, "NaN is not a JSON number"),
         ({"reading": "text"}, "reading='text'"),
         ({"vocab_size": 0}, "vocab_size=0 must be a whole number of at least 1"),
-        ({"slope": 1}, "the fields intercept, slope_n, slope_e must be there, of intercept, .*; got .*, slope$"),
+        ({"slope": 1}, "unexpected keyword argument 'slope'; the fields are intercept, slope_n, .*"),
         ({"covariance": [[1.0] * 5] * 4}, "must be five rows of five finite numbers"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_name_with_dots_needs_no_backticks_in_an_expression(tmp_path, expressi
 def test_a_name_with_a_slash_in_an_expression_is_put_in_backticks():
     table = [{**row, "optim/tokens": row["tokens"]} for row in TABLE]
     with pytest.raises(
-        RunsError, match=r"optim/tokens stands in backticks: columns=\{'tokens': '`optim/tokens` \* 2'\}"
+        RunsError, match=r"'optim' is unknown.*optim/tokens.*; a name with other signs than dots stands in backticks"
     ):
         load_runs(table, columns={"tokens": "optim/tokens * 2"})
     assert len(load_runs(table, where="optim/tokens > 3B")) == 3
@@ -130,14 +130,6 @@ def test_a_grid_that_names_its_models_is_no_log():
     grid = [{**TABLE[0], "name": "small", "batch": 2**i, "step": 800 / 2**i, "eval_loss": 3 + i / 9} for i in range(4)]
     runs = load_runs([{key: row[key] for key in row if key != "run_id"} for row in grid])
     assert len(runs) == 4
-
-
-def test_a_curve_that_tensorboard_exports_is_named(tmp_path):
-    (tmp_path / "curve.csv").write_text("Wall time,Step,Value\n1.7e9,1,3.5\n")
-    with pytest.raises(
-        RunsError, match=r"^curve\.csv: a curve that TensorBoard exports: name the folder of its event"
-    ):
-        load_runs(tmp_path / "curve.csv")
 
 
 def test_checkpoints_of_a_run_are_not_taken_for_a_log_unless_asked():
@@ -238,8 +230,8 @@ def test_every_bad_row_is_named_with_what_leaves_it_out():
     assert head == "rows: 6 unusable row(s), which on_invalid='skip' leaves out"
     assert [line.partition(": ")[2] for line in lines] == [
         "eval_loss='diverged' is not a number",
-        "eval_loss='3,78' has a decimal comma: write a decimal point",
-        "eval_loss='3,784' is 3.784 or 3784: write one of the two",
+        "eval_loss='3,78' has a comma: write a decimal point, and nothing between thousands",
+        "eval_loss='3,784' has a comma: write a decimal point, and nothing between thousands",
         "eval_loss=inf must be positive and finite",
         "tokens=None must be positive and finite",
         "duplicate of row 0 (r0) (same N, D, E and loss)",  # a filter would leave out both

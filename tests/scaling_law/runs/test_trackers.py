@@ -85,7 +85,7 @@ def test_two_runs_of_one_name_and_a_run_of_another_metric(store):
 
     log(trackio, "run1", {"params": 5e6, "model": {"experts": 4}})
     log(trackio, "run9", {"params": 5e6, "model": {"experts": 4}}, key="loss_of_another_name")
-    same = r"row 3 \(run1\): duplicate of row 1 \(run1\) \(same run_id; where='id != "
+    same = r"row 3 \(run1\): duplicate of row 1 \(run1\) \(same run_id\)"
     with pytest.raises(RunsError, match=same) as error:
         load_runs("trackio:my.sweep", loss="train/loss", columns=COLUMNS)
     assert "row 4 (run9): train/loss=None must be positive and finite" in str(error.value)

@@ -15,10 +15,10 @@ from scaling_law.size.architecture import (
     active_parameters,
     affordable_tokens,
     inference_flops,
-    kv_cache_elements,
     total_parameters,
     width_of_total,
 )
+from scaling_law.size.ladder import PaperLadder
 
 
 def printed_value(text: str) -> tuple[float, float]:
@@ -51,7 +51,7 @@ def test_flops_and_cache():
     assert set(a.to_dict()) == {"d_model", "n_blocks", "n_heads", "experts", "vocab_size"}  # the paper's: no more
     assert a.training_flops(1e9) == 6 * a.n_active * 1e9
     assert inference_flops(a.n_active, 1e9) == 2 * a.n_active * 1e9
-    assert kv_cache_elements(1024, 8192) == kv_cache_elements(1024, 8192, n_blocks=16) == 2 * 8192 * 16 * 1024
+    assert PaperLadder().cache_bytes(1024, 8192, 2.0) == a.kv_cache_bytes(8192) == 2 * 2 * 8192 * 16 * 1024
 
 
 DEEPSEEK_V3 = Architecture(  # 671B and 37B: deepseek-ai/DeepSeek-V3 at 9b4e9788, README.md
@@ -115,7 +115,7 @@ def test_the_defaults_are_the_models_of_the_paper(experts):
     assert a.variables()["experts"] == experts
     assert a.variables()["density"] == 1 / experts
     assert a.weight_bytes() == 2 * a.n_total == 2 * total_parameters(1024, experts)
-    assert a.kv_cache_bytes(8192) == 2 * kv_cache_elements(1024, 8192)
+    assert a.kv_cache_bytes(8192) == 2 * 2 * 8192 * 16 * 1024
     assert a.inference_flops(10) == 20 * a.n_active
     assert a.training_state_bytes == 16 * a.n_total
 

@@ -159,9 +159,9 @@ def test_parameters_of_our_model(experts, options):
     )
     read = read_model(config)
     assert read.parameters == sum(p.numel() for p in built(config).parameters())
-    tied = 64 * 50257 if config.tie_word_embeddings else 0  # the paper counts both matrices
-    assert read.architecture.n_total == config.num_parameters() - tied
-    assert read.architecture.n_active == config.num_parameters(active=True) - tied
+    embeddings = (1 if config.tie_word_embeddings else 2) * 64 * 50257
+    assert read.architecture.n_total == embeddings + (4 + 9 * experts) * 3 * 64**2
+    assert read.architecture.n_active == embeddings + 13 * 3 * 64**2
 
 
 @pytest.mark.parametrize(

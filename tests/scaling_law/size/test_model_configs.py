@@ -89,9 +89,9 @@ LLAMA_4 = MIXTRAL | {"model_type": "llama4_text", "intermediate_size_mlp": 64}
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (MIXTRAL | {"num_attention_heads": 0}, "n_heads=0 must be an integer of at least 1"),
-        (MIXTRAL | {"num_key_value_heads": 0}, "n_kv_heads=0 must be an integer of at least 1"),
-        (MIXTRAL | {"head_dim": 0}, "head_dim=0 must be an integer of at least 1"),
+        (MIXTRAL | {"num_attention_heads": 0}, "n_heads=0 must be a whole number of at least 1"),
+        (MIXTRAL | {"num_key_value_heads": 0}, "n_kv_heads=0 must be a whole number of at least 1"),
+        (MIXTRAL | {"head_dim": 0}, "head_dim=0 must be a whole number of at least 1"),
         ({"model_type": "gpt2", "n_head": 0}, "gpt2 cannot be built: n_head=0 must be at least 1"),
         ({"model_type": "gpt2", "n_head": "x"}, "gpt2 cannot be read: Validation error for field 'n_head'"),
         (MIXTRAL | {"sliding_window": -1}, "spans: limit=-1 must be an integer of at least 1"),

@@ -253,12 +253,11 @@ def test_mamba_2_keeps_a_state_and_no_keys():
 
 
 def test_step_times_count_what_blocks_see():
-    """The FLOPs of a step are those of `Architecture`, for one model and for several of different windows."""
+    """The FLOPs of a step are those of `Architecture`, for models of different windows."""
     windowed = replace(Architecture(512), attention_blocks=2, spans=(Span(6, 128), Span(8, once=True, multiplied=999)))
     models = [Architecture(512), windowed, Architecture(1024, attention_blocks=4, spans=(Span(12, 64, stride=4),))]
     each = [ModelWork.of(a).in_step(1, None, 2048, 1)["flops"] for a in models]
     assert each == pytest.approx([a.training_flops(1, 2048) for a in models])
-    assert ModelWork.of(models).in_step(1, None, 2048, 1)["flops"] == pytest.approx(each)
 
 
 def test_spans_are_read_from_json():

@@ -24,7 +24,7 @@ from training.data.tokenizer import (
     special_tokens,
     vocabulary_size,
 )
-from training.run.inputs import check_inputs, resolve_arguments, training_cache
+from training.run.inputs import check_inputs, resolve_arguments, training_tokens
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz<>/[]|_ACDEKLMNPSU"]
 END, SEPARATOR = "</s>", "[SEP]"
@@ -269,5 +269,5 @@ def test_a_run_that_an_earlier_version_began_goes_on_with_its_own_tokens(tiny, t
     assert sorted(path.name for path in (tmp_path / "cache").glob("text-*")) == caches
     assert "special_tokens: tokens" in saved.read_text()
     tokenizer = load_tokenizer(again.data.tokenizer)
-    cache, *_ = training_cache(tiny(**data, run__output_dir=str(tmp_path / "now")), tokenizer)
+    cache = training_tokens(tiny(**data, run__output_dir=str(tmp_path / "now")), tokenizer).cache
     assert cache.folder.name not in caches

@@ -73,9 +73,9 @@ def test_what_lies_before_the_group_of_a_place_is_not_opened_again(crawls, monke
     monkeypatch.setattr(text_module, "PART_BYTES", 700)
     source = TextSource(str(crawls), file_seed=0)
     *_, (_, place) = source.batches(16)
-    opened, open_part = [], text_module.GroupedRows._open
+    opened, open_part = [], text_module.OpenText._open
     monkeypatch.setattr(
-        text_module.GroupedRows, "_open", lambda self, *part: opened.append(part) or open_part(self, *part)
+        text_module.OpenText, "_open", lambda self, *part: opened.append(part) or open_part(self, *part)
     )
     assert sum(len(texts) for texts, _ in source.batches(16, place)) == CRAWLS * ROWS - place.documents
     assert len(opened) <= 2 * text_module.GROUP
@@ -134,6 +134,8 @@ def test_files_that_a_readme_selects_identify_a_folder(tmp_path):
     selected = TextSource(str(tmp_path)).identify()
     table.write_text("text\nc\n")
     assert TextSource(str(tmp_path)).identify() != selected
+    with pytest.raises(ValueError, match=rf"^data\.dataset: {table} cannot be read; it must be parquet, or"):
+        list(TextSource(str(tmp_path)).documents())
 
 
 def test_bad_sources_are_refused(corpus, tmp_path):

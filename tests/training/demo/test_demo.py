@@ -21,7 +21,7 @@ from training import Sweep
 from training.demo import __main__ as main_module
 from training.demo import loop
 from training.demo.__main__ import folder_of
-from training.demo.loop import VOCABULARY, Demo, DemoError, Steps, format_minutes, scaling_law
+from training.demo.loop import VOCABULARY, Demo, DemoError, scaling_law, step
 from training.demo.scales import FAST, FULL
 from training.sweep.run import Outcome
 
@@ -58,23 +58,10 @@ def records(sweep):
     return records_of(sweep)
 
 
-def test_steps_name_their_number_and_the_time_left(capsys):
-    steps = Steps({"Corpus": 10.0, "Sweep": 300.0}, resumed=False)
-    assert steps.seconds_left() == 310.0
-    # Ten seconds of sixty-odd that are trusted: a seventh slower.
-    steps.seconds["Corpus"] = 20.0
-    assert steps.seconds_left() == pytest.approx(300 * 8 / 7)
-    steps.seconds["Corpus"] = 5.0
-    assert steps.seconds_left() == 300.0
-    with steps.step("Sweep", "trains"):
+def test_a_step_names_its_number_and_its_time(capsys):
+    with step("2 of 7: Sweep", "trains"):
         pass
-    assert "2 of 2: Sweep ── trains; about 5 minutes left" in capsys.readouterr().out
-    assert [format_minutes(seconds) for seconds in (3, 44, 61, 400)] == [
-        "10 seconds",
-        "40 seconds",
-        "1 minute",
-        "7 minutes",
-    ]
+    assert capsys.readouterr().out == "── 2 of 7: Sweep ── trains\n0 s\n\n"
 
 
 @pytest.mark.slow
@@ -123,7 +110,7 @@ def test_the_end_of_the_demo_is_ten_facts_on_a_screen(sweep, records, tmp_path, 
     for name, outcome in steps.items():
         monkeypatch.setattr(demo, name, lambda *_, outcome=outcome: outcome)
     demo.run()
-    _, end = capsys.readouterr().out.split("── The whole loop works on this machine: 10 seconds ──\n")
+    _, end = capsys.readouterr().out.split("── The whole loop works on this machine: 0 s ──\n")
     end, _, *commands = end.split("\nTo go on:")[0], *end.split("\nTo go on:")[1].splitlines()
     names = [line[:12].strip() for line in end.splitlines() if line[:12].strip()]
     facts = ("corpus", "trained", "released", "law", "predicts", "answers", "loads", "generates", "pages")

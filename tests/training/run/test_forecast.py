@@ -11,7 +11,7 @@ from hub import RunRecord
 from scaling_law.forecasting.curves import NOTE
 from tests.training.run.test_run import finish, lines_of, stop_run
 from training import ConfigurationError, Run
-from training.run.forecast import RunForecast
+from training.run.forecast import watch_run
 
 TOKENS = [2560, 5120]
 
@@ -84,7 +84,7 @@ def forecasts(tiny, tmp_path, finished):
     def of(lines=(), **changes):
         run = Run(sibling(tiny, tmp_path, 3, **changes))
         shutil.copy(tmp_path / "seed1" / "data.json", run.folder)
-        return RunForecast(run.arguments, run.session.architecture, run.branches, run.trunk, lines)
+        return watch_run(run.arguments, run.session.architecture, run.branches, run.trunk, lines)
 
     (tmp_path / "seed3").mkdir()
     return of
