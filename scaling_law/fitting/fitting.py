@@ -188,12 +188,14 @@ class FitStatus(Listed):
 
     def to_dict(self) -> Fields:
         """Return the status as plain JSON values, None for infinite numbers."""
-        values = asdict(self)
-        values["standard_errors"] = {name: finite(error) for name, error in self.standard_errors.items()}
-        values["condition_number"] = finite(self.condition_number)
-        values["verdict"] = self.verdict
-        values["messages"] = list(self.messages)
-        return values
+        errors = {name: finite(error) for name, error in self.standard_errors.items()}
+        return {
+            **asdict(self),
+            "standard_errors": errors,
+            "condition_number": finite(self.condition_number),
+            "verdict": self.verdict,
+            "messages": list(self.messages),
+        }
 
     def _headline(self) -> str:
         return self.verdict
@@ -711,18 +713,16 @@ def _provenance(
     status: FitStatus,
 ) -> str:
     """Say on which of the runs the law was fitted, and how these were read."""
-    provenance = f"fitted on {runs.source}"
-    if runs.where:
-        provenance += f", where {runs.where}"
-    if runs.read_as:
-        provenance += f", read with {runs.read_as}"
-    if runs.thinned:
-        provenance += f"; {runs.thinned}"
-    if problem.settings.prior:
-        provenance += f", under a prior from {problem.settings.prior}"
     mixed = differences(runs.subset(problem.used).recipe, law.form.variables)
-    if mixed:
-        provenance += f", mixing runs that differ in {in_words(mixed)}"
+    remarks = {
+        ", where": runs.where,
+        ", read with": runs.read_as,
+        ";": runs.thinned,
+        ", under a prior from": problem.settings.prior,
+        ", mixing runs that differ in": in_words(mixed),
+    }
+    provenance = f"fitted on {runs.source}"
+    provenance += "".join(f"{words} {remark}" for words, remark in remarks.items() if remark)
     provenance += f" ({runs.loss_name})"
     if status.set_aside:
         provenance += f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers"

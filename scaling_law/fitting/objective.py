@@ -66,14 +66,13 @@ class Prediction(NamedTuple):
     """ln L̂ − ln L at natural coordinates [S, p], and what it follows from.
 
     `logs` are of variables [n] and transforms [S, n], `slopes` are ∂ ln transform / ∂ natural coordinate by parameter,
-    `designs` are the features of each term, [S, n, k], and `shares` its share of the loss, the derivative of ln L̂ by
-    the term's exponent, [S, n]. Where all θ share features, these have S = 1.
+    `shares` are the share of each term in the loss, the derivative of ln L̂ by its exponent, [S, n]. Where all θ share
+    transforms, these have S = 1.
     """
 
     natural: FloatArray
     logs: Logs
     slopes: Logs
-    designs: list[FloatArray]
     shares: list[FloatArray]
     residual: FloatArray
 
@@ -362,39 +361,22 @@ class Objective:
         """Predict ln L̂ − ln L at natural coordinates [S, p], with what its derivatives need."""
         # Features are those of one θ where all share them.
         logs, slopes = self._transforms(natural[:1] if hold_transform else natural)
-        designs = self.shared_designs if logs is self.logs else self._designs(logs)
-        exponents = []
-        for (term, indices), design in zip(self.terms, designs, strict=True):
-            coefficients = natural[:, indices]
-            if len(design) == 1:
-                exponent = coefficients @ design[0].T
-            else:
-                exponent = np.matmul(design, coefficients[..., None])[..., 0]
-            exponents.append(exponent + total(term.offset, logs) if term.offset else exponent)
+        values = self._values_of(natural)
+        exponents = [values[term.scale] + term.exponent(values, logs) for term, _ in self.terms]
         if not self.form.outer:
             log_loss, shares = _log_sum(exponents)
-            return Prediction(natural, logs, slopes, designs, shares, log_loss - self.target)
+            return Prediction(natural, logs, slopes, shares, log_loss - self.target)
 
         # The sum of the powers has an exponent of its own; the constant, if any, is the last term.
         outer = np.exp(natural[:, self.names.index(self.form.outer), None])
         log_sum, power_shares = _log_sum(exponents[: self.n_powers])
         log_loss, (sum_share, *constant_shares) = _log_sum([outer * log_sum, *exponents[self.n_powers :]])
         shares = [sum_share * outer * share for share in power_shares]
-        return Prediction(natural, logs, slopes, designs, [*shares, *constant_shares], log_loss - self.target)
+        return Prediction(natural, logs, slopes, [*shares, *constant_shares], log_loss - self.target)
 
-    @cached_property
-    def shared_designs(self) -> list[FloatArray]:
-        """The features of each term of a form without transforms, [1, n, k]."""
-        return self._designs(self.logs)
-
-    def _designs(self, logs: Logs) -> list[FloatArray]:
-        """Return the features of each term, [S, n, k], with S = 1 where all θ share them."""
-        designs = []
-        for term, _ in self.terms:
-            features = [total(features, logs) for features in (SCALE, *term.features.values())]
-            # The target gives columns of constants their length.
-            designs.append(np.stack(np.broadcast_arrays(*features, self.target[None])[:-1], axis=-1))
-        return designs
+    def _values_of(self, natural: FloatArray) -> dict[str, FloatArray]:
+        """Return the natural coordinates by name, each [S, 1]."""
+        return dict(zip(self.names, natural.T[..., None], strict=True))
 
     def _transforms(self, natural: FloatArray) -> tuple[Logs, Logs]:
         """Return all logarithms, and ∂ ln transform / ∂ its parameters in natural coordinates, each [S, n]."""
@@ -420,9 +402,9 @@ class Objective:
         shares = prediction.shares
         residual = prediction.residual
         jacobian = np.zeros((self.size, *residual.shape))
-        for (_, indices), design, share in zip(self.terms, prediction.designs, shares, strict=True):
-            for i, feature in zip(indices, np.moveaxis(design, -1, 0), strict=True):
-                jacobian[i] += share * feature
+        for (term, indices), share in zip(self.terms, shares, strict=True):
+            for i, features in zip(indices, (SCALE, *term.features.values()), strict=True):
+                jacobian[i] += share * total(features, prediction.logs)
         if self.form.outer:
             # The share of L̂ that has the exponent.
             powered = np.maximum(1.0 - sum(shares[self.n_powers :], start=0.0), 1e-300)
@@ -436,7 +418,7 @@ class Objective:
 
     def _slope_by(self, name: str, prediction: Prediction) -> FloatArray:
         """Return ∂ ln L̂ / ∂ the logarithm of a variable or transform, [S, n]."""
-        values = dict(zip(self.names, prediction.natural.T[..., None], strict=True))
+        values = self._values_of(prediction.natural)
         slope = np.zeros_like(prediction.residual)
         for (term, _), share in zip(self.terms, prediction.shares, strict=True):
             slope += share * term.power(name, values, prediction.logs)
@@ -450,7 +432,11 @@ class Objective:
         count = len(influence)
         gradient = np.zeros((count, self.size))
         curvature = np.zeros((count, self.size, self.size))
-        columns = [(indices, design[0]) for (_, indices), design in zip(self.terms, prediction.designs, strict=True)]
+        columns = []
+        for term, indices in self.terms:
+            features = [total(features, prediction.logs) for features in (SCALE, *term.features.values())]
+            # The target gives columns of constants their length.
+            columns.append((indices, np.stack(np.broadcast_arrays(*features, self.target[None])[:-1], axis=-1)[0]))
         for i, (rows, design) in enumerate(columns):
             weighted = influence * prediction.shares[i]
             gradient[:, rows] += (weighted * prediction.residual) @ design

@@ -249,30 +249,29 @@ def _split_ties(
 
     What is tied to a number is fixed to it.
     """
-    targets: dict[str, str] = {}
     numbers: dict[str, float | str] = {}
-    for name, value in fixed.items():
-        is_tie = name in form.coefficients and isinstance(value, str) and value.strip() in form.coefficients
-        if is_tie:
-            targets[name] = str(value).strip()
-        else:
-            numbers[name] = value
-
     ties: dict[str, str] = {}
-    for name, target in targets.items():
-        _check_tie(form, name, target, bounds)
+    for name in fixed:
         chain = [name]
-        leader = target
-        while leader in targets and leader not in chain:
-            chain.append(leader)
-            leader = targets[leader]
-        if leader in chain:
-            raise InputError(f"fixed: {name}={target!r} goes in a circle: {' = '.join([*chain, leader])}")
-        if leader in numbers:
-            numbers[name] = numbers[leader]
+        target = _target_of(form, fixed, name)
+        while target:
+            _check_tie(form, chain[-1], target, bounds)
+            if target in chain:
+                raise InputError(f"fixed: {name}={fixed[name]!r} goes in a circle: {' = '.join([*chain, target])}")
+            chain.append(target)
+            target = _target_of(form, fixed, target)
+        leader = chain[-1]
+        if leader in fixed:
+            numbers[name] = fixed[leader]
         else:
             ties[name] = leader
     return numbers, ties
+
+
+def _target_of(form: Form, fixed: Mapping[str, float | str], name: str) -> str:
+    """Return the coefficient that one is tied to; nothing where it is free or fixed to a number."""
+    target = str(fixed.get(name, "")).strip()
+    return target if {name, target} <= {*form.coefficients} else ""
 
 
 def _check_tie(
