@@ -145,7 +145,7 @@ def design_problems(problem: Problem) -> list[str]:
     """Say why the design of the runs cannot determine all the coefficients that are not fixed; empty if it can."""
     objective = problem.objective
     form = objective.form
-    free = {*objective.names} - {*problem.settings.fixed, *problem.settings.tied}
+    free = {*problem.settings.fitted(objective.names)}
     columns = problem.columns
 
     problems = []

@@ -240,8 +240,7 @@ class FitResult(Answer, Generic[LawT_co]):
     @property
     def fitted(self) -> list[str]:
         """The coefficients that the fit moved; those tied to them go along."""
-        settings = self.problem.settings
-        return [name for name in self.law.coefficients if name not in settings.fixed and name not in settings.tied]
+        return self.problem.settings.fitted(self.law.coefficients)
 
     @property
     def residuals(self) -> FloatArray:
@@ -559,12 +558,6 @@ def _polish(problem: Problem, theta: FloatArray) -> Solutions:
     return Solutions.sorted(*(problem.solve(batch, max_iterations=1000, tolerance=1e-12) for batch in batches))
 
 
-def _count_agreeing(final: Solutions, problem: Problem) -> int:
-    """Count the starts that reached the lowest objective."""
-    best = float(final.cost.min())
-    return int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor))
-
-
 def _search(
     problem: Problem,
     theta: FloatArray,
@@ -668,6 +661,7 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
     problem = minimum.problem
     objective = problem.objective
     theta = minimum.solutions.theta[0]
+    cost = minimum.solutions.cost
     free = problem.free(theta)
     is_at_bound = ~free & (problem.lower < problem.upper)
     condition_number, standard_errors, undetermined = examine(objective, theta, free, is_at_bound)
@@ -680,8 +674,8 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
     return FitStatus(
         converged=bool(minimum.solutions.converged[0]),
         n_starts=minimum.n_starts,
-        n_released=len(minimum.solutions.cost),
-        n_agree=_count_agreeing(minimum.solutions, problem),
+        n_released=len(cost),
+        n_agree=int(np.sum(cost - cost[0] <= cost[0] * AGREEMENT + 10.0 * problem.floor)),
         bounds_hit=tuple(name for name, hit in zip(objective.names, is_at_bound, strict=True) if hit),
         condition_number=condition_number,
         standard_errors=standard_errors,

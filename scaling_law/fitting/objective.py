@@ -12,7 +12,7 @@ of a transform are the logarithms of their distances: u = ln(E_start − 1) and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -95,6 +95,10 @@ class FitSettings:
     def limited(self) -> set[str]:
         """The coefficients that are fixed or bounded."""
         return {*self.fixed, *self.bounds}
+
+    def fitted(self, names: Iterable[str]) -> list[str]:
+        """Return the coefficients that a fit moves: neither fixed nor tied to another."""
+        return [name for name in names if name not in self.fixed and name not in self.tied]
 
     def to_dict(self) -> Fields:
         """Return the settings for a record; an open end of a bound is None."""

@@ -340,7 +340,8 @@ def _read_interval(
     else:
         raise InputError(f"{label}={literal(value)} must be a pair (low, high)")
 
-    floor = floors_of(form).get(name, -np.inf)
+    floors = {**dict.fromkeys(form.positive, 0.0), **{p.name: p.floor for p in form.parameters}}
+    floor = floors.get(name, -np.inf)
     if low == floor:
         low = -np.inf
     if not low <= high:
@@ -349,14 +350,6 @@ def _read_interval(
         requirement = "positive" if floor == 0.0 else f"above {floor:g}"
         raise InputError(f"{label}={text} must be {requirement}")
     return low, high
-
-
-def floors_of(form: Form) -> dict[str, float]:
-    """Return the number that each coefficient with a lower end must lie above."""
-    floors = dict.fromkeys(form.positive, 0.0)
-    for p in form.parameters:
-        floors[p.name] = p.floor
-    return floors
 
 
 def _make_box(
@@ -447,21 +440,16 @@ def start_points(problem: Problem, starts: Sequence[Law] | None = None) -> Float
     """Return θ [S, p], inside the box: of these laws, or of the scaled grid."""
     objective = problem.objective
     if starts is not None:
-        coefficients = _coefficients_of(starts, objective)
+        wrong = [law for law in starts if not isinstance(law, objective.law)]
+        if wrong or not len(starts):
+            first = wrong[0] if wrong else "none"
+            raise InputError(f"starts must be laws of kind {objective.settings.law!r}, got {first!r}")
+        coefficients = {name: np.array([law.coefficients[name] for law in starts]) for name in objective.names}
     else:
         coefficients = _scaled_starts(objective, problem.columns, problem.settings.fixed)
         if objective.form.parameters:
             coefficients = _with_transform_starts(objective.form, problem.settings.fixed, coefficients)
     return np.clip(objective.from_coefficients(coefficients), problem.lower, problem.upper)
-
-
-def _coefficients_of(laws: Sequence[Law], objective: Objective) -> dict[str, FloatArray]:
-    """Return the coefficients of the laws that a fit starts from, each as an array [S]."""
-    wrong = [law for law in laws if not isinstance(law, objective.law)]
-    if wrong or not len(laws):
-        first = wrong[0] if wrong else "none"
-        raise InputError(f"starts must be laws of kind {objective.settings.law!r}, got {first!r}")
-    return {name: np.array([law.coefficients[name] for law in laws]) for name in objective.names}
 
 
 def _with_transform_starts(
@@ -487,12 +475,6 @@ def _make_grid(choices: Mapping[str, Any]) -> dict[str, FloatArray]:
     columns = [np.atleast_1d(values) for values in choices.values()]
     table = np.array(list(product(*columns)))
     return dict(zip(choices, table.T, strict=True))
-
-
-def _signed(term: Term, name: str, roles: Mapping[str, str]) -> tuple[float, ...]:
-    """Return the starts of a coefficient, negated where the term has it with a minus."""
-    sign = term.features[name][0][0]
-    return tuple(sign * value for value in SCALED_SLOPES[roles[name]])
 
 
 def _scaled_starts(
@@ -527,10 +509,8 @@ def _scaled_starts(
         if i > 0:
             share = (1.0 - share) / (len(powers) - 1)
         size = term_sum * share
-        if term.scale in fixed:
-            starts[term.scale] = np.full_like(size, fixed[term.scale])
-        else:
-            starts[term.scale] = np.exp(np.log(size) - term.exponent(starts, mean_logs))
+        # The box holds a scale that is fixed.
+        starts[term.scale] = np.exp(np.log(size) - term.exponent(starts, mean_logs))
     return starts
 
 
@@ -546,9 +526,11 @@ def _scaled_choices(
         "first share": TERM_SHARES if len(powers) > 1 else 1.0,
     }
     for term in powers:
-        for name in term.features:
+        for name, ((sign, _), *_) in term.features.items():
             if name not in choices:
-                choices[name] = fixed.get(name, _signed(term, name, form.roles))
+                # A term that has the coefficient with a minus turns its starts.
+                slopes = [sign * slope for slope in SCALED_SLOPES[form.roles[name]]]
+                choices[name] = fixed.get(name, slopes)
     if form.outer:
         choices[form.outer] = fixed.get(form.outer, SCALED_OUTERS)
     return choices

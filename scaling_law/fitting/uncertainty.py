@@ -162,8 +162,7 @@ def _count_determined(
     """Count the coefficients fitted; under a prior, the effective number of those that the runs determine."""
     objective = problem.objective
     if objective.penalty is None:
-        fixed = {*problem.settings.fixed, *problem.settings.tied}
-        return float(sum(name not in fixed for name in law.coefficients))
+        return float(len(problem.settings.fitted(law.coefficients)))
     rows = objective.prior_rows(theta)
     without_prior = replace(objective, penalty=None)
     is_moving = np.flatnonzero(~np.isin(objective.names, [*objective.settings.tied]))
