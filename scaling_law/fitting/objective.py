@@ -273,7 +273,7 @@ class Objective:
         """Compute ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
         prediction = self._predict(theta @ self.basis.T)
         jacobian = self.absorb(self._jacobian(prediction))
-        return self.absorb(prediction.residual), np.moveaxis(jacobian, 0, -1) @ self.basis
+        return self.absorb(prediction.residual), np.moveaxis(jacobian, 0, -1) @ self.carry
 
     def absorb(self, values: FloatArray) -> FloatArray:
         """Take what the misfit explains from values of the runs, [..., n]."""
@@ -345,7 +345,7 @@ class Objective:
         if hold_transform and self.form.outer is None and self.misfit is None:
             gradient, curvature = self._moments(prediction, influence)
         else:
-            # The coefficients stand first: [p, S, n], then [S, p, n].
+            # The parameters stand first: [p, S, n], then [S, p, n].
             jacobian = self.absorb(self._jacobian(prediction)).swapaxes(0, 1)
             weighted = jacobian * influence[:, None, :]
             gradient = np.matmul(weighted, residual[..., None])[..., 0]
@@ -353,9 +353,9 @@ class Objective:
         if self.penalty is not None:
             prior_cost, prior_gradient, prior_curvature = self.penalty.evaluate(natural)
             cost = cost + prior_cost
-            gradient = gradient + prior_gradient
-            curvature = curvature + prior_curvature
-        return Evaluation(cost, gradient @ self.basis, self.basis.T @ curvature @ self.basis)
+            gradient = gradient + prior_gradient @ self.to_natural
+            curvature = curvature + self.to_natural.T @ prior_curvature @ self.to_natural
+        return Evaluation(cost, gradient @ self.carry, self.carry.T @ curvature @ self.carry)
 
     def _logs_at(self, natural: FloatArray) -> Logs:
         """Return the logarithms of the variables, [n] or [S, n], which may depend on the coefficients."""
@@ -402,7 +402,7 @@ class Objective:
         return logs, slopes
 
     def _jacobian(self, prediction: Prediction) -> FloatArray:
-        """Return ∂ ln L̂ / ∂ natural coordinates, [p, S, n]."""
+        """Return ∂ ln L̂ / ∂θ before ties, [p, S, n]: sums over runs would cancel in natural coordinates."""
         shares = prediction.shares
         residual = prediction.residual
         jacobian = np.zeros((self.size, *residual.shape))
@@ -418,7 +418,7 @@ class Objective:
             slope = self._slope_by(transform.name, prediction)
             for p in transform.parameters:
                 jacobian[self.names.index(p.name)] = slope * prediction.slopes[p.name]
-        return jacobian
+        return np.tensordot(self.to_natural.T, jacobian, axes=1)
 
     def _slope_by(self, name: str, prediction: Prediction) -> FloatArray:
         """Return ∂ ln L̂ / ∂ the logarithm of a variable or transform, [S, n]."""
@@ -429,7 +429,7 @@ class Objective:
         return slope
 
     def _moments(self, prediction: Prediction, influence: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] from features that all θ share.
+        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] along θ from features that all θ share.
 
         `influence` are the weights of the least squares, [S, n].
         """
@@ -440,7 +440,8 @@ class Objective:
         for term, indices in self.terms:
             features = [total(features, prediction.logs) for features in (SCALE, *term.features.values())]
             # The target gives columns of constants their length.
-            columns.append((indices, np.stack(np.broadcast_arrays(*features, self.target[None])[:-1], axis=-1)[0]))
+            design = np.stack(np.broadcast_arrays(*features, self.target[None])[:-1], axis=-1)[0]
+            columns.append((indices, design @ self.to_natural[np.ix_(indices, indices)]))
         for i, (rows, design) in enumerate(columns):
             weighted = influence * prediction.shares[i]
             gradient[:, rows] += (weighted * prediction.residual) @ design
