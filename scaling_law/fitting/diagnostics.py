@@ -240,7 +240,8 @@ def omitted_variables(
         tested.append(values)
 
         means = _mean_errors(values, errors[is_point])
-        x = _standardise(np.log(values) if min(means) > 0 else values)
+        x = np.log(values) if min(means) > 0 else values
+        x = (x - x.mean()) / max(float(x.std()), 1e-300)
         powers = x[:, None] ** np.arange(1, min(len(means), 3))
         extended = np.column_stack([columns, powers])
         probability, freedom = _test_columns(residual, columns, extended)
@@ -274,10 +275,6 @@ def _omitted_columns(problem: Problem, runs: Runs) -> dict[str, FloatArray]:
         if np.all(epochs > 0) and np.any(epochs > 1.0 + ROUNDED):
             columns[EPOCHS] = np.maximum(epochs, 1.0)
     return columns
-
-
-def _standardise(x: FloatArray) -> FloatArray:
-    return (x - x.mean()) / max(float(x.std()), 1e-300)
 
 
 def _test_columns(

@@ -626,6 +626,7 @@ def describe(runs: Runs, minimum: _Minimum, **search: Any) -> FitResult[Law]:
     errors = errors_of(law, runs)
     rmse = rms(errors[problem.used])
     fitted_runs = runs.subset(problem.used)
+    search.update(n_trunks=fitted_runs.n_trunks, trunk_source=fitted_runs.trunk_source)
     status = _make_status(runs, minimum, errors, **search)
     conditions = fitted_runs.conditions(
         _provenance(runs, problem, law, status),
@@ -669,8 +670,6 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
     if minimum.repetition is not None:
         standard_errors.update(minimum.repetition.standard_errors)
         logarithmic += minimum.repetition.standard_errors
-    omitted = omitted_variables(problem, theta, runs, errors)
-    fitted_runs = runs.subset(problem.used)
     return FitStatus(
         converged=bool(minimum.solutions.converged[0]),
         n_starts=minimum.n_starts,
@@ -682,9 +681,7 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
         logarithmic=tuple(logarithmic),
         distances=objective.distances,
         undetermined=undetermined,
-        n_trunks=fitted_runs.n_trunks,
-        trunk_source=fitted_runs.trunk_source,
-        omitted=omitted,
+        omitted=omitted_variables(problem, theta, runs, errors),
         prior=problem.settings.prior,
         repetition=minimum.repetition.messages if minimum.repetition else (),
         tied=problem.settings.tied,

@@ -101,8 +101,8 @@ def _compare(name: str, runs: Runs, baseline: Runs, pin: float | None, level: fl
 
     def margin(log_factor: FloatArray) -> FloatArray:
         """Return a number above 0 where the ladder's loss is that of the runs, as far as can be told."""
-        spent = {"n_active": runs.n_active, "tokens": runs.tokens * np.exp(log_factor), "loss": loss}
-        columns = {name: np.broadcast_to(values, log_factor.shape).ravel() for name, values in spent.items()}
+        inputs = {"n_active": runs.n_active, "tokens": runs.tokens * np.exp(log_factor), "loss": loss}
+        columns = {name: np.broadcast_to(values, log_factor.shape).ravel() for name, values in inputs.items()}
         distance, jacobian = replace(objective, columns=columns).linearise_at(result.theta)
         slopes = jacobian[:, is_fitted]
         leverage = np.einsum("np,pq,nq->n", slopes, covariance, slopes)

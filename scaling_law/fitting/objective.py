@@ -445,13 +445,13 @@ class Objective:
         for i, (rows, design) in enumerate(columns):
             weighted = influence * prediction.shares[i]
             gradient[:, rows] += (weighted * prediction.residual) @ design
-            for j, (others, other_design) in enumerate(columns[i:], start=i):
+            for j, (other_rows, other_design) in enumerate(columns[i:], start=i):
                 products = design[:, :, None] * other_design[:, None, :]
                 sums = (weighted * prediction.shares[j]) @ products.reshape(len(design), -1)
-                block = sums.reshape(count, len(rows), len(others))
-                curvature[:, rows[:, None], others] += block
+                block = sums.reshape(count, len(rows), len(other_rows))
+                curvature[:, rows[:, None], other_rows] += block
                 if j > i:
-                    curvature[:, others[:, None], rows] += block.swapaxes(1, 2)
+                    curvature[:, other_rows[:, None], rows] += block.swapaxes(1, 2)
         return gradient, curvature
 
 

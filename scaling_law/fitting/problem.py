@@ -207,7 +207,7 @@ def _read_number(
     try:
         number = float(value)
     except (TypeError, ValueError):
-        alternative = f", or one of {', '.join(choices)}" if choices and isinstance(value, str) else ""
+        alternative = f", or one of {', '.join(choices)}" if choices else ""
         raise InputError(f"{name}={literal(value)} must be a number{alternative}") from None
     if not np.isfinite(number) and number != missing:
         raise InputError(f"{name}={literal(value)} must be finite")
