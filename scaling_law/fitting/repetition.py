@@ -126,8 +126,7 @@ class RepeatedObjective(Objective):
         above, below = (self._logs_at(prediction.natural + sign * steps)[self.sizes[0]] for sign in (1.0, -1.0))
         slopes = (above - below) / (2.0 * STEP)
         # NaN is not below the limit either.
-        slopes = np.where(np.abs(slopes) < STEEPEST, slopes, 0.0)
-        return np.asarray(jacobian + slope * slopes)
+        return np.asarray(jacobian + slope * np.where(np.abs(slopes) < STEEPEST, slopes, 0.0))
 
 
 def repeated(
