@@ -327,39 +327,6 @@ class Architecture(Forward):
         if self.heads % self.n_kv_heads:
             raise InputError(f"n_heads={self.heads} is not divisible by n_kv_heads={self.n_kv_heads}")
 
-    @classmethod
-    def split(
-        cls,
-        d_model: int,
-        experts: int,
-        granularity: float = 1.0,
-        shared_ratio: float = 0.0,
-        vocab_size: int = VOCAB_SIZE,
-    ) -> Architecture:
-        """Build a paper's model with its experts split into G = `granularity`; a dense model stays whole.
-
-        Of the G active experts, the share `shared_ratio` is shared (`PaperLadder`). ValueError unless G divides
-        3 d_model, and G · shared_ratio is a whole number below G.
-        """
-        width = 3 * d_model
-        active = round(granularity)
-        shared = round(granularity * shared_ratio)
-        if active != granularity or width % active:
-            raise InputError(f"granularity={granularity:g} must be a whole number that divides 3 d_model, {width}")
-        if abs(shared - granularity * shared_ratio) > 1e-6 or not 0 <= shared < active:
-            share = f"{shared_ratio:g} of granularity={granularity:g} experts"
-            raise InputError(f"shared_ratio={share} must be a whole number of them, below all")
-        if experts == 1 or active == 1:
-            return cls(d_model, experts, vocab_size=vocab_size)
-        return cls(
-            d_model,
-            experts * active - shared,
-            vocab_size=vocab_size,
-            experts_per_token=active - shared,
-            d_expert=width // active,
-            shared_experts=shared,
-        )
-
     @property
     def blocks(self) -> int:
         return int(self.n_blocks or 0)
