@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -192,12 +193,8 @@ class Span:
 
     def to_dict(self) -> Fields:
         """Return the arguments that differ from their defaults."""
-        arguments = {}
-        for span_field in fields(self):
-            value = getattr(self, span_field.name)
-            if value != span_field.default:
-                arguments[span_field.name] = value
-        return arguments
+        defaults = vars(Span(self.blocks))
+        return {name: value for name, value in vars(self).items() if name == "blocks" or value != defaults[name]}
 
 
 def selected_keys(
@@ -345,12 +342,11 @@ class Architecture(Forward):
         values = asdict(self)
         values["spans"] = tuple(span.to_dict() for span in self.spans)
         arguments: Fields = {**self.shape, "vocab_size": self.vocab_size}
-        for size_field in fields(self):
-            name = size_field.name
+        for name, value in values.items():
             if name not in arguments:
-                default = _DEFAULTS[name](self) if name in _DEFAULTS else size_field.default
-                if values[name] != default:
-                    arguments[name] = values[name]
+                default = _DEFAULTS[name](self) if name in _DEFAULTS else getattr(Architecture, name)
+                if value != default:
+                    arguments[name] = value
         return arguments
 
     @property
@@ -554,16 +550,12 @@ class Architecture(Forward):
         return (ADAM_BYTES + GRADIENT_BYTES) * self.n_total
 
 
-def _by_rule(name: str) -> Callable[[Architecture], int]:
-    """Return the function that computes a field by the d / 64 rule."""
-
-    def value(a: Architecture) -> int:
-        if a.d_model % HEAD_DIM:
-            problem = f" is not a multiple of {HEAD_DIM}: "
-            raise InputError(given("d_model", a.d_model), problem, given(name, None), " must be given")
-        return a.d_model // HEAD_DIM
-
-    return value
+def _by_rule(name: str, a: Architecture) -> int:
+    """Compute a field by the d / 64 rule."""
+    if a.d_model % HEAD_DIM:
+        problem = f" is not a multiple of {HEAD_DIM}: "
+        raise InputError(given("d_model", a.d_model), problem, given(name, None), " must be given")
+    return a.d_model // HEAD_DIM
 
 
 def _head_dim(a: Architecture) -> int:
@@ -588,8 +580,8 @@ _ATTRIBUTE_VARIABLES = (
 )
 # Values of fields that are not given, computed from the fields before them.
 _DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
-    "n_blocks": _by_rule("n_blocks"),
-    "n_heads": _by_rule("n_heads"),
+    "n_blocks": partial(_by_rule, "n_blocks"),
+    "n_heads": partial(_by_rule, "n_heads"),
     "d_expert": lambda a: 3 * a.d_model,
     "d_shared": lambda a: a.d_expert,
     "d_ff": lambda a: a.active_width,

@@ -16,7 +16,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -157,8 +156,13 @@ class Family(Ladder):
     def models(self, widths: Iterable[float], routed_experts: ArrayLike) -> list[Architecture]:
         """Build the models of these widths and numbers of routed experts. ValueError where there are none."""
         expansions = self.read_experts(np.asarray(routed_experts, float)).tolist()
-        sizes = product(map(self.read_width, widths), expansions)
-        return [self.architecture(width, e) for width, e in sizes]
+        models = []
+        for width in widths:
+            nearest = self.nearest(width)
+            if nearest != width:
+                raise InputError(f"d_model={width:g} is not a width of {self.name}; the nearest is {nearest}")
+            models += [self.architecture(nearest, e) for e in expansions]
+        return models
 
     def model_section(self, d_model: float, experts: float) -> Fields:
         """Write the section `model` of a train.py configuration; the vocabulary is the tokenizer's.
@@ -205,13 +209,6 @@ class Family(Ladder):
         e = np.asarray(expansion, float)
         shared, active = self._widths_in_experts
         return np.where(e > 1, e * active - shared, 1.0)
-
-    def read_width(self, d_model: float) -> int:
-        """Check that a model has this width. ValueError for another, with the nearest."""
-        nearest = self.nearest(d_model)
-        if nearest != d_model:
-            raise InputError(f"d_model={d_model:g} is not a width of {self.name}; the nearest is {nearest}")
-        return nearest
 
     def read_experts(self, counts: FloatArray) -> FloatArray:
         """Convert numbers of routed experts to E.
