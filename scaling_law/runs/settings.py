@@ -45,21 +45,25 @@ WILD_SPREADS = 6.0
 WILD_LOSS = 0.1
 # Columns whose residual variances differ by less than this factor explain the same.
 ALIKE = 1.5
-# Columns and values that a message names.
+# Columns and values that a message names, and values without a counterpart that a filter keeps.
 MOST = 4
 LISTED = 3
+UNPAIRED = 4
+# What values cannot have that stand in the braces of a filter.
+NO_WORD = re.compile("[,{}]")
 
 
 @dataclass(frozen=True)
 class Setting:
     """A column that tells runs of equal N, D and E apart.
 
-    `values` occur together in a cell, the most frequent first. Numbers of more than two values may have been tuned,
-    and then the run of least loss is the right one.
+    `values` occur together in a cell, the most frequent first; `unpaired` values are of runs without a counterpart.
+    Numbers of more than two values may have been tuned, and then the run of least loss is the right one.
     """
 
     name: str
     values: Strings
+    unpaired: Strings
     tuned: bool
 
     def __str__(self) -> str:
@@ -67,12 +71,19 @@ class Setting:
 
     @property
     def filters(self) -> Strings:
-        """Filters that choose one value each, of those that can stand in one."""
+        """Filters that choose one value each, with the runs that have no counterpart if they are few."""
         field = self.name if re.fullmatch(r"\w+", self.name) else f"`{self.name}`"
+        unpaired: Strings = ()
+        if len(self.unpaired) <= UNPAIRED and not NO_WORD.search("".join(self.unpaired)):
+            unpaired = self.unpaired
         filters = []
         for value in self.values[:LISTED]:
-            if not re.search("[,{}]", value):
-                filters.append(f"{field} in {{{value}}}" if " " in value else f"{field} = {value}")
+            if NO_WORD.search(value):
+                continue
+            if unpaired or " " in value:
+                filters.append(f"{field} in {{{', '.join((value, *unpaired))}}}")
+            else:
+                filters.append(f"{field} = {value}")
         return tuple(filters)
 
 
@@ -280,8 +291,9 @@ def _describe(name: str, column: Any, rows: IntArray) -> Setting:
     """Describe a column, which varies in these rows, to the user."""
     counts = Counter(column[row] for row in rows if not is_missing(column[row]))
     values = [value for value, _ in counts.most_common()]
+    unpaired = sorted({value for value in column if not is_missing(value)} - {*counts})
     tuned = isinstance(column, np.ndarray) and len(counts) > 2
-    return Setting(name, tuple(map(_word, values)), tuned)
+    return Setting(name, tuple(map(_word, values)), tuple(map(_word, unpaired)), tuned)
 
 
 def codes_of(column: Any) -> IntArray:

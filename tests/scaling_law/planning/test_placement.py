@@ -70,7 +70,7 @@ def test_fields_that_are_crossed_with_the_rest_cost_what_each_option_costs():
             chosen = steps.option == place
             exchange = sum(cluster.communication(models, option, max(cluster.batches)).values())
             expected = np.broadcast_to(exchange, chosen.shape)[chosen]
-            np.testing.assert_array_equal(steps.communication[-1][chosen], expected)
+            np.testing.assert_array_equal(steps.costs[-1].exchange[chosen], expected)
         totals = [cluster.memory(models, option).total for option in cluster.options()]
         assert (steps.least >= np.min(totals, axis=0)).all()
 

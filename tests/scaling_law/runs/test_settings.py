@@ -120,13 +120,13 @@ def test_the_options_are_those_that_choose():
     assert best_of(load_runs(table(bowl)), "learning_rate").blend() is None
 
 
-def test_a_filter_quotes_names_and_values():
+def test_a_filter_keeps_runs_without_a_counterpart_and_quotes_names_and_values():
     routers = [({"data.router": "s base"}, 1.0), ({"data.router": "hash"}, 1.03)]
-    rows = table(routers, experts=(8,))
-    (setting,) = load_runs(rows).blend().settings
-    assert setting.filters == ("`data.router` in {s base}", "`data.router` = hash")
-    chosen = load_runs(rows, where=setting.filters[0])
-    assert len(chosen) == 12
+    rows = table(routers, experts=(8,)) + table([({"data.router": "dense"}, 1.0)], seed=1)
+    (setting,) = load_runs([row | {"run_id": f"r{i}"} for i, row in enumerate(rows)]).blend().settings
+    assert setting.filters == ("`data.router` in {s base, dense}", "`data.router` in {hash, dense}")
+    chosen = load_runs([row | {"run_id": f"r{i}"} for i, row in enumerate(rows)], where=setting.filters[0])
+    assert len(chosen) == 24
     assert chosen.blend() is None
 
 
