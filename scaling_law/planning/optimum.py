@@ -467,5 +467,5 @@ def explain_no_optimum(law: Formula, experts: ArrayLike, exists: BoolArray) -> s
     without = np.unique(np.broadcast_to(np.asarray(experts, float), exists.shape)[~exists]).tolist()
     groups = _group_reasons({e: why_no_optimum(law, e) for e in without})
     reasons = "; ".join(f"E = {names}: {reason}" for names, reason in groups)
-    which = "some" if exists.any() else "any"
-    return f"this law has no compute optimum for {which} of these experts: {reasons}; its `loss` is still defined"
+    quantifier = "some" if exists.any() else "any"
+    return f"this law has no compute optimum for {quantifier} of these experts: {reasons}; its `loss` is still defined"
