@@ -269,7 +269,8 @@ class Formula(Summarised):
         for name in cls.form.variables:
             if name not in arrays:
                 names = ", ".join(cls.form.variables)
-                raise InputError(given(name, None), f" must be given: {cls.__name__} depends on {names}")
+                variable = given(name, None, None if name in inputs else f"--variable {name}=…")
+                raise InputError(variable, f" must be given: {cls.__name__} depends on {names}")
         for name in variables.keys() - {*cls.form.variables}:
             raise InputError(unknown(f"variable of the {cls.name} law ", name, cls.form.variables))
         for name, array in arrays.items():

@@ -173,7 +173,7 @@ def optimal_widths(
     has_other_costs = budget.cluster or limits.inference_tokens or limits.like
     spends_flops_on_new_tokens = not (has_other_costs or limits.unique_tokens)
     if law.form.is_chinchilla and spends_flops_on_new_tokens:
-        terms = law.chinchilla_coefficients(e) if coefficients is None else law.chinchilla_of(coefficients, e)
+        terms = law.chinchilla_of(columns, e)
         m, mu, n, nu = (np.where(has_optimum(terms), term, np.nan) for term in terms)
         product = affordable_tokens(cast(float, budget.flops), 1.0)
         # Draws may be far off.
