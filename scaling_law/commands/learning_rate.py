@@ -23,7 +23,8 @@ from scaling_law.rates.batch import GIVEN, cite, usual_batch
 from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw, PeakRate, Reading
 from scaling_law.rates.surface import fit_learning_rate
 from scaling_law.size.architecture import Architecture, name_size
-from scaling_law.size.widths import Sized, Widths
+from scaling_law.size.ladder import PaperLadder
+from scaling_law.size.widths import Sized
 
 WITH = "To fit: what the law has besides N and E: tokens, batch, or tokens,batch. [default: neither]"
 EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8. [default: 1; to fit: all]"
@@ -120,7 +121,7 @@ def learning_rate(
     # `optimal` prints widths that are no whole numbers, too.
     width: Any = int(d_model) if d_model.is_integer() else d_model
     e = experts[0]
-    model: Sized = Widths.of(width, e, vocab_size=vocabulary)
+    model: Sized = PaperLadder(vocab_size=vocabulary).widths(width, e)
     if n_blocks is not None or n_heads is not None:
         model = Architecture(width, e, n_blocks, n_heads, vocabulary)
     return Printed(RateOfModel.of(of_rates, model, width, e, tokens, batch_tokens))
