@@ -395,8 +395,7 @@ def numbers(name: str, values: Any) -> FloatArray:
     if name.startswith(("n_active", "n_total")):
         parse = parse_parameters
     if isinstance(values, str) and name == "experts":
-        experts = [float(value) for value in parse_experts(values)]
-        return np.array(experts if len(experts) > 1 else experts[0])
+        return np.squeeze(np.array(parse_experts(values), float))
     if isinstance(values, str):
         return np.array(parse(values, name))
     if isinstance(values, (list, tuple)):
