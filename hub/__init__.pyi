@@ -14,7 +14,6 @@ from .record.names import index_name as index_name
 from .record.names import repo_name as repo_name
 from .record.run_record import RunRecord as RunRecord
 from .record.table import LoadedRows as LoadedRows
-from .record.table import write_records as write_records
 from .release.cards import model_card as model_card
 from .release.cards import sweep_card as sweep_card
 from .release.index import describe_index as describe_index

@@ -10,16 +10,13 @@ from __future__ import annotations
 import ast
 import os
 import re
-import shutil
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -66,7 +63,7 @@ def report(error: BaseException, said: str | None = None) -> int:
         raise error
     message = message_of(error, said)
     text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {message}"
-    typer.secho(fold_for_terminal(text), err=True, fg="red")
+    typer.secho(text, err=True, fg="red")
     return status
 
 
@@ -81,15 +78,6 @@ def message_of(error: BaseException, text: str | None = None) -> str:
             reason = f"{describe_full_disk(error, path)}; remove what you do not need there"
         text = f"{path}: {reason}"
     return redact((str(error) if text is None else text) or type(error).__name__)
-
-
-def fold_for_terminal(text: str) -> str:
-    """Fold lines between words where standard error is a terminal; a file and a pipe get them whole."""
-    if not sys.stderr.isatty():
-        return text
-    width = shutil.get_terminal_size().columns
-    lines = [wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()]
-    return "\n".join("\n".join(folded) for folded in lines)
 
 
 def flag(command: Any, name: str) -> str:

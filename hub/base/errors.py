@@ -62,9 +62,8 @@ def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
     A command words it as its option: `mfu=0` is `--mfu 0`, and `loss=...`, `gpu=None` and `force=True` are `--loss`,
     `--gpu` and `--force`. Where the option has another form, `in_shell` is what to type.
     """
-    if value is ...:
-        return _make_given(name, f"{name}=...", value, in_shell)
-    return _make_given(name, f"{name}={literal(value)}", value, in_shell)
+    text = "..." if value is ... else literal(value)
+    return _make_given(name, f"{name}={text}", value, in_shell)
 
 
 def _split_field(text: str) -> list[str]:

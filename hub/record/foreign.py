@@ -13,19 +13,19 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from hub.base import strict_json
-from hub.base.errors import RecordError, redact
+from hub.base.errors import InputError, RecordError, redact
+from hub.base.numerals import read_cells
 from hub.base.types import Fields
 from hub.record.run_record import RunRecord
 
 DELIMITERS = ",;\t|"
-# A table without delimiters has columns between blanks if so many of its first lines are of one width.
+# Columns stand between spaces if so many first lines have equally many, and no delimiter.
 SAMPLE_LINES = 50
-# Texts that stand for a missing number in a column.
-_MISSING = ("-", "–", "—", "na", "n/a", "#n/a", "null", "none")
+# Lines above the header: comments, empty ones, and that in which Excel names the delimiter.
+_PREFACE = re.compile(r'# |\s*$|"?sep=.')
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 # The first bytes of files that are not text → what the file is, and what to do about it.
 _BINARY = {
@@ -46,13 +46,13 @@ def decode_text(content: bytes, name: str) -> str:
         if content.startswith(signature):
             raise RecordError(f"{name}: {advice}")
 
-    encodings = [encoding for mark, encoding in _BOMS.items() if content.startswith(mark)] or ["utf-8"]
+    encoding = next((encoding for mark, encoding in _BOMS.items() if content.startswith(mark)), "utf-8")
     # UTF-16 without a mark: one of the two bytes of an ASCII character is zero.
     if b"\0" in content[:2]:
-        encodings = ["utf-16-le" if content[1:2] == b"\0" else "utf-16-be"]
+        encoding = "utf-16-le" if content[1:2] == b"\0" else "utf-16-be"
 
     try:
-        return content.decode(encodings[0])
+        return content.decode(encoding)
     except UnicodeDecodeError as error:
         raise RecordError(
             f"{name}: neither UTF-8 nor UTF-16 text ({error.reason} at byte {error.start}); save it as UTF-8"
@@ -65,12 +65,12 @@ def decode_text(content: bytes, name: str) -> str:
 def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
     """Read the rows of a table with any of the `DELIMITERS`: numbers, None where a cell is empty, texts, and objects.
 
-    Lines `# …` at the top are comments, and Excel's `sep=;` names the delimiter. RecordError for rows that are longer
+    Lines `# …` at the top are comments. RecordError for rows that are longer
     than the first line, and for names that occur twice.
     """
-    table, delimiter = _read_csv(content, name)
+    table = _read_csv(content, name)
     header = [text.strip() for text in table[0]] if table else []
-    _check_shape(table, header, delimiter, name)
+    _check_shape(table, header, name)
     columns = []
 
     # Rows may be shorter than the header.
@@ -78,38 +78,39 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
         if text.strip():
             columns.append(cells)
 
+    try:
+        values = read_cells(columns)
+    except InputError as error:
+        raise RecordError(f"{name}: {error}") from None
+
     names = [*filter(None, header)]
-    rows = zip(*map(_read_column, columns), strict=True)
+    rows = zip(*map(_parse_objects, values), strict=True)
 
     for number, row in enumerate(rows, start=1):
         yield f"{name} row {number}", dict(zip(names, row, strict=True))
 
 
-def _read_csv(content: bytes, name: str) -> tuple[list[list[str]], str]:
-    """Read the rows of texts, the header first, and the delimiter; rows without text are left out."""
+def _read_csv(content: bytes, name: str) -> list[list[str]]:
+    """Read the rows of texts, the header first; rows without text are left out."""
     lines = io.StringIO(decode_text(content, name), newline="").readlines()
-    lines = list(itertools.dropwhile(re.compile(r"# |\s*$").match, lines))
-    excel_line = re.fullmatch(r'"?sep=(.)"?\s*', lines[0]) if lines else None
-    if excel_line:
-        delimiter = excel_line[1]
-        lines = lines[1:]
-    else:
-        delimiter = delimiter_of(lines[:SAMPLE_LINES])
-
-    if delimiter == " ":
+    lines = list(itertools.dropwhile(_PREFACE.match, lines))
+    unquoted_header = re.sub('"[^"]*"', "", "".join(lines[:1]))
+    # A table of one column has no delimiter.
+    delimiter = max(DELIMITERS, key=unquoted_header.count)
+    widths = {len(line.split()) for line in lines[:SAMPLE_LINES]}
+    if delimiter not in unquoted_header and len(widths) == 1 and widths != {1}:
+        delimiter = " "
         lines = [line.strip(" ") for line in lines]
 
     try:
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
         # Spreadsheets end in rows of empty cells.
-        table = [row for row in reader if "".join(row).strip()]
+        return [row for row in reader if "".join(row).strip()]
     except csv.Error as error:
         raise RecordError(f"{name}: not a readable CSV file ({redact(str(error))[:200]})") from None
 
-    return table, delimiter
 
-
-def _check_shape(table: list[list[str]], header: list[str], delimiter: str, name: str) -> None:
+def _check_shape(table: list[list[str]], header: list[str], name: str) -> None:
     """Raise RecordError for a column name that occurs twice, or a row that is longer than the header."""
     for text in header:
         if text and header.count(text) > 1:
@@ -117,42 +118,29 @@ def _check_shape(table: list[list[str]], header: list[str], delimiter: str, name
 
     for number, row in enumerate(table[1:], start=1):
         if len(row) > len(header) and "".join(row[len(header) :]).strip():
-            hint = "; a decimal comma needs quotes, or another delimiter" if delimiter == "," else ""
-            raise RecordError(f"{name}: row {number} has more columns than the first line{hint}")
+            raise RecordError(
+                f"{name}: row {number} has more columns than the first line; a decimal comma needs quotes"
+            )
 
 
-def delimiter_of(lines: Sequence[str]) -> str:
-    """Find the delimiter of a table with these first lines: blanks, too; a comma where there is one column only."""
-    header = lines[0] if lines else ""
-    widths = {len(line.split()) for line in lines if line.strip()}
-    if not any(delimiter in header for delimiter in DELIMITERS) and len(widths) == 1 and widths != {1}:
-        return " "
+def _parse_objects(cells: list[Any]) -> list[Any]:
+    """Turn cells of a column that hold an object, in JSON or as Python writes it, into that object."""
+    if not any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
+        return cells
 
-    unquoted = re.sub('"[^"]*"', "", header)
-    return max(DELIMITERS, key=unquoted.count)
+    return [_parse_object(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
-def _read_column(cells: Sequence[str]) -> list[Any]:
-    """Read the cells of a column: numbers, None where they are empty, objects, and texts."""
-    # Most columns are numbers, which this reads fast.
-    with suppress(ValueError):
-        return [float(text) if text else None for text in cells]
+def _parse_object(cell: str) -> Any:
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            value = parse(cell)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
 
-    has_numbers = any(text.strip()[:1].isdigit() for text in cells)
-    return [None if has_numbers and text.strip().lower() in _MISSING else _read_cell(text.strip()) for text in cells]
+        return value if isinstance(value, dict) else cell
 
-
-def _read_cell(text: str) -> Any:
-    """Read a number, an object in JSON or as Python writes it, or a text; None if it is empty."""
-    with suppress(ValueError):
-        return float(text)
-
-    for parse in (json.loads, ast.literal_eval) if text.startswith("{") else ():
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            value = parse(text)
-            return value if isinstance(value, dict) else text
-
-    return text or None
+    return cell
 
 
 # ------------------------------------------------------------------ JSON

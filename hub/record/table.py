@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from hub.base import atomic, strict_json
+from hub.base import strict_json
 from hub.base.errors import FilesError, NewerError, RecordError, redact
 from hub.base.types import Fields
 from hub.record.foreign import csv_rows, json_rows
@@ -118,23 +118,6 @@ def split_rows(
             is_newer = isinstance(error, NewerError)
             unreadable.append(UnreadableRow(line, str(error), texts.get("run_id"), texts.get("branch"), is_newer))
     return records, unreadable
-
-
-def write_records(records: Iterable[RunRecord], folder: str | Path) -> tuple[Path, Path]:
-    """Write `runs.parquet` and `runs.jsonl` into `folder`, atomically, the JSON lines last; return both paths.
-
-    Without pyarrow the parquet file is removed.
-    """
-    rows = list(records)
-    jsonl = Path(folder) / JSONL_NAME
-    parquet = Path(folder) / PARQUET_NAME
-    table = to_parquet(rows)
-    if table is None:
-        parquet.unlink(missing_ok=True)
-    else:
-        atomic.write_bytes(parquet, table)
-    atomic.write_bytes(jsonl, to_jsonl(rows))
-    return jsonl, parquet
 
 
 def viewer_file() -> str:

@@ -15,9 +15,10 @@ from typing import Any
 
 from hub.base.arithmetic import QUOTING, Arithmetic
 from hub.base.errors import InputError, literal, unknown
+from hub.base.numerals import why_no_number
 from hub.base.tables import column_name
 from hub.base.units import UNKNOWN
-from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number, why_no_number
+from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number
 
 Column = str | float | Callable[[Row], Any]
 # Our name → what the paper, our own tables and cards call it; num_input_tokens_seen is of transformers' Trainer. N is
@@ -126,18 +127,17 @@ def _function(column: Column, present: set[str], place: str) -> Callable[[Row], 
     if callable(column):
         return column
 
-    if not isinstance(column, str):
-        if number(column) is None:
-            raise RunsError(f"{place}: must be a column, an expression, a number or a function of the row")
-        return lambda row: column
-
-    column = column_name(column, present)
-    if column in present:
-        return lambda row: row.get(column)
+    if isinstance(column, str):
+        column = column_name(column, present)
+        if column in present:
+            return lambda row: row.get(column)
 
     constant = number(column)
     if constant is not None and math.isfinite(constant):
         return lambda row: constant
+
+    if not isinstance(column, str):
+        raise RunsError(f"{place}: must be a column, an expression, a number or a function of the row")
 
     in_text = _IN_TEXT.fullmatch(column)
     if in_text:

@@ -41,12 +41,10 @@ from scaling_law.runs.statuses import describe_left_out, read_status, status_col
 from scaling_law.runs.table import OWN_COLUMNS, Runs
 from scaling_law.runs.trackers import is_tracker, tracker_rows
 from scaling_law.runs.trunks import RATES, trunks_of
-from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from hub import LoadedRows
 
-Kind = Literal["table", "tracker", "logs"]
 STEP_LOG = "a table of steps: several rows of each run, with its name (run_id) and the step"
 # Runs that differ in these, or in their schedule, are no duplicates.
 _TUNED = ("seed", *RATES)
@@ -142,6 +140,8 @@ def load_runs(
     numbers, texts = columns_of(rows)
     final_loss = f"{loss} {RULES[final or 'last']}" if table.has_final_losses else ""
     named_columns = {*OWN_COLUMNS, "run_id", "status", loss, *table.aliases.values()}
+    recipe = recipe_of(rows)
+    vocabularies = {size for size in recipe.get("vocab_size", ()) if size and size.isdigit()}
     warmups = numbers.get("warmup_tokens", numbers.get(column_name("schedule_warmup_tokens", numbers)))
     left_out = [i for i, row in enumerate(table.rows) if not _has_ended(row, status)]
     ended = describe_left_out(table.rows, left_out, table.status_columns)
@@ -157,11 +157,11 @@ def load_runs(
         commit=table.commit,
         trunk_source=trunk_source,
         warmup_tokens=None if warmups is None else float(np.nanmax(warmups)),
-        vocab_size=_only_count(numbers.get("vocab_size")),
+        vocab_size=int(vocabularies.pop()) if len(vocabularies) == 1 else None,
         where=where or None,
         read_as=_describe_reading(format, {**table.aliases, **renamed}, final_loss),
         columns={name: values for name, values in numbers.items() if name not in named_columns},
-        recipe=recipe_of(rows),
+        recipe=recipe,
         texts={name: values for name, values in texts.items() if name not in named_columns},
     )
 
@@ -208,14 +208,14 @@ def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]
 class _Table:
     """The rows of a source with our columns.
 
-    `failed` has the problems of single rows, by their place; `aliases` our names for columns that the source calls
-    otherwise; `authors_filter` drops the rows that the authors of a public table dropped; `skipped_steps` notes that
-    only the last steps of runs are here.
+    `is_logged`: they are of a tracker or of logs. `failed` has the problems of single rows, by their place; `aliases`
+    our names for columns that the source calls otherwise; `authors_filter` drops the rows that the authors of a public
+    table dropped; `skipped_steps` notes that only the last steps of runs are here.
     """
 
     rows: list[Row]
     origin: str
-    kind: Kind = "table"
+    is_logged: bool = False
     dataset: str | None = None
     commit: str | None = None
     failed: Mapping[int, str] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class _Table:
     @property
     def has_final_losses(self) -> bool:
         """True if each row has one of many losses that its run logged."""
-        return self.kind != "table" or bool(self.skipped_steps)
+        return self.is_logged or bool(self.skipped_steps)
 
     @property
     def status_columns(self) -> list[str]:
@@ -244,16 +244,14 @@ def _read_source(source: Any, end: End, **options: Any) -> _Table:
     The `options` and errors are those of `read_rows`, `tracker_rows` and `log_rows`.
     """
     loaded: LoadedRows | None = None
-    kind: Kind = "table"
     if is_tracker(source):
         loaded = tracker_rows(source, end)
-        kind = "tracker"
     elif isinstance(source, (str, Path)):
         loaded = log_rows(source, end)
-        kind = "logs" if loaded else "table"
 
+    is_logged = loaded is not None
     loaded = loaded or read_rows(source, **options)
-    return _Table(loaded.rows, loaded.name, kind, loaded.dataset, loaded.commit)
+    return _Table(loaded.rows, loaded.name, is_logged, loaded.dataset, loaded.commit)
 
 
 def _read_table(
@@ -283,7 +281,7 @@ def _read_table(
         table.origin = f"{table.origin} ({public.name})"
 
     _with_our_columns(table, columns, guesses=public is None)
-    if table.kind != "table":
+    if table.is_logged:
         return table
 
     groups = None if public else _group_steps(table, final)
@@ -471,7 +469,7 @@ def _missing_columns(table: _Table, rows: Sequence[Row], missing: Sequence[str],
     """Write the error for missing columns: the columns of the source, what looks like them, and what to type."""
     names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
     columns = [name for name in sorted(names_of(rows)) if name not in table.aliases]
-    if table.kind != "table":
+    if table.is_logged:
         values = collect(table.source_rows)
         columns = [f"{name} ({literal(next(filter(None, cells), cells[0]))})" for name, cells in values.items()]
 
@@ -488,19 +486,10 @@ def _missing_columns(table: _Table, rows: Sequence[Row], missing: Sequence[str],
         name = unlike[0]
         option = given("columns", {name: "column or number"}, in_shell=f"--column {name}='column or number'")
         hints += ["; say which is which with ", option]
-        if table.kind == "logs":
-            option = given("columns", {name: "N from name"}, in_shell=f'--column "{name} = N from name"')
-            hints += [", or by the number after N in the runs' names with ", option]
 
     if proposal:
         hints += describe(rows, proposal, table.origin)
     return RunsError(problem, *hints)
-
-
-def _only_count(values: FloatArray | None) -> int | None:
-    """Return the count that all runs share which record one; None if they differ or none does."""
-    counts = [] if values is None else np.unique(values[np.isfinite(values)]).tolist()
-    return int(counts[0]) if len(counts) == 1 and counts[0] >= 1 and counts[0].is_integer() else None
 
 
 def _describe_reading(format: str | None, columns: Mapping[str, Column], final_loss: str) -> str | None:

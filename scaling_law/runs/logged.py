@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hub.base.errors import InputError, given
 from hub.base.types import Fields
 from scaling_law.runs.rows import Row, flatten, is_loss, is_missing, names_of, number
 from scaling_law.runs.trunks import RATES
@@ -39,17 +38,13 @@ def collect(lines: Iterable[Row]) -> dict[str, list[Any]]:
 class End:
     """The rule by which the final value of a column is found: of losses `final`, else the last that there is.
 
-    Losses are columns whose name ends in "loss", and `losses`. InputError for another rule than there is. A list
-    `histories` gets all that each run logged, in the order of the rows that are made of it.
+    Losses are columns whose name ends in "loss", and `losses`. A list `histories` gets all that each run logged, in
+    the order of the rows that are made of it.
     """
 
     final: Final
     losses: Collection[str] = ()
     histories: list[Mapping[str, Sequence[Any]]] | None = None
-
-    def __post_init__(self) -> None:
-        if self.final not in RULES:
-            raise InputError(given("final", self.final), f" must be one of {', '.join(RULES)}")
 
     def needs_history(self, name: str) -> bool:
         """Return whether the last value of a column does not tell its final one."""

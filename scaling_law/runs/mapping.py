@@ -52,10 +52,8 @@ def read_mapping(mapping: Mapping[str, Column] | str | Path | None) -> dict[str,
         place = f"mapping {str(mapping)!r}"
         try:
             fields = strict_yaml.read(local_path(mapping), numbers=True)
-        except OSError as error:
-            raise RunsError(f"{place} cannot be read: {error.strerror or error}") from None
-        except InputError as error:
-            raise RunsError(f"{place} cannot be read: {error}") from None
+        except (OSError, InputError) as error:
+            raise RunsError(f"{place} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
     if not isinstance(fields, Mapping):
         example = "each line names a column of ours and the table's, as in `loss: summary/val_loss`"

@@ -126,12 +126,8 @@ def describe_left_out(rows: Sequence[Row], places: Iterable[int], columns: Seque
             names_by_status.setdefault(f"{column} is {row.get(column)}", []).append(row_name(i, row))
 
     phrases = []
-    topic = ""
     for status, names in sorted(names_by_status.items(), key=lambda item: -len(item[1])):
-        # A column is named once.
-        subject, _, word = status.partition(" is ")
-        phrases.append(f"{word if subject == topic else status} ({len(names)}: {first_words(names, _MOST)})")
-        topic = subject
+        phrases.append(f"{status} ({len(names)}: {first_words(names, _MOST)})")
 
     total = sum(map(len, names_by_status.values()))
     plural = "s" if total > 1 else ""

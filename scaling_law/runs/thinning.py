@@ -52,11 +52,8 @@ def with_few_checkpoints(runs: Runs, rows: IntArray) -> Runs:
     if len(rows) == len(runs):
         return runs
 
-    checkpoints = np.unique(runs.trunk, return_counts=True)[1]
-    long_runs = int(np.sum(checkpoints > POINTS))
-    long_trunks = "1 run has" if long_runs == 1 else f"{long_runs} runs have"
     topic = f"{len(rows):,} of {len(runs):,} rows are fitted"
-    note = f"{long_trunks} more than {POINTS} checkpoints: {topic}, evenly spaced in ln D; {KEEP_ALL}"
+    note = f"{topic}: of a run at most {POINTS} checkpoints, evenly spaced in ln D; {KEEP_ALL}"
 
     return replace(runs.take(rows), thinned=Notice(note, topic))
 

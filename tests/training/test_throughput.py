@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hub import write_records
+from hub.record.table import to_jsonl
 from scaling_law import Architecture, JointLaw, Throughput
 from scaling_law.size.family import Family
 from tests.hub.samples import make_record
@@ -91,7 +91,7 @@ def test_finished_runs_stand_in_for_a_measurement(tmp_path):
         sizes = {"n_active": model.n_active, "n_total": model.n_total, "vocab_size": model.vocab_size} | model.shape
         how = {"hardware": "1 x a device", "step_seconds": 0.5 + experts, "micro_batch_sequences": 8}
         records.append(make_record(run_id=f"run-E{experts}", **sizes, **how))
-    write_records(records, tmp_path)
+    (tmp_path / "runs.jsonl").write_bytes(to_jsonl(records))
     path = tmp_path / "throughput.json"
     asked = ["-o", str(path), "--runs", str(tmp_path / "runs.jsonl")]
     result = CliRunner().invoke(app, asked)

@@ -13,7 +13,6 @@ from hub import (
     push_index,
     push_run,
     read_file,
-    write_records,
 )
 from hub.release.push import push_listing
 from hub.release.sources import RepositoryReference, repository
@@ -42,7 +41,8 @@ def test_what_a_text_names(text, expected):
 
 def test_a_path_that_exists_is_never_a_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_records([make_record()], tmp_path / "org" / "demo-runs")
+    (tmp_path / "org" / "demo-runs").mkdir(parents=True)
+    (tmp_path / "org" / "demo-runs" / "runs.jsonl").write_text(make_record().to_json())
     assert repository("org/demo-runs") is None
     assert repository(Path("org/other-runs")) is None
     assert load_records("org/demo-runs") == [make_record()]

@@ -94,7 +94,7 @@ def test_rows_of_one_run_after_different_tokens_are_its_checkpoints(tmp_path):
     runs = load_runs(path)
     assert (len(runs), runs.n_trunks, runs.trunk_source) == (600, 6, "checkpoints of one run_id")
     result = fit(runs, "chinchilla")
-    said = f"6 runs have more than 40 checkpoints: {len(result.runs)} of 600 rows are fitted"
+    said = f"{len(result.runs)} of 600 rows are fitted: of a run at most 40 checkpoints"
     assert len(result.runs) < 6 * thinning.POINTS
     assert any(said in message for message in result.status.messages)
     assert said in result.law.conditions.provenance

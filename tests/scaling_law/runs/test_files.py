@@ -168,7 +168,7 @@ def test_states_of_other_tools(column, words):
     runs = load_runs(table)
     assert runs.run_id == ("r0", "r3")
     (line,) = runs.skipped
-    assert line == f"2 runs: {column} is {words.split()[1]} (1: r1), {words.split()[2]} (1: r2)"
+    assert line == f"2 runs: {column} is {words.split()[1]} (1: r1), {column} is {words.split()[2]} (1: r2)"
     assert load_runs(table, status="failed").run_id == ("r1",)
     assert len(load_runs(table, status=None)) == 4
 
@@ -230,8 +230,8 @@ def test_every_bad_row_is_named_with_what_leaves_it_out():
     assert head == "rows: 6 unusable row(s), which on_invalid='skip' leaves out"
     assert [line.partition(": ")[2] for line in lines] == [
         "eval_loss='diverged' is not a number",
-        "eval_loss='3,78' has a comma: write a decimal point, and nothing between thousands",
-        "eval_loss='3,784' has a comma: write a decimal point, and nothing between thousands",
+        "eval_loss='3,78' has a decimal comma: write a decimal point",
+        "eval_loss='3,784' is 3.784 or 3784: write one of the two",
         "eval_loss=inf must be positive and finite",
         "tokens=None must be positive and finite",
         "duplicate of row 0 (r0) (same N, D, E and loss)",  # a filter would leave out both

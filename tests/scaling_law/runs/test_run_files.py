@@ -45,13 +45,13 @@ def test_logs_are_named_by_their_paths_and_hidden_ones_are_left_out(tmp_path):
     assert load_runs(folder, columns=SIZES).run_id == ("N1e6/metrics", "N3e6/metrics")
 
 
-def test_what_is_missing_is_said_with_the_way_to_read_names(tmp_path):
+def test_what_is_missing_is_said_with_an_option_to_type(tmp_path):
     with pytest.raises(RunsError) as error:
         load_runs(write_logs(tmp_path / "curves"))
     line, proposal = str(error.value).split("\n", 1)
     assert proposal.startswith("tokens_seen looks like tokens.")
     assert "there are: tokens_seen (40000000.0), loss (5.0), run_id ('curve_N1000000_D2')" in line
-    assert "or by the number after N in the runs' names with columns={'n_active': 'N from name'}" in line
+    assert "say which is which with columns={'n_active': 'column or number'}" in line
 
 
 def test_tables_of_several_runs_are_no_logs(tmp_path):

@@ -41,7 +41,7 @@ def test_runs_of_w_and_b(wandb, final, loss):
     assert runs.loss == pytest.approx([loss] * 3)
     assert runs.tokens.tolist() == [8e7] * 3
     assert runs.n_active.tolist() == [1e6, 2e6, 3e6]
-    assert runs.skipped == ("2 runs: status is running (1: run3), failed (1: run4)",)
+    assert runs.skipped == ("2 runs: status is running (1: run3), status is failed (1: run4)",)
     histories = {variables["name"] for _, variables in wandb.asked if "specs" in variables}
     assert histories == (set() if final is None else {f"id{i}" for i in range(5)})
     assert {key for key, _ in wandb.asked} == {AUTHORIZATION}
@@ -183,7 +183,7 @@ def test_the_table_that_a_page_of_w_and_b_exports(tmp_path):
     (tmp_path / "export.csv").write_text(TABLE)
     runs = load_runs(tmp_path / "export.csv", columns={"n_active": "params"})
     assert (runs.run_id, runs.loss.tolist()) == (("big",), [3.0])
-    assert runs.skipped == ("2 runs: State is running (1: new), crashed (1: cut)",)
+    assert runs.skipped == ("2 runs: State is running (1: new), State is crashed (1: cut)",)
     assert "status = State" in runs.read_as
     columns = {"run_id": "Name", "status": "State", "n_active": "params"}
     assert load_runs(tmp_path / "export.csv", columns=columns, status="finished").run_id == ("big",)
