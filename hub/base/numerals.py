@@ -79,7 +79,7 @@ def _readings(text: str) -> Mapping[str, str]:
 
 def _decimal_marks(cells: Iterable[str]) -> set[str]:
     """Find the marks before decimals in those numbers that can be read in one way only."""
-    marks = set()
+    marks: set[str] = set()
     for cell in cells:
         readings = _readings(cell) if "," in cell or "." in cell else {}
         if len(readings) == 1:
@@ -91,8 +91,10 @@ def _read_column(cells: Sequence[str], table_mark: str | None) -> list[Cell]:
     """Read the cells of a column, whose decimals come after the mark that it shows, else after that of the table."""
     if not any(cell.startswith(_STARTS) for cell in cells):
         return [_read_number_or_text(cell) for cell in cells]
-    marks = _decimal_marks(cells) or {table_mark}
-    mark = marks.pop() if len(marks) == 1 else None
+    marks = _decimal_marks(cells)
+    mark = table_mark
+    if marks:
+        mark = marks.pop() if len(marks) == 1 else None
     readings_by_cell = {cell: _readings(cell) for cell in cells}
     missing = _MISSING if any(readings_by_cell.values()) else ("",)
     # Points after which there cannot be decimals stand between thousands, and so may all others.

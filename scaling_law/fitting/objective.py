@@ -342,17 +342,17 @@ class Objective:
         if hold_transform and self.form.outer is None and self.misfit is None:
             gradient, curvature = self._moments(prediction, influence)
         else:
-            # The coefficients stand first: [p, S, n], then [S, p, n].
-            jacobian = self.absorb(self._jacobian(prediction)).swapaxes(0, 1)
+            # The basis is changed before products are summed, where its terms would cancel. [p, S, n], then [S, p, n].
+            jacobian = np.tensordot(self.to_natural.T, self.absorb(self._jacobian(prediction)), axes=1).swapaxes(0, 1)
             weighted = jacobian * influence[:, None, :]
             gradient = np.matmul(weighted, residual[..., None])[..., 0]
             curvature = np.matmul(weighted, jacobian.swapaxes(1, 2))
         if self.penalty is not None:
             prior_cost, prior_gradient, prior_curvature = self.penalty.evaluate(natural)
             cost = cost + prior_cost
-            gradient = gradient + prior_gradient
-            curvature = curvature + prior_curvature
-        return Evaluation(cost, gradient @ self.basis, self.basis.T @ curvature @ self.basis)
+            gradient = gradient + prior_gradient @ self.to_natural
+            curvature = curvature + self.to_natural.T @ prior_curvature @ self.to_natural
+        return Evaluation(cost, gradient @ self.carry, self.carry.T @ curvature @ self.carry)
 
     def _logs_at(self, natural: FloatArray) -> Logs:
         """Return the logarithms of the variables, [n] or [S, n], which may depend on the coefficients."""
@@ -443,14 +443,16 @@ class Objective:
         return slope
 
     def _moments(self, prediction: Prediction, influence: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] from features that all θ share.
+        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] along θ from features that all θ share.
 
         `influence` are the weights of the least squares, [S, n].
         """
         count = len(influence)
         gradient = np.zeros((count, self.size))
         curvature = np.zeros((count, self.size, self.size))
-        columns = [(indices, design[0]) for (_, indices), design in zip(self.terms, prediction.designs, strict=True)]
+        columns = []
+        for (_, indices), design in zip(self.terms, prediction.designs, strict=True):
+            columns.append((indices, design[0] @ self.to_natural[np.ix_(indices, indices)]))
         for i, (rows, design) in enumerate(columns):
             weighted = influence * prediction.shares[i]
             gradient[:, rows] += (weighted * prediction.residual) @ design

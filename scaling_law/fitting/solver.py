@@ -169,8 +169,8 @@ class _State:
         smallest = 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-300
         scale = np.maximum(diagonal, smallest)
         damping = self.damping[:, None] * scale + 1e-15 * scale
-        # The diagonal is a view into the curvature, and rounding may leave it below 0.
-        diagonal[...] = np.where(is_held, 1.0, scale + damping)
+        # The diagonal is a view into the curvature.
+        diagonal[...] += np.where(is_held, 1.0, damping)
 
         held_steps = np.where(is_held, steps, 0.0)
         push = np.matmul(self.curvature, held_steps[..., None])[..., 0]

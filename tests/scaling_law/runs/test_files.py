@@ -132,6 +132,14 @@ def test_a_grid_that_names_its_models_is_no_log():
     assert len(runs) == 4
 
 
+def test_a_curve_that_tensorboard_exports_is_named(tmp_path):
+    (tmp_path / "curve.csv").write_text("Wall time,Step,Value\n1.7e9,1,3.5\n")
+    with pytest.raises(
+        RunsError, match=r"^curve\.csv: a curve that TensorBoard exports: name the folder of its event"
+    ):
+        load_runs(tmp_path / "curve.csv")
+
+
 def test_checkpoints_of_a_run_are_not_taken_for_a_log_unless_asked():
     checkpoints = [{**line, "tokens": line["tokens"] * line["step"] / 200} for line in STEPS]
     assert load_runs(checkpoints, final="last").tokens.tolist() == [row["tokens"] for row in TABLE]
