@@ -169,34 +169,26 @@ class SwitchMoeConfig(PreTrainedConfig):
                 if hasattr(self, name) and not is_allowed(getattr(self, name)):
                     problems.append(f"{name}={getattr(self, name)!r} must be {allowed_range}")
         if not problems:
-            problems += self._find_head_problems()
+            heads = self.num_attention_heads
+            if self.hidden_size % heads:
+                problems.append(f"num_attention_heads={heads} must divide hidden_size={self.hidden_size}")
+            elif self.head_dim % 2:
+                problems.append(f"hidden_size/num_attention_heads={self.head_dim} must be even, for rotary positions")
         rotary_factor = (self.rope_parameters or {}).get("partial_rotary_factor")
         if rotary_factor not in (None, 1):
             problems.append(
                 f"rope_parameters: partial_rotary_factor={rotary_factor} must be 1: heads are rotated whole"
             )
-        problems += self._find_token_problems()
-        if problems:
-            raise ValueError(f"SwitchMoeConfig: {'; '.join(problems)}.")
-        if self.num_experts == 1:
-            for name in ROUTER_FIELDS:
-                self.__dict__.pop(name, None)
-
-    def _find_head_problems(self) -> list[str]:
-        if self.hidden_size % self.num_attention_heads:
-            return [f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size}"]
-        if self.head_dim % 2:
-            return [f"hidden_size/num_attention_heads={self.head_dim} must be even, for rotary positions"]
-        return []
-
-    def _find_token_problems(self) -> list[str]:
-        problems = []
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             ids = getattr(self, name)
             for token in ids if isinstance(ids, list) else [ids]:
                 if token is not None and not 0 <= token < self.vocab_size:
                     problems.append(f"{name}={token} must lie in the vocabulary, 0 to {self.vocab_size - 1}")
-        return problems
+        if problems:
+            raise ValueError(f"SwitchMoeConfig: {'; '.join(problems)}.")
+        if self.num_experts == 1:
+            for name in ROUTER_FIELDS:
+                self.__dict__.pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
         """Give experts that were added to a dense configuration the defaults of their router."""

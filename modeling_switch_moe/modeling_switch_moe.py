@@ -421,14 +421,6 @@ AUTO_MAP = {
 }
 
 
-def stack_statistics(statistics: list[list[torch.Tensor]], device: torch.device) -> list[torch.Tensor]:
-    """Stack the [`LayerStatistics`] of all blocks, each field to `[L]` or `[L, E]`, on one device."""
-    fields = []
-    for tensors in zip(*statistics, strict=True):
-        fields.append(torch.stack([tensor.to(device) for tensor in tensors]))
-    return fields
-
-
 class SwitchMoeModel(SwitchMoePreTrainedModel):
     """The decoder without a head."""
 
@@ -510,7 +502,11 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
         )
         if with_statistics:
-            balance_losses, z_losses, *counts = stack_statistics(statistics, hidden_states.device)
+            # Each field of the blocks' `LayerStatistics`, as [L] or [L, E], on one device.
+            fields = []
+            for tensors in zip(*statistics, strict=True):
+                fields.append(torch.stack([tensor.to(hidden_states.device) for tensor in tensors]))
+            balance_losses, z_losses, *counts = fields
             output.balance_loss = balance_losses.sum()
             output.z_loss = z_losses.sum()
             output.routing = RoutingStatistics(*(count.detach() for count in counts))
@@ -622,16 +618,13 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
             if self.training and output_routing and self.config.num_experts > 1:
                 # This micro-batch's share of the targets of the optimizer step: 1 where the loss is a mean by itself.
                 share = count / num_items
-                loss = lm_loss + self._compute_auxiliary_loss(outputs, share).to(lm_loss.device)
+                auxiliary_loss = self.config.router_aux_loss_coef * outputs.balance_loss
+                auxiliary_loss = auxiliary_loss + self.config.router_z_loss_coef * outputs.z_loss
+                loss = lm_loss + (auxiliary_loss * share.to(auxiliary_loss.device)).to(lm_loss.device)
         shared = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return SwitchMoeCausalLMOutputWithPast(
             loss=loss, logits=logits, lm_loss=lm_loss, token_losses=token_losses, **shared
         )
-
-    def _compute_auxiliary_loss(self, outputs: SwitchMoeModelOutputWithPast, share: torch.Tensor) -> torch.Tensor:
-        loss = self.config.router_aux_loss_coef * outputs.balance_loss
-        loss = loss + self.config.router_z_loss_coef * outputs.z_loss
-        return loss * share.to(loss.device)
 
     def _loss_without_logits(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Compute the cross-entropy in nats, summed over the targets, and each, `[B, S]` without a gradient."""

@@ -33,7 +33,7 @@ _FLAGS_OF_TRAIN = {"help_option_names": ["-h", "--help"], "allow_extra_args": Tr
 
 def open_caches(arguments: TrainingArguments, everything: bool) -> dict[str, GrowingCache]:
     """Open the training and the held-out cache of a run, to be filled as far as it reads them, or with everything."""
-    arguments, _ = pinned(running.with_data_as_begun(arguments), Path(arguments.run.output_dir))
+    arguments, _ = pinned(running.resolve_arguments(arguments), Path(arguments.run.output_dir))
     tokenizer = load_tokenizer(arguments.data.tokenizer, arguments.data.tokenizer_revision)
     training = running.training_tokens(arguments, tokenizer)
     if everything:

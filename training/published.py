@@ -170,7 +170,7 @@ def run_record(
     tokens = run.tokens or _RAMP.tokens(run.steps)
     # The defaults are the authors' recipe.
     recipe = from_dict({"run": {"output_dir": "unused", "sweep": SWEEP}, "model": arch.shape})
-    fields = configured_fields(recipe, arch, *peak_learning_rate(recipe.optimizer, arch))
+    fields = configured_fields(recipe, arch, *peak_learning_rate(recipe, arch))
     fields["schedule"].update(
         horizon_tokens=tokens,
         warmup_tokens=_RAMP.tokens(_RAMP.steps(PAPER.warmup_tokens)),

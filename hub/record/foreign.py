@@ -12,20 +12,20 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hub.base import strict_json
-from hub.base.errors import RecordError, redact
+from hub.base.errors import InputError, RecordError, redact
+from hub.base.numerals import read_cells
 from hub.base.types import Fields
 from hub.record.run_record import RunRecord
 
 DELIMITERS = ",;\t|"
+# Columns stand between spaces if so many first lines have equally many, and no delimiter.
+SAMPLE_LINES = 50
 # Lines above the header: comments, empty ones, and that in which Excel names the delimiter.
 _PREFACE = re.compile(r'# |\s*$|"?sep=.')
-# Texts that stand for a missing number in a column.
-_MISSING = ("-", "–", "—", "na", "n/a", "#n/a", "null", "none")
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 # The first bytes of files that are not text → what the file is, and what to do about it.
 _BINARY = {
@@ -78,8 +78,13 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
         if text.strip():
             columns.append(cells)
 
+    try:
+        values = read_cells(columns)
+    except InputError as error:
+        raise RecordError(f"{name}: {error}") from None
+
     names = [*filter(None, header)]
-    rows = zip(*map(_read_column, columns), strict=True)
+    rows = zip(*map(_parse_objects, values), strict=True)
 
     for number, row in enumerate(rows, start=1):
         yield f"{name} row {number}", dict(zip(names, row, strict=True))
@@ -92,6 +97,10 @@ def _read_csv(content: bytes, name: str) -> list[list[str]]:
     unquoted_header = re.sub('"[^"]*"', "", "".join(lines[:1]))
     # A table of one column has no delimiter.
     delimiter = max(DELIMITERS, key=unquoted_header.count)
+    widths = {len(line.split()) for line in lines[:SAMPLE_LINES]}
+    if delimiter not in unquoted_header and len(widths) == 1 and widths != {1}:
+        delimiter = " "
+        lines = [line.strip(" ") for line in lines]
 
     try:
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
@@ -109,30 +118,29 @@ def _check_shape(table: list[list[str]], header: list[str], name: str) -> None:
 
     for number, row in enumerate(table[1:], start=1):
         if len(row) > len(header) and "".join(row[len(header) :]).strip():
-            raise RecordError(f"{name}: row {number} has more columns than the first line")
+            raise RecordError(
+                f"{name}: row {number} has more columns than the first line; a decimal comma needs quotes"
+            )
 
 
-def _read_column(cells: Sequence[str]) -> list[Any]:
-    """Read the cells of a column: numbers, None where they are empty, objects, and texts."""
-    # Most columns are numbers, which this reads fast.
-    with suppress(ValueError):
-        return [float(text) if text else None for text in cells]
+def _parse_objects(cells: list[Any]) -> list[Any]:
+    """Turn cells of a column that hold an object, in JSON or as Python writes it, into that object."""
+    if not any(isinstance(cell, str) and cell.startswith("{") for cell in cells):
+        return cells
 
-    has_numbers = any(text.strip()[:1].isdigit() for text in cells)
-    return [None if has_numbers and text.strip().lower() in _MISSING else _read_cell(text.strip()) for text in cells]
+    return [_parse_object(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
-def _read_cell(text: str) -> Any:
-    """Read a number, an object in JSON or as Python writes it, or a text; None if it is empty."""
-    with suppress(ValueError):
-        return float(text)
+def _parse_object(cell: str) -> Any:
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            value = parse(cell)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
 
-    for parse in (json.loads, ast.literal_eval) if text.startswith("{") else ():
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            value = parse(text)
-            return value if isinstance(value, dict) else text
+        return value if isinstance(value, dict) else cell
 
-    return text or None
+    return cell
 
 
 # ------------------------------------------------------------------ JSON

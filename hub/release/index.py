@@ -41,6 +41,8 @@ _MAX_REWRITES = 8
 
 # File names and hashes.
 Weights = tuple[tuple[str, str], ...]
+# What a branch holds.
+Run = RunRecord | UnreadableRow
 
 
 def push_index(store: Store, sweep: str, records: Iterable[RunRecord], *, license: str | None = None) -> Publication:
@@ -263,11 +265,11 @@ def _copy_to_main(store: Store, name: str, commit: str, present: Present) -> dic
 # -- the branches of a sweep, read where there is no index or to rebuild it
 
 
-def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> dict[tuple[str, str], RunRecord | str | None]:
+def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> dict[tuple[str, str], Run | None]:
     """Read the runs of a sweep by repository and branch, with `repo`, `branch` and `commit` set.
 
-    In the place of a run stands the reason why its `run.json` cannot be read, or None where there is no run of this
-    sweep, as on `main`. Raises RecordError for more than `MAX_LISTED` branches.
+    A `run.json` that cannot be read is an unreadable row; None stands where there is no run of this sweep, as on
+    `main`. Raises RecordError for more than `MAX_LISTED` branches.
     """
     heads: list[tuple[str, str, str]] = []
     for repo in repos:
@@ -275,7 +277,7 @@ def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> dict[tuple[
     if len(heads) > MAX_LISTED:
         raise RecordError(f"the sweep {sweep!r} has {len(heads)} branches; without an index {MAX_LISTED} are read")
 
-    def read(head: tuple[str, str, str]) -> RunRecord | str | None:
+    def read(head: tuple[str, str, str]) -> Run | None:
         repo, branch, commit = head
         if branch == "main":
             return None
@@ -285,7 +287,7 @@ def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> dict[tuple[
         except NotFoundError:
             return None
         except (RecordError, IntegrityError) as error:
-            return str(error)
+            return UnreadableRow(b"", str(error), None, branch, newer=False)
         if record.sweep != sweep:
             return None
         return record.replaced(repo=store.repo_id(repo), branch=branch, commit=commit)
@@ -304,21 +306,11 @@ def list_runs(store: Store, sweep: str, *, problems: list[str] | None = None) ->
     runs = read_branches(store, sweep, store.repos("model", tag=f"sweep:{sweep}"))
     branch_count = sum(branch != "main" for _, branch in runs)
     records = [run for run in runs.values() if isinstance(run, RunRecord)]
-    reasons = [run for run in runs.values() if isinstance(run, str)]
-    if reasons and problems is None:
-        head = f"{len(reasons)} of {branch_count} run records are not valid"
-        raise RecordError("\n".join([head, *reasons[:20]]))
-    if problems is not None:
-        problems.extend(reasons)
+    unreadable = [run for run in runs.values() if isinstance(run, UnreadableRow)]
     if branch_count:
-        logger.warning(
-            "%s has no index of the sweep %s; its %d runs were read from %d branches, one by one",
-            store.uri,
-            sweep,
-            len(records),
-            branch_count,
-        )
-    return merge([], records)
+        message = "%s has no index of the sweep %s; its %d runs were read from %d branches, one by one"
+        logger.warning(message, store.uri, sweep, len(records), branch_count)
+    return merge([], require_readable(records, unreadable, store.uri, problems))
 
 
 def repair_index(store: Store, sweep: str) -> Publication:
@@ -350,8 +342,7 @@ def repair_index(store: Store, sweep: str) -> Publication:
         is_ours = row.repo is not None and row.commit is not None and row.repo == store.repo_id(row.repo)
         if not is_ours or row_key(row) not in rows_before or repository_of(row) not in visible_repos:
             return False
-        # A head that could not be read is a text that says why.
-        return not isinstance(heads.get((repository_of(row), row.branch or "")), str)
+        return not isinstance(heads.get((repository_of(row), row.branch or "")), UnreadableRow)
 
     def rebuild(present: Present) -> dict[str, bytes | None]:
         rows, unreadable = split_rows(present.get(JSONL_NAME, b""))

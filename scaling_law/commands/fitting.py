@@ -9,13 +9,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hub.base.errors import InputError
-from hub.base.tables import Tables, print_table, show
 from hub.base.types import Fields
 from scaling_law.commands.options import (
     Mode,
+    Printed,
     by_name,
     command,
-    exit_untrusted,
     option,
     rare,
 )
@@ -47,7 +46,6 @@ MODES = {
 )
 def fit(
     as_json: bool,
-    verbose: bool,
     kind: Annotated[str | None, option(KIND)] = None,
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
     split: Annotated[str | None, option(HELD_OUT)] = None,
@@ -69,8 +67,8 @@ def fit(
     allow_unidentifiable: Annotated[
         bool, rare("Fit although the design cannot identify all coefficients.", "--allow-unidentifiable")
     ] = False,
-    **read: Any,
-) -> None:
+    **table_options: Any,
+) -> Printed:
     """Fit a law to a table of runs; report convergence and identifiability.
 
         scaling-law fit releases --bootstrap 1000 -o my-law
@@ -97,7 +95,7 @@ def fit(
     """
     if bootstrap < 0 or bootstrap == 1:
         raise InputError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
-    table = load(**read)
+    table = load(**table_options)
     law = read_law(prior, flag="--prior") if prior not in (None, "public") else prior
     form: Any = law if isinstance(law, Law) else "joint"
     if kind is not None:
@@ -117,18 +115,25 @@ def fit(
         table = with_unique_tokens(table, unique_tokens)
         options["unique_tokens"] = UNIQUE
     if split is not None:
-        trusted = _show_split(table, choose_kind(form).name, hold_out(table, split, test), options, as_json)
+        printed = _backtest(table, choose_kind(form).name, hold_out(table, split, test), options)
     else:
         result = fitting.fit(table, form, **options, progress=not as_json)
-        _show(result, bootstrap, output, {"skipped": list(table.skipped)}, as_json, verbose)
-        trusted = result.trusted
+        draws = result.bootstrap(bootstrap, progress=not as_json) if bootstrap else None
+        fitted_law = draws.law if draws else result.law
+        lines = []
+        if output is not None:
+            fitted_law.save_pretrained(output)
+            lines.append(f"wrote {output / FILE_NAME}")
+        intervals = {name: draws.interval(name) for name in fitted_law.coefficients} if draws else None
+        more_json = {"intervals": intervals, "skipped": list(table.skipped)}
+        printed = Printed(result, more_json, lines, tables=[draws.summary()] if draws else [])
     for reason in table.skipped:
         typer.secho(f"skipped {reason}", err=True, fg="yellow")
-    exit_untrusted(trusted)
+    return printed
 
 
-def _show_split(runs: Runs, kind: str, splits: Sequence[Split], options: Fields, as_json: bool) -> bool:
-    """Print the errors of laws on held-out runs; return whether all fits of this kind are to be trusted."""
+def _backtest(runs: Runs, kind: str, splits: Sequence[Split], options: Fields) -> Printed:
+    """Compare laws on held-out runs; trusted if all fits of this kind are."""
     fits: list[fitting.FitResult] = []
 
     def forecast(train: Runs, test: Runs) -> Any:
@@ -137,30 +142,6 @@ def _show_split(runs: Runs, kind: str, splits: Sequence[Split], options: Fields,
 
     laws: dict[str, Any] = {f"{kind} law": forecast, "published joint law": JointLaw.published()}
     compared = backtest_splits(runs, splits, laws)
-    show(compared.to_dict(), as_json, compared)
     for doubt in dict.fromkeys(text for result in fits for text in result.status.doubts):
         typer.secho(doubt, err=True, fg="yellow")
-    return not compared.left_out and all(result.trusted for result in fits)
-
-
-def _show(
-    result: fitting.FitResult,
-    resamples: int,
-    output: Path | None,
-    more: Fields,
-    as_json: bool,
-    verbose: bool,
-) -> None:
-    """Print a fit with the intervals of its bootstrap, and save its law."""
-    draws = result.bootstrap(resamples, progress=not as_json) if resamples else None
-    law = draws.law if draws else result.law
-    if output is not None:
-        law.save_pretrained(output)
-    intervals = {name: draws.interval(name) for name in law.coefficients} if draws else None
-    value = result.to_dict() | {"intervals": intervals} | more
-    summaries: list[Any] = [result.summary()]
-    if draws:
-        summaries.append(draws.summary())
-    show(value, as_json, Tables(summaries).for_shell(verbose))
-    if output is not None and not as_json:
-        print_table(f"wrote {output / FILE_NAME}")
+    return Printed(compared, trusted=not compared.left_out and all(result.trusted for result in fits))

@@ -15,7 +15,7 @@ from scaling_law.figures import drawing
 from scaling_law.forecasting import forecast as forecasting
 from scaling_law.law import Law
 from scaling_law.law.modules import read_kind
-from scaling_law.planning.question import ExpertCounts, SeveralSizes, SeveralTokens
+from scaling_law.planning.question import ExpertCounts, Level, SeveralSizes, SeveralTokens
 from scaling_law.runs.loading import is_step_log
 
 SAVE = "Write the forecast with its date to a new .json file, to compare with the loss once it is measured."
@@ -41,10 +41,10 @@ def forecast(
     at_unique_tokens: Annotated[
         SeveralTokens | None, field("With --unique-tokens: those of the model: 5B. [default: all]", rare=True)
     ] = None,
-    level: Annotated[float, option("Level of the intervals.")] = 0.9,
+    level: Level = 0.9,
     figure: Annotated[Path | None, option("Write a fan chart: .png, .svg or .pdf.")] = None,
     save: Annotated[Path | None, option(SAVE)] = None,
-    **read: Any,
+    **table_options: Any,
 ) -> Printed:
     """Forecast the loss of runs not yet trained, by one law under a prior from other labs.
 
@@ -61,7 +61,7 @@ def forecast(
     """
     if Path(runs).is_file() and is_step_log(runs):
         raise InputError(f"{runs} is the log of one run; its final loss: scaling-law live {runs}")
-    table = load(runs=runs, **read)
+    table = load(runs=runs, **table_options)
     if at_unique_tokens is not None and unique_tokens is None:
         raise InputError("--at-unique-tokens goes with --unique-tokens, the column of the runs")
     at = {"n_active": n_active, "tokens": tokens, "experts": experts, "unique_tokens": at_unique_tokens}

@@ -23,11 +23,11 @@ from scaling_law.rates.batch import GIVEN, cite, usual_batch
 from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw, PeakRate, Reading
 from scaling_law.rates.surface import fit_learning_rate
 from scaling_law.size.architecture import Architecture, name_size
-from scaling_law.size.widths import Sized, Widths
+from scaling_law.size.ladder import PaperLadder
+from scaling_law.size.widths import Sized
 
 WITH = "To fit: what the law has besides N and E: tokens, batch, or tokens,batch. [default: neither]"
 EXPERTS_OF = "E of the architecture; to fit: the E to fit on, 1,8. [default: 1; to fit: all]"
-JUDGED_BY = "The column to judge by. [default: eval_loss, or the only loss column]"
 BATCH_HELP = (
     "Tokens of a batch, for laws that have it: 0.5M. [default: the paper's, above its largest run by Step Law]"
 )
@@ -67,7 +67,6 @@ def learning_rate(
     experts: Annotated[ExpertCounts | None, field(EXPERTS_OF)] = None,
     law: Annotated[str, option(RATES)] = DEFAULT_LAW,
     extras: Annotated[str | None, option(WITH, "--with")] = None,
-    loss: Annotated[str | None, option(JUDGED_BY)] = None,
     output: Annotated[Path | None, option("File for the fitted law (JSON).", "--output", "-o")] = None,
     n_blocks: Annotated[int | None, rare("Number of blocks.")] = None,
     n_heads: Annotated[int | None, rare("Number of heads.")] = None,
@@ -76,7 +75,7 @@ def learning_rate(
     reading: Annotated[Reading, rare("Fit with N as in the paper's runs, or as in its text.")] = "code",
     within: Annotated[float, rare("To fit: leave out runs this far above the best of their model, nats.")] = 0.03,
     mix: Mix = "",
-    **read: Any,
+    **table_options: Any,
 ) -> Printed:
     """Give the peak learning rate of an architecture; given runs, fit a learning-rate law to them.
 
@@ -101,7 +100,7 @@ def learning_rate(
         scaling-law learning-rate dense_lr_bs_loss.csv moe_lr_bs_loss.csv --format step_law --with tokens,batch
     """
     if runs:
-        tables = [load(source, loss=loss, **read) for source in runs]
+        tables = [load(source, **table_options) for source in runs]
         if experts is not None:
             tables = [table.subset(np.isin(table.experts, experts)) for table in tables]
         variables: Any = parse_names("" if extras in (None, "none") else extras)
@@ -122,7 +121,7 @@ def learning_rate(
     # `optimal` prints widths that are no whole numbers, too.
     width: Any = int(d_model) if d_model.is_integer() else d_model
     e = experts[0]
-    model: Sized = Widths.of(width, e, vocab_size=vocabulary)
+    model: Sized = PaperLadder(vocab_size=vocabulary).widths(width, e)
     if n_blocks is not None or n_heads is not None:
         model = Architecture(width, e, n_blocks, n_heads, vocabulary)
     return Printed(RateOfModel.of(of_rates, model, width, e, tokens, batch_tokens))

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from hub.base.commands import NOT_TRUSTED, Json, flag
 from hub.base.errors import InputError
 from hub.base.fields import SWITCH, Reader, arguments_of, form_of
-from hub.base.tables import join_words, show
+from hub.base.tables import Tables, join_words, show
 from hub.base.types import Fields, Strings
 from scaling_law.formulas.law import one_positive
 from scaling_law.law.modules import read_law
@@ -89,7 +89,7 @@ class Mode(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """An answer, and what a command prints besides: further keys of its JSON, and lines below its table.
+    """An answer, and what a command prints besides: further keys of its JSON, and lines and tables below its own.
 
     `trusted` decides the exit status; None for an answer that is, or was forced.
     """
@@ -98,21 +98,22 @@ class Printed(NamedTuple):
     more_json: Mapping[str, Any] = MappingProxyType({})
     lines: Sequence[str] = ()
     trusted: bool | None = None
+    tables: Sequence[Any] = ()
 
 
 def command(
-    shown: str = "",
+    order: str = "",
     *questions: Callable[..., Any],
     modes: Mapping[str, Mode] | None = None,
     without: Strings = (),
 ) -> Callable[..., Any]:
-    """Turn a function into a command, built on first use, with the options `shown` in this order, and --json.
+    """Turn a function into a command, built on first use, with the options named in this `order`, and --json.
 
     An option is an `Annotated` parameter of the function, or an argument of the last of the `questions` that has it;
-    without a list all of them are shown, but for those `without`, and --law. The function takes them all, for a --law
-    of its own type the law itself, and of the options of printing those that it names. Without --overwrite, -o must
-    not name a file that exists. The answer that the function returns is printed; one that is not to be trusted sets
-    the exit status, unless it was forced.
+    without an order all of them are shown, but for those `without`, and --law. The function takes them all, for a
+    shared --law the law itself, and `as_json` if it names it. Without --overwrite, -o must not name a file that
+    exists. The answer that the function returns is printed; one that is not to be trusted sets the exit status, unless
+    it was forced.
     """
 
     def made(function: Callable[..., Any]) -> Callable[..., None]:
@@ -139,15 +140,14 @@ def command(
                 values["law"] = law
             elif "law" in declared:
                 values["law"] = read_law(law, declared["law"].annotation)
-            for name, value in {"verbose": verbose, "as_json": as_json}.items():
-                if name in declared:
-                    values[name] = value
+            if "as_json" in declared:
+                values["as_json"] = as_json
             result = function(**values)
             if result is None:
                 return
-            answer, more_json, lines, trusted = result if isinstance(result, Printed) else Printed(result)
-            table = answer.summary().for_shell(verbose)
-            show({**answer.to_dict(), **more_json} if as_json else None, as_json, table)
+            answer, more_json, lines, trusted, tables = result if isinstance(result, Printed) else Printed(result)
+            all_tables = Tables([answer.summary(), *tables]).for_shell(verbose)
+            show({**answer.to_dict(), **more_json} if as_json else None, as_json, all_tables)
             if lines and not as_json:
                 typer.echo("\n".join(lines))
             if trusted is None:
@@ -157,14 +157,13 @@ def command(
         offered = {}
         for question in questions:
             offered.update(arguments_of(question))
-        names = shown.split()
+        names = order.split()
         if not names:
             names = [name for name in {**own_options, **offered} if name not in ("law", *without)]
             names += ["law"] if "law" in declared else []
         if "output" in names:
             names.insert(names.index("output") + 1, "overwrite")
-        # A function that prints by itself takes the options of printing that it has a use for.
-        names += ["verbose"] if "verbose" in declared or "as_json" not in declared else []
+        names += ["verbose"] if "verbose" not in without else []
         offered.update(arguments_of(run))
         offered.update(own_options)
         readers = {}

@@ -23,16 +23,12 @@ from scaling_law.law import compare as comparing
 from scaling_law.law import describe as describing
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.question import (
-    OF_FAMILY,
     ExpertCounts,
     Experts,
     Flops,
-    Like,
     SeveralSizes,
     SeveralTokens,
-    Tokens,
 )
-from scaling_law.planning.speedup import MATCH_MEANING, Match
 from scaling_law.planning.why import Why
 from scaling_law.size.family import Family
 
@@ -69,17 +65,15 @@ class Losses(Answer):
         return f"{self.verdict}\n{source}"
 
 
-@command()
+@command("n_active tokens experts like unique_tokens variable law", Law.optimal)
 def loss(
     law: Law,
+    like: Family | None,
+    unique_tokens: float | None,
     n_active: Annotated[SeveralSizes | None, field("Active parameters with embeddings: 1.1B or 1e8,1e9.")] = None,
     tokens: Annotated[SeveralTokens | None, field("Training tokens: 20B or 2e9,2e10.")] = None,
     experts: Annotated[
         ExpertCounts | None, field("8, or 1,2,4, or doublings 1-8. [default: 1, or the law's own]")
-    ] = None,
-    like: Annotated[Like | None, field(OF_FAMILY)] = None,
-    unique_tokens: Annotated[
-        Tokens | None, field("Unique tokens: 100B. Tokens beyond them are repeated, and worth less.", rare=True)
     ] = None,
     variable: Annotated[
         list[Any], option(VARIABLE, parser=named(parse_count, "name=number"), metavar="NAME=NUMBER")
@@ -206,7 +200,6 @@ def speedup(
         field("Active parameters of both: 1.1B or 1e8,1e9. Answers with the crossover tokens."),
     ] = None,
     experts: Annotated[Experts | None, field(WHICH_EXPERTS)] = None,
-    match: Annotated[Match | None, field(f"{MATCH_MEANING} [default: flops]")] = None,
     **question: Any,
 ) -> Printed:
     """Say what experts are worth: the factor in compute that they save, or the tokens after which they pay off.

@@ -113,7 +113,7 @@ def law_section(found: LawOnRuns, repo: str) -> str:
     )
 
 
-@command("source store law mix license tag collection private workers")
+@command("source store law mix license tag collection private workers", without=("verbose",))
 def release(
     as_json: bool,
     source: Annotated[Path, typer.Argument(metavar="RUNS", help="The sweep's output folder.")],

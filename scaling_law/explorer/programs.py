@@ -26,8 +26,8 @@ from scaling_law.forecasting.diagnose import diagnose as diagnose_run
 from scaling_law.forecasting.running import live as forecast_runs
 from scaling_law.law import Law
 from scaling_law.law.describe import describe as describe_model
-from scaling_law.planning.question import Count, Experts, LimitFields, Parameters, SeveralSizes, Tokens
-from scaling_law.planning.speedup import ALLOWED_LIMITS
+from scaling_law.planning.question import Count, Experts, Parameters, SeveralSizes, Tokens
+from scaling_law.planning.speedup import REFUSED_LIMITS
 from scaling_law.runs.loading import load_runs, read_histories
 from scaling_law.runs.run_logs import TRAINER_STATE
 
@@ -185,7 +185,7 @@ _NO_SPEEDUP = (
     "model",
     "tokens",
     "between",
-    *(name for name in LimitFields.__annotations__ if name not in ALLOWED_LIMITS),
+    *REFUSED_LIMITS,
 )
 DIAGNOSE = Tool(diagnose, diagnose_run)
 LIVE = Tool(live, forecast_runs, ("source",))

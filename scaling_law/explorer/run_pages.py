@@ -25,6 +25,7 @@ LABELS = {
     "gpus": "GPUs",
     "unit": "Budget in",
     "flops": "Training budget (FLOPs)",
+    "memory": "Memory limit",
     "kv_tokens": "Tokens in the KV cache",
     "like": "Family",
     "law": "Law",
@@ -80,8 +81,8 @@ def fill_page(page: RunPage, form: Form) -> None:
             table = gr.HTML(elem_id="table", elem_classes="result")
     typed = [text.submit for text in inputs if isinstance(text, gr.Textbox)]
     quiet: Fields = {"api_visibility": "private", "show_progress": "minimal"}
-    asked = gr.on([button.click, *typed], partial(_answer_form, form), inputs, [problem, sentence, table], **quiet)
-    asked.then(None, js=SHOW_ANSWER)
+    event = gr.on([button.click, *typed], partial(_answer_form, form), inputs, [problem, sentence, table], **quiet)
+    event.then(None, js=SHOW_ANSWER)
 
 
 def _make_field(form: Form, name: str) -> Any:

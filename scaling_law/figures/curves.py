@@ -19,9 +19,9 @@ from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wins
-from scaling_law.planning.optimum import ROUNDING, drawn_losses, optimal_widths, parse_experts
+from scaling_law.planning.optimum import ROUNDING, drawn_losses, models_at_budget, optimal_widths, parse_experts
 from scaling_law.planning.question import LimitFields, ModelFields
-from scaling_law.planning.trusted import BestModels, budgets_trusted, prefer_trusted, trusted_models, trusted_widths
+from scaling_law.planning.trusted import BestModels, budgets_trusted, prefer_trusted, trusted_widths
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval, Intervals, Variables
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def _best_within(
         # The largest trusted model may be smaller than its limit.
         _, largest_trusted = trusted_widths(law, experts, limits)
         d_model = np.broadcast_to(np.minimum(largest, largest_trusted), loss.shape)
-        _, tokens, trusted_loss = trusted_models(law, experts, budget, limits)(d_model)
+        _, tokens, trusted_loss = models_at_budget(law, law.columns, experts, budget, limits, trusted=True)(d_model)
         variables = limits.models(law, d_model, experts, tokens)
         has_model = np.isfinite(trusted_loss) & optimum.exists & (largest >= limits.ladder.smallest)
         trusted = BestModels(d_model, np.where(has_model, trusted_loss, np.inf), variables)

@@ -122,8 +122,8 @@ def curve_of_lines(lines: Iterable[Mapping[str, Any]], **fields: Any) -> Trainin
     return TrainingCurve(np.array([*losses], float), np.array([*losses.values()], float), **fields)
 
 
-def read_lines(log: Path) -> list[tuple[bytes, Fields]]:
-    """Read text and values of every line of a step log.
+def read_lines(log: Path, until: float = np.inf) -> list[tuple[bytes, Fields]]:
+    """Read text and values of every line of a step log up to some tokens.
 
     Incomplete ones, as a killed process leaves them, are skipped.
     """
@@ -131,8 +131,8 @@ def read_lines(log: Path) -> list[tuple[bytes, Fields]]:
     for text in log.read_bytes().splitlines() if log.exists() else ():
         with suppress(ValueError, KeyError, TypeError):
             line = json.loads(text)
-            _ = line["step"], line["tokens"]
-            lines.append((text + b"\n", line))
+            if line["step"] >= 0 and line["tokens"] <= until:
+                lines.append((text + b"\n", line))
     return lines
 
 

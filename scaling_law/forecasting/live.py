@@ -18,11 +18,11 @@ weighed by how well it predicts the lines and the finished runs. docs/studies/li
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, compress, product
-from typing import Any, NamedTuple
+from itertools import compress, product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -119,7 +119,8 @@ class LiveEstimate(NamedTuple):
     def interval(self, level: float = 0.9) -> Interval:
         """Return the losses between which the final loss lies with probability `level`."""
         half_width = self._quantile(level) * self.spread
-        return float(self.loss * np.exp(-half_width)), float(self.loss * np.exp(half_width))
+        low, high = (self.loss * np.exp([-half_width, half_width])).tolist()
+        return low, high
 
     def off_track(self, level: float = 0.99) -> bool:
         """Return whether the run's smoothed loss left the band in which the forecast expects it now.
@@ -346,6 +347,7 @@ class LiveForecast:
         return {**{name: curve.model[name] for name in variables if name in curve.model}, "tokens": tokens}
 
 
+@dataclass
 class Watch:
     """The forecast of one run: call it with each new line of its log for the fields that it adds to it.
 
@@ -353,20 +355,18 @@ class Watch:
     not said again.
     """
 
-    def __init__(self, live: LiveForecast, plan: Fields, lines: Iterable[Mapping[str, Any]] = (), advice: str = ""):
-        self.live = live
-        self.plan = plan
-        self.lines = [*lines]
-        self.warned = {*chain.from_iterable(self.lines)}
-        self.advice = advice
-        self.estimate: LiveEstimate | None = None
+    live: LiveForecast
+    plan: Fields
+    lines: list[Fields]
+    advice: str = ""
+    estimate: LiveEstimate | None = None
 
     @property
     def curve(self) -> TrainingCurve:
         """The run so far."""
         return curve_of_lines(self.lines, **self.plan)
 
-    def __call__(self, line: Mapping[str, Any]) -> Fields:
+    def __call__(self, line: Fields) -> Fields:
         """Return the forecast after a line, with what is said for the first time; nothing without a forecast."""
         self.lines.append({name: line[name] for name in ("tokens", "loss", "loss_spike") if name in line})
         self.estimate = estimate = self.live.of(self.curve)
@@ -382,10 +382,9 @@ class Watch:
             where = f"off the track: its loss lies {estimate.distance} what {reference} here"
             warnings["off_track"] = where + self.advice
         for name, warning in warnings.items():
-            if name not in self.warned:
+            if not any(name in earlier for earlier in self.lines):
                 logger.warning("step %d: %s", line["step"], warning)
-                self.warned.add(name)
-                fields[name] = True
+                self.lines[-1][name] = fields[name] = True
         return fields
 
 

@@ -31,9 +31,9 @@ class Evidence(NamedTuple):
     precision: FloatArray
     vector: FloatArray
 
-    def plus(self, further: Evidence) -> Evidence:
+    def plus(self, evidence: Evidence) -> Evidence:
         """Add what else is known of the same values."""
-        return Evidence(self.precision + further.precision, self.vector + further.vector)
+        return Evidence(self.precision + evidence.precision, self.vector + evidence.vector)
 
 
 def measure(basis: FloatArray, values: FloatArray, variances: FloatArray) -> Evidence:
@@ -97,15 +97,17 @@ class Mixture(NamedTuple):
         as much as that of the mixture: an improbable hypothesis that is far off widens it less than a standard
         deviation.
         """
-        mean = float(self.mean @ basis)
-        distances = np.abs(self.means @ basis - mean)
+        weights = self.weights
+        means = self.means @ basis
+        mean = float(weights @ means)
+        distances = np.abs(means - mean)
         spreads = np.sqrt(self.covariances @ basis @ basis + noise**2)
         quantile = float(ndtri(0.5 + LEVEL / 2))
 
         def excess(spread: float) -> float:
             nearer = ndtr((quantile * spread + distances) / spreads)
             farther = ndtr((distances - quantile * spread) / spreads)
-            return float(self.weights @ (nearer - farther)) - LEVEL
+            return float(weights @ (nearer - farther)) - LEVEL
 
         # Every hypothesis has more than that within twice the widest of them around the farthest mean.
         return mean, float(brentq(excess, 0.0, 2.0 * (spreads.max() + distances.max())))
@@ -139,7 +141,7 @@ def learn(
     # What means and drifts are multiplied by in the coefficients of each run [n, k, m].
     design = np.kron(columns[:, None, :], np.eye(size))
     weighted = weights[:, None, None] * design
-    widest = Mixture(*(part[-1:] for part in prior))
+    widest = Mixture(*(values[-1:] for values in prior))
     scatter = between
     for _ in range(ROUNDS):
         # What is each run's own in its coefficients blurs what it tells of the family.

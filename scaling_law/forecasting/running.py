@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import numpy as np
-from typing_extensions import Unpack
 
 from hub.base import atomic
 from hub.base.errors import InputError, given
@@ -87,25 +87,19 @@ class LiveRuns(Answer):
         return "\n".join(texts)
 
 
-class LogFields(TypedDict, total=False):
-    """What counts for runs whose log does not say it."""
-
-    n_active: Annotated[Parameters | None, field("Active parameters with embeddings: 1.1B.")]
-    experts: Annotated[Count | None, field("E of the model: 8. [default: that of the log, else 1]")]
-    tokens: Annotated[RunTokens | None, field("Tokens at which it ends: 20B. [default: by its last step]")]
-    batch: Annotated[Tokens | None, field("Tokens of a step, for logs without a column of tokens: 4M.")]
-    schedule: Annotated[str | None, field(SCHEDULE)]
-    loss: Annotated[str | None, field("The column of the training loss. [default: the only one]")]
-
-
 @reads
 def live(
     source: Any,
     *,
+    n_active: Annotated[Parameters | None, field("Active parameters with embeddings: 1.1B.")] = None,
+    experts: Annotated[Count | None, field("E of the model: 8. [default: that of the log, else 1]")] = None,
+    tokens: Annotated[RunTokens | None, field("Tokens at which it ends: 20B. [default: by its last step]")] = None,
+    batch: Annotated[Tokens | None, field("Tokens of a step, for logs without a column of tokens: 4M.")] = None,
+    schedule: Annotated[str | None, field(SCHEDULE)] = None,
     peers: Annotated[Names, field("Logs of finished runs with this text, tokenizer and recipe: a.csv,b.csv.")] = (),
+    loss: Annotated[str | None, field("The column of the training loss. [default: the only one]")] = None,
     law: Annotated[Any, field("A law, which may be of another corpus: its name or folder.")] = "published",
     level: Level = 0.9,
-    **log: Unpack[LogFields],
 ) -> LiveRuns:
     """Forecast the final losses of runs while they train, and say which are off their track.
 
@@ -114,12 +108,22 @@ def live(
             TensorBoard, an export of W&B, or a tracker's project as of `load_runs`. Of several runs, those that have
             ended are peers of the others.
 
-    InputError where the size, the end or the schedule of a run is neither in its log nor given.
+    What is given counts for runs whose log does not say it. InputError where the size, the end or the schedule of a
+    run is neither in its log nor given.
     """
-    curves = read_curves(source, **log)
+    read_source = partial(
+        read_curves,
+        n_active=n_active,
+        experts=experts,
+        tokens=tokens,
+        batch=batch,
+        schedule=schedule,
+        loss=loss,
+    )
+    curves = read_source(source)
     finished = [curve for curve in curves if curve.final is not None]
     for peer in peers:
-        finished += read_curves(peer, are_finished=True, **log)
+        finished += read_source(peer, are_finished=True)
     forecast = LiveForecast(finished, choose_law(law, flag="law") if isinstance(law, str) else law)
     rows = []
     notes: list[str] = []
@@ -149,8 +153,8 @@ def _row(curve: TrainingCurve, forecast: LiveForecast, level: float) -> Fields:
 # ------------------------------------------------------------------ logs
 
 
-def read_curves(source: Any, are_finished: bool = False, **log: Any) -> list[TrainingCurve]:
-    """Read the curves of runs; those that have ended have a final loss."""
+def read_curves(source: Any, are_finished: bool = False, **fallbacks: Any) -> list[TrainingCurve]:
+    """Read the curves of runs, by fields of `live` where logs are silent; those that have ended have a final loss."""
     path = Path(source if isinstance(source, (str, Path)) else "log")
     if path.is_dir() and any(path.glob(f"*/{NOTE}")):
         return _read_train_py(path)
@@ -159,7 +163,7 @@ def read_curves(source: Any, are_finished: bool = False, **log: Any) -> list[Tra
     for settings, columns in logs:
         has_ended = are_finished or (len(logs) > 1 and settings.get("status", "final") == "final")
         name = str(settings.get("run_id") or path.stem)
-        curves.append(_read_log(name, settings, columns, has_ended, log))
+        curves.append(_read_log(name, settings, columns, has_ended, fallbacks))
     return curves
 
 
@@ -168,19 +172,19 @@ def _read_log(
     settings: Row,
     columns: Mapping[str, Sequence[Any]],
     has_ended: bool,
-    log: Fields,
+    fallbacks: Fields,
 ) -> TrainingCurve:
-    """Make the curve of a run's log, by the `LogFields` where it is silent. InputError names all that is missing."""
+    """Make the curve of a run's log, by what was given where it is silent. InputError names all that is missing."""
     series = {column: np.array([*map(number, cells)], float) for column, cells in columns.items()}
     if not series:
         raise InputError(f"{name}: the log has no lines yet")
-    losses = series[_loss_column(series, log.get("loss"), name)]
+    losses = series[_loss_column(series, fallbacks.get("loss"), name)]
     nothing = np.full_like(losses, np.nan)
     steps = next((series[column] for column in STEPS if column in series), nothing)
     rates = next((series[column] for column in series if _last_word(column) in RATES), nothing)
     last_step = next((number(settings[column]) for column in settings if _last_word(column) in ENDS), None)
     missing: dict[str, str] = {}
-    batch = log.get("batch")
+    batch = fallbacks.get("batch")
     tokens = series.get(aliases_of([*series]).get("tokens", "tokens"))
     if tokens is None:
         tokens = steps * (batch or 1.0)
@@ -191,15 +195,15 @@ def _read_log(
         raise InputError(f"{name}: the log has no lines with a loss after some steps or tokens yet")
     tokens, places = np.unique(tokens[is_line], return_index=True)
     losses, rates, steps = (values[is_line][places] for values in (losses, rates, steps))
-    size = number(settings.get("n_active")) or log.get("n_active") or 0.0
+    size = number(settings.get("n_active")) or fallbacks.get("n_active") or 0.0
     if not size:
         missing["n_active"] = "its active parameters"
-    horizon = log.get("tokens") or tokens[-1] / steps[-1] * (last_step or np.nan)
+    horizon = fallbacks.get("tokens") or tokens[-1] / steps[-1] * (last_step or np.nan)
     if has_ended:
         horizon = tokens[-1]
     if not np.isfinite(horizon):
         missing["tokens"] = "at which it ends"
-    schedule = log.get("schedule")
+    schedule = fallbacks.get("schedule")
     has_rates = schedule is not None or np.isfinite(rates).any()
     planned = None if "tokens" in missing else _plan_rates(tokens / horizon, rates, schedule, has_ended)
     if planned is None and not ("tokens" in missing and has_rates):
@@ -210,7 +214,7 @@ def _read_log(
             pieces += [", " if pieces else " ", given(option), f" ({reason})"]
         raise RunsError(f"{name}: needed besides its log:", *pieces)
     model = {column: x for column, x in settings.items() if isinstance(x, float)}
-    model.update(n_active=size, experts=log.get("experts") or model.get("experts", 1.0))
+    model.update(n_active=size, experts=fallbacks.get("experts") or model.get("experts", 1.0))
     final = float(losses[tokens >= (1 - LAST_SHARE) * horizon].mean()) if has_ended else None
     return TrainingCurve(tokens, losses, horizon, model, final=final, trunk=name, rates=planned)
 
@@ -266,7 +270,6 @@ def _read_train_py(run: Path) -> list[TrainingCurve]:
     folder = (branches or running)[-1]
     lines = [line for _, line in read_lines(folder / LOG)]
     if folder != trunk and lines:
-        trunk_lines = [line for _, line in read_lines(trunk / LOG)]
-        lines = [line for line in trunk_lines if line["tokens"] < lines[0]["tokens"]] + lines
+        lines = [line for _, line in read_lines(trunk / LOG, lines[0]["tokens"])] + lines
     curve = curve_of_lines(lines, trunk=f"{run.resolve().name}/{folder.name}", **notes[folder]["plan"])
     return [curve, *read_finished(run.parent / name for name in notes[folder]["finished"])]

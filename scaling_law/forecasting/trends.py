@@ -101,11 +101,11 @@ def covariance(
     compute = sizes.sum(axis=-1, keepdims=True)
     level = prior.level * (1.0 - prior.fade * compute)
     transient = prior.transient * -np.expm1(-prior.decay * compute) / prior.decay
-    parts = np.concatenate([level, prior.trend * sizes, transient], axis=-1)
+    columns = np.concatenate([level, prior.trend * sizes, transient], axis=-1)
     across = np.swapaxes(compute, -1, -2)
     # The drift sets out from the largest cell to either side, independently.
     drift = prior.drift**2 * np.minimum(np.abs(compute), np.abs(across)) * (compute * across > 0)
-    return np.asarray(parts @ np.swapaxes(parts, -1, -2) + drift)
+    return np.asarray(columns @ np.swapaxes(columns, -1, -2) + drift)
 
 
 def _scales() -> tuple[FloatArray, FloatArray, FloatArray]:

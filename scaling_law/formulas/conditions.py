@@ -387,7 +387,7 @@ class RangeCheck(Summarised):
     @property
     def inside(self) -> BoolArray:
         """True where a model lies within the fitted ranges, those of its E where it has some."""
-        limits = {name: _widen(*ends, SLACK) for name, ends in self._limits_of_each.items()}
+        limits = {name: _widen(*interval, SLACK) for name, interval in self._limits_of_each.items()}
         return self._within(None if self.unknown else limits)
 
     def _within(self, bounds: Mapping[str, Intervals] | None) -> BoolArray:

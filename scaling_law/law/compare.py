@@ -59,7 +59,7 @@ class LawComparison(Answer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the optimum of at least one law is trusted."""
+        """True if the optimum of at least one law is trusted."""
         return any(row.trusted for row in self.rows)
 
     @property
@@ -74,8 +74,8 @@ class LawComparison(Answer):
     def verdict(self) -> str:
         n_optima = sum(row.optimum is not None for row in self.rows)
         trusted = [row.experts for row in self.rows if row.trusted]
-        which = f", E = {span(trusted, '{:.3g}'.format)}" if trusted else ""
-        return f"{n_optima} of {len(self.rows)} published laws of the loss have an optimum{which}"
+        experts = f", E = {span(trusted, '{:.3g}'.format)}" if trusted else ""
+        return f"{n_optima} of {len(self.rows)} published laws of the loss have an optimum{experts}"
 
     def _lines(self) -> str:
         memory = self.limits.memory
@@ -154,12 +154,12 @@ def _find_optimum(paper: PublishedLaw, law: Any, flops: float, limits: Limits, f
     is_fine = bool(FINE & {*law.variables}) and limits.like is None
     has_shares = "shared_ratio" in law.variables and limits.like is None
     designs = product(GRANULARITIES if is_fine else (1.0,), SHARED if has_shares else (0.0,))
-    asked: Fields = {"memory": limits.memory, "vocab_size": limits.vocab_size, "like": limits.like, "force": force}
+    question: Fields = {"memory": limits.memory, "vocab_size": limits.vocab_size, "like": limits.like, "force": force}
     optima = []
     refusals = []
     for granularity, shared_ratio in designs:
         try:
-            table = law.optimal(flops, granularity=granularity, shared_ratio=shared_ratio, **asked)
+            table = law.optimal(flops, granularity=granularity, shared_ratio=shared_ratio, **question)
         except ValueError as error:
             refusals.append(error)
         else:

@@ -162,7 +162,7 @@ class Description(Answer):
             "active without embedding and head": a.n_active_non_embedding,
             "total": a.n_total,
             "total without embedding and head": a.n_total_non_embedding,
-            "in tables that are only looked up": a.lookup_parameters,
+            "looked up": a.lookup_parameters,
         }
         lines = {"architecture": shape_of(a)}
         if a.spans or a.attention_blocks is not None:

@@ -189,19 +189,39 @@ class GpuShare(NamedTuple):
     is_sharded: Any
 
 
+class Costs(NamedTuple):
+    """Costs of n options for models of a shape, [n, ...], or of the fastest that fits, [...].
+
+    `compute`: seconds of work, which `slowdown` multiplies for recomputed and idle work; `exchange`: of what GPUs send
+    each other. Options that cannot divide a model take infinite memory.
+    """
+
+    compute: FloatArray
+    slowdown: FloatArray
+    exchange: FloatArray
+    memory_bytes: FloatArray
+
+    @property
+    def seconds(self) -> Any:
+        """The longer of computing and sending."""
+        return np.maximum(self.slowdown * self.compute, self.exchange)
+
+    def choose(self, option: Any) -> Costs:
+        """Return the costs of one of the options for each model."""
+        return Costs(*(_choose(values, option) for values in self))
+
+
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of a step in each stage of the batch ramp, [stages, ...], of the fastest option that fits, [...].
+    """The fastest option that `fits` models of a shape, [...], with its costs in each stage of the batch ramp.
 
-    `slowdown` multiplies the compute for recomputed and idle work; it is infinite where no option `fits`. `least`:
-    bytes of each GPU that the smallest option takes. `gpu_shares` are what a GPU does of a step in each stage, in
-    micro-batches that divide those of the option.
+    `least`: bytes of each GPU that the smallest option takes. `gpu_shares` are what a GPU does of a step in each
+    stage, in micro-batches that divide those of the option.
     """
 
     option: Any
     gpu_shares: tuple[GpuShare, ...]
-    slowdown: Any
-    communication: FloatArray
+    costs: tuple[Costs, ...]
     fits: Any
     least: Any
 
@@ -308,32 +328,32 @@ class Layouts:
     def steps(self, model: Sized) -> Steps:
         """Find the fastest steps of these models in the largest batch, of options that fit."""
         options = [self._candidates().in_batch(batch) for batch in self.batches]
-        costs_of_stages = list(map(partial(self._costs, model), options, self.batches))
-        costs = costs_of_stages[int(np.argmax(self.batches))]
-        fits = costs.memory_bytes <= self.available
-        seconds = np.where(fits, np.maximum(costs.slowdown * costs.compute, costs.exchange), np.inf)
+        costs = list(map(partial(self._costs, model), options, self.batches))
+        largest = costs[int(np.argmax(self.batches))]
+        seconds = np.where(largest.memory_bytes <= self.available, largest.seconds, np.inf)
         best = first_smallest(seconds)
-        is_possible = np.isfinite(_choose(seconds, best))
         gpu_shares = []
-        slowdowns = []
-        exchanges = []
-        for of_stage, costs_of_stage in zip(options, costs_of_stages, strict=True):
-            every_share = [self.gpu_share(group.option) for group in of_stage.groups]
-            gpu_shares.append(GpuShare(*(of_stage.join(values)[best] for values in zip(*every_share, strict=True))))
-            slowdowns.append(np.where(is_possible, _choose(costs_of_stage.slowdown, best), np.inf))
-            exchanges.append(_choose(costs_of_stage.exchange, best))
-        least = costs.memory_bytes.min(0)
-        return Steps(best, tuple(gpu_shares), np.stack(slowdowns), np.stack(exchanges), is_possible, least)
+        for of_stage in options:
+            shares_of_groups = [self.gpu_share(group.option) for group in of_stage.groups]
+            columns = zip(*shares_of_groups, strict=True)
+            gpu_shares.append(GpuShare(*(of_stage.join(values)[best] for values in columns)))
+        return Steps(
+            option=best,
+            gpu_shares=tuple(gpu_shares),
+            costs=tuple(of_stage.choose(best) for of_stage in costs),
+            fits=np.isfinite(_choose(seconds, best)),
+            least=largest.memory_bytes.min(0),
+        )
 
-    def _costs(self, model: Sized, candidates: _Candidates, batch: int) -> _Costs:
+    def _costs(self, model: Sized, candidates: _Candidates, batch: int) -> Costs:
         """Compute the costs of each option in a batch, a group at a time."""
         shape = np.shape(model.n_total)
-        costs = _Costs(*(np.empty((len(candidates.options), *shape)) for _ in _Costs._fields))
+        costs = Costs(*(np.empty((len(candidates.options), *shape)) for _ in Costs._fields))
         for group in candidates.groups:
             option = group.option.beside(len(shape))
             seconds = self.communication(model, option, batch)
             idle = 1 + bubble(option.pp, self._passes(option, batch))
-            costs_of_group = _Costs(
+            costs_of_group = Costs(
                 compute=self.compute(model, batch, self.gpu_share(option)),
                 slowdown=idle * _slowdown(model, option),
                 exchange=sum(seconds.values()),
@@ -390,18 +410,6 @@ class Layouts:
         for name, value in self.communication(architecture, option, batch).items():
             seconds[name] = float(value)
         return {name: value for name, value in seconds.items() if value}
-
-
-class _Costs(NamedTuple):
-    """Costs of n options for models of a shape, [n, ...]; those that cannot divide a model take infinite memory.
-
-    `compute`: seconds of work, which `slowdown` multiplies; `exchange`: of what GPUs send each other.
-    """
-
-    compute: FloatArray
-    slowdown: FloatArray
-    exchange: FloatArray
-    memory_bytes: FloatArray
 
 
 class _Group(NamedTuple):

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from hub.base import strict_json
 from hub.base.errors import InputError, literal
-from hub.base.fields import LARGEST, NUMBERS, UNREAD, Field, reads
+from hub.base.fields import LARGEST, NUMBERS, UNREAD, Field, Positive, reads
 from hub.base.notices import Notice
 from hub.base.types import Fields
 from scaling_law.answer.answer import Listed, plain
@@ -130,6 +130,7 @@ class ModelWork:
 Model = Sized | ModelWork
 
 
+@reads
 @dataclass(frozen=True)
 class Measurement:
     """Seconds of a step of `tokens_per_step` tokens, and bytes at the peak of one device (None: unknown)."""
@@ -138,7 +139,7 @@ class Measurement:
     sequence_length: int
     tokens_per_step: int
     micro_batch_tokens: int
-    step_seconds: float
+    step_seconds: Positive
     memory_bytes: float | None = None
 
 
@@ -194,10 +195,9 @@ class Throughput(Listed):
     def __post_init__(self) -> None:
         if not self.device:
             raise InputError(f"device={self.device!r} must be a name")
-        unknown = set(self.seconds) - set(TERMS)
-        if unknown:
-            raise InputError(f"seconds: {min(unknown)!r} is none of {', '.join(TERMS)}")
         for name, value in self.seconds.items():
+            if name not in TERMS:
+                raise InputError(f"seconds: {name!r} is none of {', '.join(TERMS)}")
             if not 0 <= value < math.inf:
                 raise InputError(f"seconds of {name}={value!r} must be finite and at least 0")
         if not any(self.seconds.values()):

@@ -37,14 +37,11 @@ def fit_throughput(
 ) -> Throughput:
     """Fit the throughput of `device` to steps that `devices` shared; `known` are more fields of `Throughput`.
 
-    ValueError for fewer than three architectures, and for a time that is not positive.
+    ValueError for fewer than three architectures.
     """
     for measurement in measurements:
         if not isinstance(measurement, Measurement):
             raise InputError(f"measurements: {measurement!r} must be a Measurement")
-        if not measurement.step_seconds > 0:
-            architecture = measurement.architecture
-            raise InputError(f"step_seconds={measurement.step_seconds!r} of {architecture} must be positive")
     models, groups = _group_by_architecture(measurements)
     if len(models) < LEAST_ARCHITECTURES:
         raise InputError(f"{len(models)} architectures were measured; at least {LEAST_ARCHITECTURES} are needed")

@@ -119,10 +119,16 @@ class BatchRule:
         if isinstance(self.batch, tuple):
             return BatchRamp(self.batch, length)
         if self.batch is None:
-            sequences = int(self.sequences(n_active, tokens))
-        else:
-            sequences = _round_batch(self.batch, length, self.gpus, self.needs_sequence)
-        return BatchRamp.constant(sequences, length)
+            return BatchRamp.constant(int(self.sequences(n_active, tokens)), length)
+        least = length * self.gpus if self.needs_sequence else length
+        if self.batch < least:
+            sharers = f" for each of {self.gpus} GPUs" if least > length else ""
+            needed = f"{least:,} tokens, one sequence of {length:,}{sharers}"
+            raise InputError(f"batch={self.batch:g} must be at least {needed}")
+        unit = self.gpus if self.batch >= length * self.gpus else 1
+        share = self.batch / (length * unit)
+        sequences = int(share) if share.is_integer() else round_sequences(share)
+        return BatchRamp.constant(unit * sequences, length)
 
     def source(self, n_active: float, tokens: float) -> str:
         """Return where the batch of a run comes from."""
@@ -138,21 +144,3 @@ class BatchRule:
             return ()
         batches = f"batches of {stage.sequences:,} sequences"
         return (Notice(f"{batches}, which {self.gpus} GPUs can share, instead of {sequences:,.0f}", batches),)
-
-
-def _round_batch(
-    tokens: float,
-    length: int,
-    gpus: int,
-    needs_sequence: bool,
-) -> int:
-    """Return the sequences of a batch of about so many tokens, a multiple of the GPUs."""
-    least = length * gpus if needs_sequence else length
-    if tokens < least:
-        sharers = f", one sequence of {length:,} for each of {gpus} GPUs" if least > length else ", one sequence"
-        raise InputError(f"batch={tokens:g} must be at least {least:,} tokens{sharers}")
-    unit = gpus if tokens >= length * gpus else 1
-    share = tokens / (length * unit)
-    if share.is_integer():
-        return int(share) * unit
-    return unit * round_sequences(share)

@@ -38,6 +38,7 @@ from scaling_law.planning.question import (
     QuestionFields,
     RunFields,
     pick,
+    refuse,
 )
 from scaling_law.size.architecture import inference_flops, training_flops
 from scaling_law.size.arrays import FloatArray, Intervals, Variables
@@ -258,14 +259,16 @@ class Cluster(Layouts):
         steps = self.steps(model) if self.throughput.is_assumed else None
         overhead = self.throughput.overhead_of(self.gpus)
         for k, (sequences, (start, end)) in enumerate(zip(self.batches, pairwise(boundaries), strict=True)):
-            gpu_share = None if steps is None else steps.gpu_shares[k]
-            expected = np.asarray(self.compute(work, sequences, gpu_share))
-            seconds = np.asarray(self.compute(work, sequences, gpu_share, with_draws=True)) if with_draws else expected
-            if steps is not None:
-                # What a lab takes longer or shorter for is drawn alike for the links, which no run has measured apart.
-                exchange = steps.communication[k] * (seconds / expected)
-                seconds = np.maximum(steps.slowdown[k] * seconds, exchange)
-                seconds = np.where(steps.fits, seconds, np.inf)
+            if steps is None:
+                seconds = np.asarray(self.compute(work, sequences, with_draws=with_draws))
+            else:
+                costs = steps.costs[k]
+                if with_draws:
+                    compute = self.compute(work, sequences, steps.gpu_shares[k], with_draws=True)
+                    # What a lab takes longer or shorter for is drawn alike for the links, which no run has measured
+                    # apart.
+                    costs = costs._replace(compute=compute, exchange=costs.exchange * (compute / costs.compute))
+                seconds = np.where(steps.fits, costs.seconds, np.inf)
             yield overhead / self.ramp.sequence_length * seconds / sequences, start, end
 
     def to_dict(self) -> Fields:
@@ -303,10 +306,7 @@ def _read_measured(measured: Throughput | str | Path, fields: ClusterFields) -> 
     """Read measured step times. InputError for another field that contradicts them."""
     throughput = measured if isinstance(measured, Throughput) else Throughput.from_file(measured)
     source = given("throughput", throughput.device if throughput is measured else str(measured))
-    for name in ("mfu", "precision"):
-        value = fields.get(name)
-        if value is not None:
-            raise InputError(given(name, value), ": ", source, " has measured step times; give one of the two")
+    refuse(fields, ("mfu", "precision"), ": ", source, " has measured step times; give one of the two")
     gpu = fields.get("gpu")
     if gpu is not None and find_gpu(throughput.device) != named_gpu(gpu):
         raise InputError(source, f" was measured on {throughput.device!r}, not on ", given("gpu", gpu))
@@ -349,9 +349,8 @@ class Budget:
             raise InputError(*budgets, ": give exactly one of them")
         run = pick(RunFields, fields)
         if flops is not None:
-            for name, value in fields.items():
-                if value is not None and name not in run:
-                    raise InputError(f"{name} goes with hours or money, not with ", given("flops", flops))
+            of_flops = given("flops", flops)
+            refuse(fields, ClusterFields.__annotations__, " goes with hours or money, not with ", of_flops)
             return cls(cast(float, flops), rule=BatchRule.of(**run))
         cluster = Cluster.of(run, **pick(ClusterFields, fields))
         if money is None:
@@ -474,17 +473,12 @@ def refuse_served(limits: Limits, alternative: str = "") -> None:
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
     """Read the GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
     limits = Limits.of(law, **pick(LimitFields, fields))
-    for name in ("hours", "money"):
-        value = fields.get(name)
-        if value is not None:
-            raise InputError(f"{name}={value!r} is a budget, which this question solves for: leave it out")
+    refuse(fields, ("hours", "money"), " is a budget, which this question solves for: leave it out")
     cluster_fields = pick(ClusterFields, fields)
     run: RunFields = pick(RunFields, fields)
     if any(value is not None for value in cluster_fields.values()):
         return Cluster.of(run, **cluster_fields), limits
-    for name, value in run.items():
-        if value is not None:
-            raise InputError(given(name, value), " decides hours: it goes with gpus and a gpu or throughput")
+    refuse(run, run, " decides hours: it goes with gpus and a gpu or throughput")
     return None, limits
 
 

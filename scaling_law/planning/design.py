@@ -280,12 +280,6 @@ class Design(Answer):
         change = f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
         return f"{runs}: standard deviation of the answer {change}"
 
-    def runs(self) -> list[tuple[Architecture, float]]:
-        """Return (architecture, tokens) of each chosen run. ValueError for rows of a table, which have none."""
-        if "architecture" not in self.columns:
-            raise InputError("the candidates are rows of a table, which have no architectures: see `rows`")
-        return [(row.architecture, row.tokens) for row in self.rows]
-
     def _footnotes(self) -> list[str]:
         if self.warmup_tokens is None:
             return ["warm-up unknown: runs may be shorter than it"]
@@ -344,8 +338,7 @@ def next_runs(
     places = _find_trainable(every_candidate, law.conditions, warmup_tokens or 0.0, is_given)
     candidates = {name: values[places] for name, values in every_candidate.items()}
     columns = _variables(law, candidates)
-    mean_noise = _noise_of(law, columns) if noise is None else noise
-    noises = _read_noise(mean_noise, len(every_candidate["tokens"]))[places]
+    noises = _read_noise(noise, len(every_candidate["tokens"]), law, columns)[places]
     notes = _check_answer(law, answer, force)
     answers, losses = _ensemble(law, answer, columns)
     draws = np.column_stack([losses, answers])
@@ -381,22 +374,19 @@ def _columns(candidates: Columns, places: IntArray, runs: list[int]) -> Fields:
     return columns
 
 
-def _noise_of(law: Formula, columns: Columns) -> float:
-    """Return the law's RMSE over the mean predicted loss: the standard deviation of ln L of each run.
+def _read_noise(noise: ArrayLike | None, count: int, law: Formula, columns: Columns) -> FloatArray:
+    """Read the standard deviation of ln L, one for all or one for each of the candidates, as an array [count].
 
-    Runs of a posterior share what the law misses, so a new run tells less than its own noise lets expect.
+    By default it is the law's RMSE over the mean loss that it predicts for the runs of these columns. Runs of a
+    posterior share what the law misses, so a new run tells less than its own noise lets expect.
     """
-    if law.conditions is None or not law.conditions.rmse:
-        reason = " must be given, the standard deviation of ln L: this law has no recorded RMSE"
-        raise InputError(given("noise", None), reason)
-    noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
-    if law.conditions.draws == POSTERIOR:
-        noise *= np.sqrt(DEPENDENCE)
-    return noise
-
-
-def _read_noise(noise: ArrayLike, count: int) -> FloatArray:
-    """Read the standard deviation of ln L, one for all or one for each of the candidates, as an array [count]."""
+    if noise is None:
+        if law.conditions is None or not law.conditions.rmse:
+            reason = " must be given, the standard deviation of ln L: this law has no recorded RMSE"
+            raise InputError(given("noise", None), reason)
+        noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
+        if law.conditions.draws == POSTERIOR:
+            noise *= np.sqrt(DEPENDENCE)
     values = positive("noise", noise)
     if values.shape not in ((), (count,)):
         raise InputError(f"noise must be one number, or one for each of the {count} candidates, not {values.size}")

@@ -50,10 +50,11 @@ from scaling_law.planning.optimum import (
     parse_experts,
     parse_positive,
     refuse_other_variables,
+    tokens_trusted,
     why_no_optimum,
 )
 from scaling_law.planning.question import BudgetFlops, Force, QuestionFields, SeveralExperts
-from scaling_law.planning.trusted import choose_trusted, find_trusted, trusted_models, trusted_reaching
+from scaling_law.planning.trusted import choose_trusted, find_trusted
 from scaling_law.size.architecture import name_size
 from scaling_law.size.arrays import BoolArray, FloatArray, Interval, Variables
 
@@ -89,15 +90,13 @@ class Reached(Answer):
 
         Compared are trusted rows; where a loss has none, those within the range guard, or else all.
         """
-        cost = np.where(np.isfinite(self.n_active), self.columns[self.least], np.inf)
-
-        def rank(place: int) -> tuple[bool, bool, float]:
-            return not self.check.trusted.flat[place], bool(self.check.beyond.flat[place]), float(cost.flat[place])
-
-        places_by_loss: dict[float, list[int]] = {}
-        for place in np.flatnonzero(np.isfinite(cost)).tolist():
-            places_by_loss.setdefault(self.rows[place].loss, []).append(place)
-        return tuple(min(places, key=rank) for places in places_by_loss.values())
+        cost = np.where(np.isfinite(self.n_active), self.columns[self.least], np.inf).ravel()
+        ranks = (cost, self.check.beyond.ravel(), ~self.check.trusted.ravel())
+        best_places: dict[float, int] = {}
+        for place in np.lexsort(ranks).tolist():
+            if np.isfinite(cost[place]):
+                best_places.setdefault(self.rows[place].loss, place)
+        return tuple(sorted(best_places.values()))
 
     @property
     def best(self) -> Row | None:
@@ -268,7 +267,8 @@ def _find_cheapest(
     d_model = np.where(optimum.fits, optimum.d_model, np.where(is_smallest, smallest, np.nan))
     _, tokens, _ = models(d_model)
     if not (force or _are_trusted(law, d_model, tokens, experts, limits)):
-        trusted = choose_trusted(trusted_reaching(models, law, experts, limits), law, experts, limits)
+        trusted_models = reaching(law, law.columns, losses, experts, limits, cluster, trusted=True)
+        trusted = choose_trusted(trusted_models, law, experts, limits)
         d_model = np.where(exists & trusted.fits, trusted.d_model, d_model)
         _, tokens, _ = models(d_model)
     return d_model, tokens
@@ -287,7 +287,7 @@ def _find_smallest(
     width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits), limits)
     _, tokens, _ = models(width)
     if not (force or _are_trusted(law, width, tokens, experts, limits)):
-        models = trusted_models(law, experts, budget, limits)
+        models = models_at_budget(law, law.columns, experts, budget, limits, trusted=True)
         trusted = find_trusted(law, budget, experts, limits, integral=False)
         trusted_width = _smallest_width(models, losses, trusted, limits)
         is_reached = np.isfinite(trusted_width)
@@ -403,19 +403,30 @@ def _repeated_tokens_needed(
 
 
 def reaching(
-    law: Formula, coefficients: Any, loss: FloatArray, experts: Any, limits: Limits, cluster: Cluster | None = None
+    law: Formula,
+    coefficients: Any,
+    loss: FloatArray,
+    experts: Any,
+    limits: Limits,
+    cluster: Cluster | None = None,
+    trusted: bool = False,
 ) -> Models:
-    """Make a function of the width: N_act, D and ln cost of the models that reach `loss`, in FLOPs or in seconds."""
+    """Make a function of the width: N_act, D and ln cost of the models that reach `loss`, in FLOPs or in seconds.
+
+    Where they must be `trusted`, the cost of others is NaN.
+    """
 
     def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         variables = limits.variables(d_model, experts, 1.0)
-        n_active = variables["n_active"]
         tokens = tokens_needed(law, coefficients, loss, variables, limits)
         if cluster is not None:
             cost = cluster.seconds(limits.widths(d_model, experts), tokens)
         else:
             cost = limits.flops(d_model, experts, tokens)
-        return n_active, tokens, np.log(cost)
+        if trusted:
+            fewest, most = tokens_trusted(law, {**variables, "tokens": tokens}, limits)
+            cost = np.where((tokens >= fewest) & (tokens <= most), cost, np.nan)
+        return variables["n_active"], tokens, np.log(cost)
 
     return models
 

@@ -193,23 +193,37 @@ def optimal_widths(
     return optimum
 
 
-def models_at_budget(law: Formula, coefficients: Any, experts: FloatArray, budget: Budget, limits: Limits) -> Models:
-    """Make a function of the width: N_act, D and loss of models that spend the budget, NaN without a token."""
+def models_at_budget(
+    law: Formula, coefficients: Any, experts: ArrayLike, budget: Budget, limits: Limits, trusted: bool = False
+) -> Models:
+    """Make a function of the width: N_act, D and loss of models that spend the budget, NaN without a token.
+
+    Where they must be `trusted`, D is less if the region ends before, and both are NaN where no model is.
+    """
 
     def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         variables = budget.variables(d_model, experts, limits)
-        n_active, tokens = variables["n_active"], variables["tokens"]
+        tokens = variables["tokens"]
+        if trusted:
+            fewest, most = tokens_trusted(law, variables, limits)
+            tokens = np.minimum(tokens, most)
+            tokens = np.where(tokens >= fewest, tokens, np.nan)
         # Serving may leave less than no token.
         with np.errstate(all="ignore"):
-            loss = limits.loss(law, coefficients, variables)
-        return n_active, tokens, np.where(tokens > 0, prefer_smaller(loss, d_model, limits), np.nan)
+            loss = limits.loss(law, coefficients, {**variables, "tokens": tokens})
+        if limits.unique_tokens:
+            # The smaller of models is preferred that endless epochs make equal.
+            loss = loss * (1.0 + TIE * np.log(d_model))
+        return variables["n_active"], tokens, np.where(tokens > 0, loss, np.nan)
 
     return models
 
 
-def prefer_smaller(loss: FloatArray, d_model: FloatArray, limits: Limits) -> FloatArray:
-    """Raise the loss of larger models by less than it shows, where endless epochs make many of them equal."""
-    return loss * (1.0 + TIE * np.log(d_model)) if limits.unique_tokens else loss
+def tokens_trusted(law: Formula, variables: Variables, limits: Limits) -> Intervals:
+    """Return the fewest and the most D with which models are trusted, NaN where none is; `variables` may have more."""
+    tokens = np.where(np.isfinite(variables["tokens"]) & (variables["tokens"] > 0), variables["tokens"], np.nan)
+    check = limits.check(law, {**variables, "tokens": tokens})
+    return check.trusted_tokens()
 
 
 def find_rung(

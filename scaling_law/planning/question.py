@@ -291,3 +291,11 @@ Accuracy = Annotated[Names, field("Tasks whose accuracy to expect at the loss: a
 def pick(kind: Any, fields: Mapping[str, Any]) -> Any:
     """Pick the fields of a question that belong to this TypedDict."""
     return {name: fields[name] for name in kind.__annotations__ if name in fields}
+
+
+def refuse(fields: Mapping[str, Any], names: Iterable[str], *reason: Any) -> None:
+    """Raise InputError for the first of these fields of a question that is given; `reason` follows its value."""
+    for name in names:
+        value = fields.get(name)
+        if value is not None:
+            raise InputError(given(name, value), *reason)

@@ -15,7 +15,7 @@ as D grows (ζ < 0): at equal N_act, which costs the same to serve, few tokens f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,13 +32,13 @@ from hub.base.units import format_count, format_ends, format_flops
 from scaling_law.answer.answer import Answer, Row, columns_of, span
 from scaling_law.answer.columns import COLUMNS
 from scaling_law.formulas import Formula
-from scaling_law.formulas.law import numbers, one_positive
+from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
 from scaling_law.planning.minimiser import least
 from scaling_law.planning.optimum import coefficients_of, optimal_widths, parse_experts, parse_positive
-from scaling_law.planning.question import BudgetFlops, Force, LimitFields, QuestionFields, Tokens
+from scaling_law.planning.question import BudgetFlops, Force, LimitFields, QuestionFields, Tokens, refuse
 from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
 from scaling_law.size.architecture import (
     Architecture,
@@ -55,8 +55,9 @@ MATCH_MEANING = "What the baseline is chosen by: flops, hours, memory (equal N_t
 # Widths are searched from the start divided by this to the start times this, at so many points.
 AROUND = 50.0
 POINTS = 33
-# Limits that go with a speed-up, whose models nothing limits or serves.
-ALLOWED_LIMITS = ("granularity", "shared_ratio", "vocab_size", "like")
+# Limits that go with a speed-up, and the others, since nothing limits or serves its models.
+SHAPE = ("granularity", "shared_ratio", "vocab_size", "like")
+REFUSED_LIMITS = tuple(name for name in LimitFields.__annotations__ if name not in SHAPE)
 # Tokens between which a crossover is searched, at so many points; a line between two is off by less than 0.1 %.
 TOKENS_RANGE = (1e3, 1e15)
 CROSSOVER_POINTS = 400
@@ -199,11 +200,14 @@ def speedup(
     """
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
-    other_baseline = None if baseline == 1 else baseline
-    fields = {"flops": flops, "tokens": tokens, "match": match, "baseline": other_baseline, **question}
-    _refuse_other_fields(fields, n_active is not None)
     if n_active is not None:
+        others: Fields = {"flops": flops, "tokens": tokens, **question}
+        others["match"] = None if match == "served" else match
+        others["baseline"] = None if baseline == 1 else baseline
+        reason = ", which asks from how many tokens on models that are served alike are ahead"
+        refuse(others, others, " does not go with ", given("n_active"), reason)
         return _find_crossovers(law, n_active, model, between, force)
+    refuse(question, REFUSED_LIMITS, " does not go with a speed-up, of models that nothing limits or serves")
     match = match or "flops"
     cluster, limits = read_costs(law, **question)
     if match == "hours" and cluster is None:
@@ -260,18 +264,6 @@ def _describe_costs(row: SpeedupRow, headline: str) -> list[str]:
         if factor is not None:
             costs.append(f"{cell(factor, COLUMNS['compute'])} times the {FACTORS[name]}")
     return costs
-
-
-def _refuse_other_fields(question: Mapping[str, Any], at_sizes: bool) -> None:
-    """Raise InputError for a field that a speed-up would ignore, or, `at_sizes`, a crossover."""
-    for name, value in question.items():
-        if value is None or (name == "match" and value == "served"):
-            continue
-        if at_sizes:
-            reason = ", which asks from how many tokens on models that are served alike are ahead"
-            raise InputError(given(name, value), " does not go with ", given("n_active"), reason)
-        if name in LimitFields.__annotations__ and name not in ALLOWED_LIMITS:
-            raise InputError(f"{name}={value!r} does not go with a speed-up, of models that nothing limits or serves")
 
 
 @dataclass(frozen=True)
@@ -471,17 +463,11 @@ def _read_model(name: str, value: Any, limits: Limits) -> Model:
     """Read an architecture or a single E, of a family its routed experts; ValueError for anything else."""
     if isinstance(value, Architecture):
         return value
-    counts = [value]
-    if isinstance(value, (list, tuple, np.ndarray)):
-        counts = numbers(name, value).ravel().tolist()
-    if len(counts) > 1:
+    counts = positive(name, value, 1.0).ravel()
+    if counts.size != 1:
         several = given("experts", value, f"--experts {','.join(f'{count:g}' for count in counts)}")
         raise InputError(several, ": one E goes with ", given("flops"), ", several with ", given("n_active"))
-    is_number = counts != [] and isinstance(counts[0], (int, float, np.number)) and not isinstance(counts[0], bool)
-    if not is_number:
-        raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
-    count = one_positive(name, counts[0], 1.0)
-    return float(limits.like.read_experts(np.array(count))) if limits.like else count
+    return float(limits.like.read_experts(counts[0])) if limits.like else float(counts[0])
 
 
 def _describe(model: Model) -> str:

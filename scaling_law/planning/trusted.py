@@ -19,51 +19,14 @@ from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.minimiser import minima
-from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, prefer_smaller
-from scaling_law.size.arrays import BoolArray, Columns, FloatArray, Intervals, Variables
+from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, models_at_budget, tokens_trusted
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, Intervals
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 # Share of the budget that a trusted model spends at least, or the answer is the best model, trusted or not.
 LEAST_SHARE = 0.5
-
-
-def trusted_models(law: Formula, experts: ArrayLike, budget: Budget, limits: Limits) -> Models:
-    """Make a function of the width: N_act, D and loss of the best trusted models, whose loss is NaN where none is.
-
-    D is what the budget buys, or less where the region ends before.
-    """
-    coefficients = law.columns
-
-    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        variables = budget.variables(d_model, experts, limits)
-        fewest, most = tokens_trusted(law, variables, limits)
-        tokens = np.minimum(variables["tokens"], most)
-        tokens = np.where(tokens >= fewest, tokens, np.nan)
-        loss = limits.loss(law, coefficients, {**variables, "tokens": tokens})
-        return variables["n_active"], tokens, prefer_smaller(loss, d_model, limits)
-
-    return models
-
-
-def trusted_reaching(reaching: Models, law: Formula, experts: ArrayLike, limits: Limits) -> Models:
-    """Make a function of the width like `reaching`, whose cost is NaN for a model that is not trusted."""
-
-    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        n_active, tokens, cost = reaching(d_model)
-        variables = {**limits.variables(d_model, experts, 1.0), "tokens": tokens}
-        fewest, most = tokens_trusted(law, variables, limits)
-        return n_active, tokens, np.where((tokens >= fewest) & (tokens <= most), cost, np.nan)
-
-    return models
-
-
-def tokens_trusted(law: Formula, variables: Variables, limits: Limits) -> Intervals:
-    """Return the fewest and the most D with which models are trusted, NaN where none is; `variables` may have more."""
-    tokens = np.where(np.isfinite(variables["tokens"]) & (variables["tokens"] > 0), variables["tokens"], np.nan)
-    check = limits.check(law, {**variables, "tokens": tokens})
-    return check.trusted_tokens()
 
 
 def trusted_widths(law: Formula, experts: FloatArray, limits: Limits) -> Intervals:
@@ -114,7 +77,7 @@ def find_trusted(law: Formula, budget: Budget, experts: FloatArray, limits: Limi
     `fits` says where there is one. The law must have ranges.
     """
     experts = np.broadcast_to(experts, np.broadcast_shapes(np.shape(experts), np.shape(np.asarray(budget.flops))))
-    models = trusted_models(law, experts, budget, limits)
+    models = models_at_budget(law, law.columns, experts, budget, limits, trusted=True)
     return choose_trusted(models, law, experts, limits, integral, budget.widths(limits)[1])
 
 

@@ -166,8 +166,8 @@ def describe_batches(batches: tuple[PublishedBatch, ...]) -> str:
     phrases = []
     for kind in dict.fromkeys(BATCHES.values()):
         ordered = sorted((batch for batch in batches if batch.batch == kind), key=lambda batch: batch.batch_tokens)
-        ends = [f"{format_count(batch.batch_tokens)} ({cite(batch.law)})" for batch in (ordered[0], ordered[-1])]
-        phrases.append(f"{kind} {' to '.join(ends)}")
+        extremes = [f"{format_count(batch.batch_tokens)} ({cite(batch.law)})" for batch in (ordered[0], ordered[-1])]
+        phrases.append(f"{kind} {' to '.join(extremes)}")
     return ", ".join(phrases)
 
 

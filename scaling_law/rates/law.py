@@ -308,7 +308,7 @@ class PeakRate(NamedTuple):
 
     @property
     def warnings(self) -> Strings:
-        """Why there is no rate, or how far it extrapolates; of variables that were left out nothing."""
+        """The reason why there is no rate, or how far it extrapolates; nothing of variables that were left out."""
         if self.refusal:
             return (Notice(f"no learning rate: {self.refusal}", "no learning rate"),)
         return tuple(about("learning rate", text, "learning rate extrapolates") for text in self.check.warnings)

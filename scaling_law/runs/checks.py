@@ -11,11 +11,12 @@ import numpy as np
 from hub.base.errors import Message, given, literal, message
 from hub.base.fields import LARGEST
 from hub.base.notices import Notice
+from hub.base.numerals import why_no_number
 from hub.base.types import Fields
 from scaling_law.formulas.law import SMALLEST
 from scaling_law.runs.architectures import size_problem
 from scaling_law.runs.columns import INPUTS
-from scaling_law.runs.rows import SKIP, FloatArray, Row, RunsError, label, number, why_no_number
+from scaling_law.runs.rows import SKIP, FloatArray, Row, RunsError, label, number
 from scaling_law.runs.settings import codes_of
 from scaling_law.runs.units import check_no_accuracy, unit_problems
 from scaling_law.size.arrays import merge_rounded
@@ -141,7 +142,7 @@ def _bad_numbers(row: Row, loss: str) -> str:
 
 def _number_problem(name: str, cell: Any) -> str:
     value = number(cell)
-    if value is None and cell is not None:
+    if value is None and isinstance(cell, str):
         return why_no_number(cell)
 
     size = value or 0.0

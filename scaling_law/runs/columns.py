@@ -15,9 +15,10 @@ from typing import Any
 
 from hub.base.arithmetic import QUOTING, Arithmetic
 from hub.base.errors import InputError, literal, unknown
+from hub.base.numerals import why_no_number
 from hub.base.tables import column_name
 from hub.base.units import UNKNOWN
-from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number, why_no_number
+from scaling_law.runs.rows import Row, RunsError, is_missing, label, names_of, number
 
 Column = str | float | Callable[[Row], Any]
 # Our name → what the paper, our own tables and cards call it; num_input_tokens_seen is of transformers' Trainer. N is

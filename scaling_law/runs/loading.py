@@ -19,7 +19,7 @@ from hub.base.types import Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import arrays_of, check_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
-from scaling_law.runs.logged import RULES, RUNS, STEPS, End, Final, collect, lines_by_run, varies
+from scaling_law.runs.logged import RULES, RUNS, STEPS, End, Final, chart_rows, collect, lines_by_run, varies
 from scaling_law.runs.mapping import describe, propose, read_mapping
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.recipes import recipe_of
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from hub import LoadedRows
 
 STEP_LOG = "a table of steps: several rows of each run, with its name (run_id) and the step"
+# Columns of a curve that TensorBoard exports, and a remark on charts.
+CURVE = {"Wall time", "Step", "Value"}
+LACKS = " (a chart of W&B, step by run: its table of runs, or wandb:ENTITY/PROJECT, has their sizes, too)"
 # Runs that differ in these, or in their schedule, are no duplicates.
 _TUNED = ("seed", *RATES)
 
@@ -208,9 +211,10 @@ def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]
 class _Table:
     """The rows of a source with our columns.
 
-    `is_logged`: they are of a tracker or of logs. `failed` has the problems of single rows, by their place; `aliases`
-    our names for columns that the source calls otherwise; `authors_filter` drops the rows that the authors of a public
-    table dropped; `skipped_steps` notes that only the last steps of runs are here.
+    `is_logged`: they are of a tracker, of logs or of a chart. `failed` has the problems of single rows, by their place;
+    `aliases` our names for columns that the source calls otherwise; `authors_filter` drops the rows that the authors of
+    a public table dropped; `skipped_steps` notes that only the last steps of runs are here; `remark` says why columns
+    may be missing.
     """
 
     rows: list[Row]
@@ -222,6 +226,7 @@ class _Table:
     aliases: Mapping[str, str] = field(default_factory=dict)
     authors_filter: str = ""
     skipped_steps: Strings = ()
+    remark: str = ""
 
     def __post_init__(self) -> None:
         self.source_rows = self.rows
@@ -249,9 +254,18 @@ def _read_source(source: Any, end: End, **options: Any) -> _Table:
     elif isinstance(source, (str, Path)):
         loaded = log_rows(source, end)
 
-    is_logged = loaded is not None
-    loaded = loaded or read_rows(source, **options)
-    return _Table(loaded.rows, loaded.name, is_logged, loaded.dataset, loaded.commit)
+    if loaded is not None:
+        return _Table(loaded.rows, loaded.name, True, loaded.dataset, loaded.commit)
+
+    loaded = read_rows(source, **options)
+    if set(names_of(loaded.rows)) == CURVE:
+        advice = "name the folder of its event files instead"
+        raise RunsError(f"{loaded.name}: a curve that TensorBoard exports: {advice}")
+
+    chart = chart_rows(loaded.rows, end)
+    if chart is not None:
+        return _Table(chart, loaded.name, True, loaded.dataset, loaded.commit, remark=LACKS)
+    return _Table(loaded.rows, loaded.name, False, loaded.dataset, loaded.commit)
 
 
 def _read_table(
@@ -473,7 +487,7 @@ def _missing_columns(table: _Table, rows: Sequence[Row], missing: Sequence[str],
         values = collect(table.source_rows)
         columns = [f"{name} ({literal(next(filter(None, cells), cells[0]))})" for name, cells in values.items()]
 
-    problem = f"{table.origin}: missing column {names}; there are: {', '.join(columns) or 'none'}"
+    problem = f"{table.origin}{table.remark}: missing column {names}; there are: {', '.join(columns) or 'none'}"
     inputs = [name for name in missing if name in INPUTS]
     lacks_loss = len(inputs) < len(missing)
     # A loss that was named is not replaced by another.

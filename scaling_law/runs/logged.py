@@ -19,6 +19,9 @@ TAIL = 0.05
 # Columns that name a run, and columns that count its lines.
 RUNS = ("run_id", "run", "run_name", "Name", "name")
 STEPS = ("step", "Step", "_step", "global_step", "iteration", "iter")
+# Columns that a chart may have instead of steps, and those with the bounds of its buckets.
+TIMES = ("Relative Time", "Wall Time")
+BOUNDS = ("__MIN", "__MAX")
 
 
 def collect(lines: Iterable[Row]) -> dict[str, list[Any]]:
@@ -145,3 +148,28 @@ def varies(rows: Sequence[Row], groups: Mapping[Any, Sequence[int]], column: str
             return True
 
     return False
+
+
+def chart_rows(rows: Sequence[Row], end: End) -> list[Row] | None:
+    """Make one row for each run of a chart's export, with columns for steps and "RUN - METRIC"; None for others.
+
+    Besides, a chart has the bounds of buckets, which are ignored, a metric of several runs, or an axis of steps.
+    """
+    axis, *columns = names_of(rows) or [""]
+    series = {name: name.rpartition(" - ") for name in columns if not name.endswith(BOUNDS)}
+    metrics = {metric for _, _, metric in series.values()}
+    is_bounded = len(series) < len(columns)
+    has_axis = axis in STEPS or axis.startswith(TIMES)
+    are_runs = bool(series) and all(run for run, _, _ in series.values())
+    if not are_runs or not (is_bounded or has_axis or len(metrics) < len(series)):
+        return None
+
+    runs: dict[str, list[Row]] = {}
+
+    for row in rows:
+        for name, (run, _, metric) in series.items():
+            if number(row.get(name)) is not None:
+                line = {metric: number(row[name]), "step" if axis == "Step" else axis: number(row.get(axis))}
+                runs.setdefault(run, []).append(line)
+
+    return [{**end(collect(lines)), "run_id": run} for run, lines in runs.items()]

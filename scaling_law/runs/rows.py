@@ -138,13 +138,6 @@ def number(value: Any) -> float | None:
         return None
 
 
-def why_no_number(value: Any) -> str:
-    """Say why a value that was to be a number is none, as the end of a sentence that begins with it."""
-    if isinstance(value, str) and re.fullmatch(r"[\d.,eE+-]*,[\d.,eE+-]*", value):
-        return "has a comma: write a decimal point, and nothing between thousands"
-    return "is not a number"
-
-
 def whole(row: Row, *names: str) -> list[int] | None:
     """Read these fields as integers of at least 1; None unless all of them are."""
     integers = []

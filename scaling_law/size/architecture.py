@@ -76,41 +76,7 @@ def size_in_width(experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> tuple[f
     return 2.0 * vocab_size, (ATTENTION + EXPERT * np.asarray(experts, float)) / HEAD_DIM
 
 
-def variables_of_width(
-    d_model: ArrayLike,
-    experts: ArrayLike,
-    granularity: float = 1.0,
-    shared_ratio: float = 0.0,
-    vocab_size: float = VOCAB_SIZE,
-) -> Fields:
-    """Compute the variables of laws for models under the d / 64 rule, named as in `Architecture.variables`.
-
-    It broadcasts. `experts` is total over active feed-forward width, E; each of the E·G experts has 1/G of the dense
-    width (G = `granularity`), and G are active, the share `shared_ratio` of them always: the parameters depend on E
-    alone.
-    """
-    linear, active = size_in_width(1.0, vocab_size)
-    _, total = size_in_width(experts, vocab_size)
-    d = np.asarray(d_model)
-    e = np.asarray(experts, float)
-    embedding = linear * d
-    cube = d**3
-    return {
-        "n_active": embedding + active * cube,
-        "n_total": embedding + total * cube,
-        "n_active_non_embedding": active * cube,
-        "n_total_non_embedding": total * cube,
-        "experts": e,
-        "density": (1.0 - shared_ratio) / (e - shared_ratio),
-        "activation_ratio": 1.0 / e,
-        "granularity": np.asarray(granularity),
-        "active_experts": np.asarray(granularity),
-        "experts_per_token": np.asarray((1.0 - shared_ratio) * granularity),
-        "shared_ratio": np.asarray(shared_ratio),
-    }
-
-
-# The variables of these that E decides.
+# Variables of a law that E decides for a width.
 EXPERT_VARIABLES = {"experts", "density", "activation_ratio", "n_total", "n_total_non_embedding"}
 # Variables that may differ between runs of one size. A message names the first that does, because later ones often
 # follow from it.
@@ -372,7 +338,7 @@ class Architecture(Forward):
     ) -> Architecture:
         """Build a paper's model with its experts split into G = `granularity`; a dense model stays whole.
 
-        Of the G active experts, the share `shared_ratio` is shared (`variables_of_width`). ValueError unless G divides
+        Of the G active experts, the share `shared_ratio` is shared (`PaperLadder`). ValueError unless G divides
         3 d_model, and G · shared_ratio is a whole number below G.
         """
         width = 3 * d_model
@@ -668,12 +634,12 @@ _DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
 def _read_part(kind: Any, name: str, value: Any) -> Any:
     """Read a part of an architecture, also from a mapping, which JSON has."""
     try:
-        part = kind(**value) if isinstance(value, Mapping) else value
+        instance = kind(**value) if isinstance(value, Mapping) else value
     except TypeError:
         raise InputError(f"{name}={value!r} must have the fields {', '.join(kind.__annotations__)}") from None
-    if not isinstance(part, kind):
+    if not isinstance(instance, kind):
         raise InputError(f"{name}={value!r} must be a {kind.__name__}")
-    return part
+    return instance
 
 
 def check_size(name: str, value: Any, least: int = 1) -> None:

@@ -17,13 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.base.errors import InputError, shorten
+from hub.base.errors import InputError
 from hub.base.types import Fields, Strings
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, Span
 from scaling_law.size.arrays import FloatArray, Interval
@@ -34,8 +33,8 @@ from scaling_law.size.model_configs import (
     Config,
     names_of_family,
     read_architecture,
-    read_config,
     read_model,
+    read_source,
     released_names,
     sizes_left_out,
     text_config,
@@ -119,8 +118,7 @@ class Family(Ladder):
             sources = tuple(name.strip() for name in sources.split(","))
             if {*sources} <= {*released_names()}:
                 return _read_released(sources)
-        members = sources if isinstance(sources, (list, tuple)) else [sources]
-        return _family_of(", ".join(map(_name_of, members)), [_read_member(member) for member in members])
+        return _read_family(sources if isinstance(sources, (list, tuple)) else [sources])
 
     def with_vocabulary(self, vocab_size: int | None, counted_vocab_size: int) -> Family:
         """Return the family with a vocabulary of its own (None: as it is), and that with which laws count N."""
@@ -232,8 +230,8 @@ class Family(Ladder):
                 kind = self.members[0]["model_type"]
                 raise InputError(f"experts=1: no class has the blocks of {self.name} ({kind}) without experts")
             if count <= per_token or count % groups:
-                whole = f"a multiple of its {groups} groups" if groups > 1 else "a whole number"
-                advice = f"{whole} above the {per_token} that a token of {self.name} takes"
+                multiple = f"a multiple of its {groups} groups" if groups > 1 else "a whole number"
+                advice = f"{multiple} above the {per_token} that a token of {self.name} takes"
                 raise InputError(f"experts={count:g} must be {advice}")
         return np.asarray(self.expansion(counts))
 
@@ -507,26 +505,12 @@ def _with_vocabulary(family: Family, vocab_size: int | None, counted_vocab_size:
 @lru_cache(maxsize=32)
 def _read_released(names: Strings) -> Family:
     """Read the family of models that are shipped, once; a file or a repository may change."""
-    return _family_of(", ".join(names), list(map(_read_member, names)))
+    return _read_family(names)
 
 
-def _name_of(source: Any) -> str:
-    """Name a member: as it was asked for, or by its model type."""
-    if isinstance(source, (str, Path)):
-        return str(source)
-    if isinstance(source, Mapping):
-        return str(source.get("model_type"))
-    return str(getattr(source, "model_type", source))
-
-
-def _read_member(source: Any) -> Config:
-    """Read the fields of a configuration that its size and computation depend on."""
-    name = _name_of(source)
-    if not (isinstance(source, (str, Path, Mapping)) or hasattr(source, "to_dict")):
-        allowed = "the name of a released model, org/model on the Hub, a folder, a config.json, or a configuration"
-        raise InputError(f"like={shorten(source)} must be {allowed}")
-    config = read_config(source) if isinstance(source, (str, Path)) else source
-    config = text_config(config if isinstance(config, Mapping) else config.to_dict())
+def _read_member(name: str, config: Config) -> Config:
+    """Return the fields of a configuration that its size and computation depend on."""
+    config = text_config(config)
     kind = str(config.get("model_type"))
     if kind not in {*FAMILIES, *HYBRIDS}:
         raise InputError(
@@ -544,13 +528,10 @@ def _read_member(source: Any) -> Config:
     # A class saves the base of RoPE in a section, and the number of experts under a name of many classes.
     config = {**(config.get("rope_parameters") or {}), **config}
     count_field = FAMILIES[table]["architecture"].get("experts")
-    aliases: Fields = {}
-    if count_field:
-        aliases = dict.fromkeys(EXPERT_FIELDS, count_field)
     fields: Fields = {}
     for field, value in config.items():
         if field in names:
-            fields[aliases.get(field, field)] = value
+            fields[count_field if count_field and field in EXPERT_FIELDS else field] = value
     # A file may leave sizes to its class.
     if kind in FAMILIES:
         fields.update(sizes_left_out(config))
@@ -561,10 +542,13 @@ def _read_member(source: Any) -> Config:
     return {"model_type": kind, **fields, "vocab_size": model.architecture.vocab_size}
 
 
-def _family_of(name: str, members: Sequence[Config]) -> Family:
-    """Make the family of some members. ValueError for members of different designs."""
-    if not members:
+def _read_family(sources: Sequence[Any]) -> Family:
+    """Read the family of some members. ValueError for members of different designs."""
+    if not sources:
         raise InputError("like=[] must have a member")
+    configs = [read_source(source, "like") for source in sources]
+    name = ", ".join(member_name for member_name, _ in configs)
+    members = [_read_member(*config) for config in configs]
     first = members[0]
     for member in members[1:]:
         for field in ("model_type", *_SAME):

@@ -18,7 +18,8 @@ from scaling_law.size.architecture import (
     HEAD_DIM,
     VOCAB_SIZE,
     Architecture,
-    variables_of_width,
+    Span,
+    size_in_width,
     width_of_total,
 )
 from scaling_law.size.arrays import FloatArray
@@ -100,7 +101,8 @@ class Ladder(ABC):
 class PaperLadder(Ladder):
     """The paper's shape: n_blocks = n_heads = d_model / 64, and experts of width 3 d_model.
 
-    Each is split into G = `granularity`, of which G are active, a part `shared_ratio` of them shared.
+    Each is split into G = `granularity`, of which G are active, a part `shared_ratio` of them shared: the parameters
+    depend on E, total over active feed-forward width, alone. Widths may be fractional.
     """
 
     granularity: float = 1.0
@@ -119,11 +121,54 @@ class PaperLadder(Ladder):
         return np.array(list_widths(HEAD_DIM, FINEST, largest), float)
 
     def widths(self, d_model: ArrayLike, experts: ArrayLike) -> Widths:
-        return Widths.of(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
+        d, e = np.broadcast_arrays(np.asarray(d_model, float), np.asarray(experts, float))
+        sizes = self.variables(d, e)
+        blocks = d / HEAD_DIM
+        return Widths(
+            d_model=d,
+            experts=np.where(e > 1, (e - self.shared_ratio) * self.granularity, 1.0),
+            experts_per_token=np.where(e > 1, sizes["experts_per_token"], 1.0),
+            d_expert=3.0 * d / np.where(e > 1, self.granularity, 1.0),
+            active_width=3.0 * d,
+            n_active=sizes["n_active"],
+            n_total=sizes["n_total"],
+            n_active_non_embedding=sizes["n_active_non_embedding"],
+            n_total_non_embedding=sizes["n_total_non_embedding"],
+            blocks=blocks,
+            routed_blocks=blocks,
+            heads=blocks,
+            n_kv_heads=blocks,
+            head_dim=HEAD_DIM,
+            embedding_parameters=2.0 * d * self.vocab_size,
+            lookup_parameters=0,
+            vocab_size=self.vocab_size,
+            tied_embeddings=False,
+            gated=True,
+            products=((Span(1), 2.0 * blocks * d),),
+        )
 
     def variables(self, d_model: ArrayLike, experts: ArrayLike) -> Fields:
-        sizes = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
-        return {**sizes, "own_n_active": sizes["n_active"]}
+        linear, active = size_in_width(1.0, self.vocab_size)
+        _, total = size_in_width(experts, self.vocab_size)
+        d = np.asarray(d_model)
+        e = np.asarray(experts, float)
+        embedding = linear * d
+        cube = d**3
+        n_active = embedding + active * cube
+        return {
+            "n_active": n_active,
+            "n_total": embedding + total * cube,
+            "n_active_non_embedding": active * cube,
+            "n_total_non_embedding": total * cube,
+            "own_n_active": n_active,
+            "experts": e,
+            "density": (1.0 - self.shared_ratio) / (e - self.shared_ratio),
+            "activation_ratio": 1.0 / e,
+            "granularity": np.asarray(self.granularity),
+            "active_experts": np.asarray(self.granularity),
+            "experts_per_token": np.asarray((1.0 - self.shared_ratio) * self.granularity),
+            "shared_ratio": np.asarray(self.shared_ratio),
+        }
 
     def architecture(self, d_model: float, experts: float) -> Architecture:
         """Return a model of the paper. ValueError where its experts cannot be split so."""

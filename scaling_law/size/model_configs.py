@@ -24,7 +24,7 @@ from typing import Any
 import hub
 from hub.base import strict_json
 from hub.base.arithmetic import Arithmetic
-from hub.base.errors import InputError, unknown
+from hub.base.errors import InputError, shorten, unknown
 from hub.base.paths import local_path
 from hub.base.strict_json import MAX_FILE_BYTES
 from hub.base.types import Fields, Strings
@@ -150,21 +150,30 @@ def read_model(source: str | Path | Config | Any, revision: str | None = None) -
     FileNotFoundError where there is no config.json; ValueError, in one line, for an encoder-decoder, a field that is
     missing or impossible, a class that cannot be counted, and where nothing is installed that counts classes.
     """
-    if isinstance(source, (str, Path)):
-        name = str(source)
-        config = read_config(source, revision)
-    else:
-        if not isinstance(source, Mapping) and not hasattr(source, "to_dict"):
-            allowed = "org/model on the Hub, a folder, a config.json, a mapping, or a configuration of transformers"
-            raise InputError(f"model={source!r} must be {allowed}")
-        config = source if isinstance(source, Mapping) else source.to_dict()
-        name = str(config.get("_name_or_path") or config.get("model_type"))
-    if not isinstance(config, Mapping):
-        raise InputError(f"{name}: the configuration must be an object with fields, not a {type(config).__name__}")
+    name, config = read_source(source, "model", revision)
     try:
         return _model(name, config)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}: {error}") from None
+
+
+def read_source(source: Any, field: str, revision: str | None = None) -> tuple[str, Config]:
+    """Read the name and the configuration of a model, of any source that `read_model` takes; `field` is its name."""
+    if isinstance(source, (str, Path)):
+        name = str(source)
+        config = read_config(source, revision)
+    elif isinstance(source, Mapping) or hasattr(source, "to_dict"):
+        config = source if isinstance(source, Mapping) else source.to_dict()
+        name = str(config.get("_name_or_path") or config.get("model_type"))
+    else:
+        sources = (
+            "org/model on the Hub, a folder, a config.json, a mapping, a configuration of transformers, or the name "
+            "of a released model"
+        )
+        raise InputError(f"{field}={shorten(source)} must be {sources}")
+    if not isinstance(config, Mapping):
+        raise InputError(f"{name}: the configuration must be an object with fields, not a {type(config).__name__}")
+    return name, config
 
 
 def read_config(source: str | Path, revision: str | None = None) -> Any:
@@ -420,8 +429,8 @@ def _limited_blocks(a: Architecture, config: _Fields, blocks: str | None) -> lis
     if layer_types:
         is_list = isinstance(layer_types, list) and len(layer_types) == a.blocks
         if not is_list or not {*layer_types} <= {*_LAYER_TYPES}:
-            allowed = ", ".join(_LAYER_TYPES)
-            raise InputError(f"layer_types={layer_types!r} must be a list of {a.blocks}, each one of {allowed}")
+            choices = ", ".join(_LAYER_TYPES)
+            raise InputError(f"layer_types={layer_types!r} must be a list of {a.blocks}, each one of {choices}")
         return [layer_type not in _FULL_ATTENTION for layer_type in layer_types]
     rule = Arithmetic.parse(blocks)
     rows: list[Fields] = [{"block": block} for block in range(a.blocks)]

@@ -192,10 +192,5 @@ def published_design() -> Design:
         trunk = trunks.setdefault(architecture, len(trunks))
         for billions in row.tokens:
             rows.append((architecture.n_active, billions * 1e9, row.experts, trunk))
-    n_active, tokens, experts, trunk_ids = zip(*rows, strict=True)
-    return Design(
-        np.array(n_active, float),
-        np.array(tokens),
-        np.array(experts, float),
-        np.array(trunk_ids),
-    )
+    n_active, tokens, experts, trunk_ids = np.array(rows, float).T
+    return Design(n_active, tokens, experts, trunk_ids.astype(int))

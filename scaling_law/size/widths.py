@@ -6,9 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, Forward, Span, variables_of_width
+from scaling_law.size.architecture import Architecture, Forward, Span
 
 
 @dataclass(frozen=True)
@@ -35,40 +34,6 @@ class Widths(Forward):
     tied_embeddings: bool
     gated: bool
     products: tuple[tuple[Span, Any], ...]
-
-    @classmethod
-    def of(
-        cls,
-        d_model: ArrayLike,
-        experts: ArrayLike,
-        granularity: float = 1.0,
-        shared_ratio: float = 0.0,
-        vocab_size: float = VOCAB_SIZE,
-    ) -> Widths:
-        """Make models of the d / 64 rule, whose widths may be fractional; broadcasts, like `variables_of_width`."""
-        d, e = np.broadcast_arrays(np.asarray(d_model, float), np.asarray(experts, float))
-        sizes = variables_of_width(d, e, granularity, shared_ratio, vocab_size)
-        counts = {name: sizes[name] for name in cls.__annotations__ if name.startswith("n_") and name in sizes}
-        blocks = d / HEAD_DIM
-        return cls(
-            d_model=d,
-            experts=np.where(e > 1, (e - shared_ratio) * granularity, 1.0),
-            experts_per_token=np.where(e > 1, (1.0 - shared_ratio) * granularity, 1.0),
-            d_expert=3.0 * d / np.where(e > 1, granularity, 1.0),
-            active_width=3.0 * d,
-            blocks=blocks,
-            routed_blocks=blocks,
-            heads=blocks,
-            n_kv_heads=blocks,
-            head_dim=HEAD_DIM,
-            embedding_parameters=2.0 * d * vocab_size,
-            lookup_parameters=0,
-            vocab_size=vocab_size,
-            tied_embeddings=False,
-            gated=True,
-            products=((Span(1), 2.0 * blocks * d),),
-            **counts,
-        )
 
     def at(self, mask: Any) -> Widths:
         """Pick some of the models."""

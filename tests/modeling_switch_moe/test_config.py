@@ -25,14 +25,14 @@ def test_counts_of_the_papers_listing(heads, blocks, width, active, experts, tot
     config = SwitchMoeConfig(
         hidden_size=width, num_hidden_layers=blocks, num_attention_heads=heads, num_experts=experts
     )
-    read = read_model(config)
-    n_total = read.architecture.n_total
+    counts = read_model(config)
+    n_total = counts.architecture.n_total
     assert as_printed(n_total) == total
-    assert as_printed(read.architecture.n_active) == active
+    assert as_printed(counts.architecture.n_active) == active
     assert n_total == 2 * width * 50257 + (4 + 9 * experts) * blocks * width**2
     with torch.device("meta"):
         model = SwitchMoeForCausalLM(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == read.parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == counts.parameters
     counted = sum(p.numel() for name, p in model.named_parameters() if "norm" not in name and "router" not in name)
     assert counted == n_total
 
@@ -49,11 +49,11 @@ def test_counts_of_the_papers_listing(heads, blocks, width, active, experts, tot
 def test_exact_count_of_other_configurations(make_config, changes):
     config = make_config(**changes)
     model = SwitchMoeForCausalLM(config)
-    read = read_model(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == read.parameters
+    counts = read_model(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == counts.parameters
     per_expert = 3 * config.hidden_size * config.intermediate_size * config.num_hidden_layers
-    assert read.parameters - read.active_parameters == (config.num_experts - 1) * per_expert
-    assert read.architecture.n_total - read.architecture.n_active == (config.num_experts - 1) * per_expert
+    assert counts.parameters - counts.active_parameters == (config.num_experts - 1) * per_expert
+    assert counts.architecture.n_total - counts.architecture.n_active == (config.num_experts - 1) * per_expert
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ REFUSED = [
     (plan(**HOURS | {"gpu": None, "throughput": MEASURED}, mfu=0.3), "has measured step times; give one of the two"),
     (of(LAW.reach, -1)(), "loss=-1 must be positive"),
     (of(LAW.reach, 2.6)(gpus=8, gpu="h100", inference_tokens=1e9), "inference_tokens=1e+09 cost FLOPs"),
-    (of(LAW.reach, 2.5)(flops=1e20, memory=1e9), "memory is what this question solves for: leave it out"),
+    (of(LAW.reach, 2.5)(flops=1e20, memory=1e9), "memory=... is what this question solves for: leave it out"),
     (of(LAW.reach, 2.5)(max_memory=1e9), "keyword of a question 'max_memory' is unknown: did you mean 'memory'"),
     (speedup_of(), "flops=None, tokens=None: give one of them"),
     (speedup_of(flops=1e21, tokens=1e9), "flops=1e+21, tokens=1000000000.0: give one of them"),

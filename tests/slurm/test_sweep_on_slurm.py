@@ -18,7 +18,7 @@ from tests.conftest import wait_for
 from tests.slurm.cluster import NODES, PATH
 from tests.training.sweep import commands
 from training import Sweep
-from training.sweep.engine import Job
+from training.sweep.slurm import Slurm
 from training.sweep.status import Attempt
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
@@ -47,8 +47,12 @@ def sweep(tiny, tmp_path, cluster, monkeypatch):
     wait_for("an empty queue", lambda: not cluster("squeue", "--noheader"))
 
 
+def jobs_of(run):
+    return Slurm().queue([run])[run.name]
+
+
 def job_of(run):
-    return Job.of(run)[-1].id
+    return jobs_of(run)[-1].id
 
 
 def first_line(run):
@@ -114,7 +118,7 @@ def test_an_array_outlives_its_time_limit_and_the_failure_of_a_node(sweep, clust
     assert {name: one["state"] for name, one in status().items()} == {run.name: "finished" for run in sweep.runs}
     assert len(load_records(sweep.folder)) == 4
     command("run", "--on", "slurm", *ON_CPU)
-    assert [len(Job.of(run)) for run in sweep.runs] == [1, 1]  # nothing is left to submit
+    assert [len(jobs_of(run)) for run in sweep.runs] == [1, 1]  # nothing is left to submit
 
 
 def test_what_is_cancelled_saves_and_stays_away(sweep, cluster):
@@ -190,7 +194,6 @@ def test_jobs_of_a_submit_that_was_killed_are_found_and_cancelled(sweep, cluster
     sbatch.chmod(0o755)
     assert started(PATH=f"{sbatch.parent}:{PATH}").wait(timeout=600) == -signal.SIGKILL
     (array,) = {task.partition("_")[0] for task in tasks(cluster)}
-    assert [Job.of(run) for run in sweep.runs] == [[], []]
     wait_for("a task", lambda: "RUNNING" in cluster("squeue", "--noheader", "--format=%T"))
     assert {one["engine"] for one in status().values()} == {"slurm"}
     assert {job_of(run) for run in sweep.runs} == {f"{array}_0", f"{array}_1"}
@@ -206,7 +209,7 @@ def test_a_sweep_larger_than_an_array_runs_whole(five, cluster):
     wait_for("an array behind another", lambda: "pending (Dependency)" in {one["queue"] for one in status().values()})
     wait_for("the runs", lambda: all(run.complete for run in five.runs))
     assert {one["state"] for one in status().values()} == {"finished"}
-    assert {len(Job.of(run)) for run in five.runs} == {1}
+    assert {len(jobs_of(run)) for run in five.runs} == {1}
 
 
 def test_two_nodes_train_one_run(sweep, cluster):

@@ -158,17 +158,12 @@ def _culprits(config: Any, error: Exception) -> str:
     return ", ".join(f"{name}={culprit}" for name in names)
 
 
-def forward_flops(model: nn.Module, tokens: int) -> float:
+def forward_flops(model: nn.Module, tokens: int) -> tuple[float, dict[str, float]]:
     """Count the FLOPs per token of a forward pass of one sequence of `tokens` through a model on the meta device.
 
-    All matrix products count, with the whole square of attention, windows or not. A class whose path depends on values
-    may raise any error.
+    All matrix products count, with the whole square of attention, windows or not; those of batched products also by
+    module. A class whose path depends on values may raise any error.
     """
-    return _count_flops(model, tokens)[0]
-
-
-def _count_flops(model: nn.Module, tokens: int) -> tuple[float, dict[str, float]]:
-    """Count the FLOPs per token of a forward pass, and those of batched products by module."""
     with torch.no_grad():
         _, counter = _forward(model, tokens, counting=lambda: FlopCounterMode(display=False))
     batched = {}
@@ -310,8 +305,8 @@ def _flops_of_positions(model: nn.Module, config: Any) -> tuple[float, float, Fl
     """
     length = _chunk(config)
     with _errors_in_one_line(config, "run", ignored_word="meta"):
-        short, short_batched = _count_flops(model, length)
-        long, long_batched = _count_flops(model, 2 * length)
+        short, short_batched = forward_flops(model, length)
+        long, long_batched = forward_flops(model, 2 * length)
         slopes = {}
         for module, flops in long_batched.items():
             slopes[module] = (flops - short_batched.get(module, 0.0)) / length

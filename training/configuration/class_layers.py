@@ -21,6 +21,8 @@ FlopsByModule = Mapping[str, float]
 _WITHOUT_KEYS = ("conv", "linear_attention", "moe", "mlp")
 # Fields that say in which type engines keep recurrent states.
 _STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+# Layer types that see so many keys as a field says.
+_LIMITS = {"local": "window_size", "chunked_attention": "attention_chunk_size", "indexed_attention": "index_topk"}
 # Layer types whose keys an indexer selects.
 _SELECTING = ("indexed_attention", "minimax_m3_sparse")
 
@@ -105,8 +107,7 @@ def _pooled_selection(span: Span, fields: Any, block: nn.Module) -> list[Span]:
     """Read keys that an indexer selects by the means of some consecutive ones (Qwen4); all keys stay in the cache."""
     width = fields.indexer_head_dim
     return [
-        replace(span, limit=fields.indexer_budget, cached=0),
-        replace(span, multiplied=0, cached=(span.cached or 0) + width),
+        *selected_keys(span, fields.indexer_budget, index_width=width),
         Span(1, stride=fields.indexer_compress_ratio, multiplied=fields.indexer_n_heads * width, cached=0),
         Span(1, once=True, multiplied=_indexer_weights(block), cached=0),
     ]
@@ -114,18 +115,10 @@ def _pooled_selection(span: Span, fields: Any, block: nn.Module) -> list[Span]:
 
 def _limit(kind: str, fields: Any) -> int | None:
     """Return the most keys that a token of this layer type sees; None for all of them."""
-    match kind:
-        case "local":
-            return int(fields.window_size)
-        case "chunked_attention":
-            return fields.attention_chunk_size
-        case "indexed_attention":
-            return int(fields.index_topk)
-        case "minimax_m3_sparse":
-            return int(fields.index_topk_blocks * fields.index_block_size)
-        case _ if "sliding" in kind:
-            return fields.sliding_window or None
-    return None
+    if kind == "minimax_m3_sparse":
+        return int(fields.index_topk_blocks * fields.index_block_size)
+    name = "sliding_window" if "sliding" in kind else _LIMITS.get(kind, "")
+    return getattr(fields, name, None) or None
 
 
 def _compressed_keys(attention: Span, fields: Any, block: nn.Module, layer: Any) -> list[Span]:

@@ -123,18 +123,18 @@ class ModelClassArguments(BaseModel):
         """
         from transformers import AutoConfig
 
-        least = {"vocab_size": (vocab_size, "the tokenizer's")}
+        least: Fields = {"vocab_size": vocab_size}
         if sequence_length is not None:
-            least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
-        fields: Fields = {name: value for name, (value, _) in least.items()}
-        fields.update(self.model_extra or {})
+            least["max_position_embeddings"] = sequence_length
+        fields: Fields = {**least, **(self.model_extra or {})}
         tokens: dict[str, int | None] = dict.fromkeys(_TOKENS, eos_token_id)
         tokens["pad_token_id"] = None
         tokens.update(dict.fromkeys(list_required_tokens(self.type), eos_token_id or 0))
         # This checks the types of the fields.
         config = AutoConfig.for_model(self.type, **fields, **tokens)
-        for name, (value, owner) in least.items():
+        for name, value in least.items():
             if (fields[name] or value) < value:
+                owner = "the tokenizer's" if name == "vocab_size" else "data.sequence_length,"
                 raise InputError(f"model.{name}: {fields[name]}; it must be at least {owner} {value}")
         return configuration.class_counts.as_decoder(config)
 
@@ -207,13 +207,16 @@ def _check_type(kind: str) -> None:
 
 def _check_fields(kind: str, fields: Fields) -> None:
     """Refuse fields that a class ignores, and fields that it does not have, each in a line."""
-    ignored = [name for name in fields if name in unread_fields(kind)]
-    if ignored:
-        raise InputError("\n".join(_refuse_ignored(kind, name) for name in ignored))
-    if _PARTIAL in unread_fields(kind) and _rotates_a_part(fields.get("rope_parameters")):
-        raise InputError(_refuse_ignored(kind, _PARTIAL, "rope_parameters."))
+    ignored = unread_fields(kind)
     valid_names = sorted(fields_of(kind))
-    problems = [unknown(f"model: {kind}'s field ", name, valid_names) for name in fields if name not in valid_names]
+    problems = []
+    for name in fields:
+        if name in ignored:
+            problems.append(_refuse_ignored(kind, name))
+        elif name not in valid_names:
+            problems.append(unknown(f"model: {kind}'s field ", name, valid_names))
+    if _PARTIAL in ignored and _rotates_a_part(fields.get("rope_parameters")):
+        problems.append(_refuse_ignored(kind, _PARTIAL, "rope_parameters."))
     if problems:
         raise InputError("\n".join(problems))
 

@@ -246,7 +246,7 @@ def open_cache(
     Without `special_tokens_as_text` it is the cache of earlier versions, in which a special token's name within a
     document is that token.
 
-    Raises as `TextSource.identify`, `TextSource.check` and `TokenCache`, ConfigurationError for a tokenizer to which
+    Raises as `TextSource.identify` and `TokenCache`, ConfigurationError for a tokenizer to which
     text can be its end token, and CorruptCacheError for another recipe.
     """
     cache_dir = Path(cache_dir)
@@ -273,7 +273,6 @@ def open_cache(
     if not (folder / "recipe.json").exists():
         if special_tokens_as_text:
             check_end_token(tokenizer, read_names_as_text(tokenizer_json, names), names)
-        source.check_formats()
         write_bytes(folder / "tokenizer.json", tokenizer_json.encode())
         # A network's file system would remember its absence.
         group_file(folder, 0).touch()

@@ -45,7 +45,7 @@ def build(source: TextSource, folder: Path, until_tokens: int | None = None) -> 
         OSError: the disk is full, the network is gone, …; what was finished stays, and the next build resumes there.
     """
     cache = TokenCache(folder)
-    text = source.open()
+    text = OpenText(source)
     for number in range(len(cache.shards)):
         cache.check_size(number)
     while cache.group is not None and not cache.has(until_tokens):

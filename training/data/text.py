@@ -111,54 +111,26 @@ class TextSource:
         listing = "\n".join(f"{name} {sha256}" for name, sha256 in _checksums(paths, checksums))
         return {"dataset": root.resolve().name, "revision": "sha256:" + _digest(listing)}
 
-    def check_formats(self) -> None:
-        """Raise InputError for a local folder with data of both formats: those of one would not be read.
-
-        A few plain .json files beside more of parquet are taken for notes, and where a README says which files are
-        read, any others may lie beside them.
-        """
-        from datasets.data_files import FILES_TO_IGNORE
-
-        root = Path(self.dataset)
-        if not root.is_dir() or (root / "README.md").exists():
-            return
-        paths: dict[str | None, list[Path]] = {PARQUET: [], JSON: []}
-        for path in _data_paths(root):
-            is_hidden = any(name.startswith((".", "__")) for name in path.relative_to(root).parts)
-            if path.name not in FILES_TO_IGNORE and not is_hidden:
-                paths[format_of(path.name)].append(path)
-        are_notes = all(path.suffix == ".json" for path in paths[JSON]) and len(paths[JSON]) < len(paths[PARQUET])
-        if paths[PARQUET] and paths[JSON] and not are_notes:
-            raise InputError(
-                f"data.dataset: the folder {self.dataset!r} mixes formats, such as {paths[PARQUET][0]} and "
-                f"{paths[JSON][0]}; it must hold either parquet or JSON files"
-            )
-
     def documents(self) -> Iterator[str]:
-        """Yield the texts in order. Raises as `open`."""
+        """Yield the texts in order. Raises as `batches`."""
         for texts, _ in self.batches(_ROWS_AT_A_TIME):
             yield from texts
 
     def batches(self, size: int, start: Place | None = None) -> Iterator[tuple[list[str], Place]]:
         """Yield up to `size` texts at a time from a place on, each batch with the place where it begins.
 
-        A batch ends with its group; only the group of `start` is read again from its beginning. Raises as `open`.
-        """
-        text = self.open()
-        place: Place | None = start or Place()
-        while place is not None:
-            yield from text.batches(size, place)
-            place = text.following
+        A batch ends with its group; only the group of `start` is read again from its beginning.
 
-    def open(self) -> OpenText:
-        """Return the text, to be read; it is looked up when that begins, once.
-
-        Raises in reading:
+        Raises:
             FileNotFoundError: a local path that does not exist or holds no data files.
             ValueError: no such split or text column, a value that is not text, a file that cannot be read (of JSON
                 lines with the line), or the documents before a place have changed.
         """
-        return OpenText(self)
+        text = OpenText(self)
+        place: Place | None = start or Place()
+        while place is not None:
+            yield from text.batches(size, place)
+            place = text.following
 
     def selects(self, row: dict) -> bool:
         """Return whether a row is in the part that this source is: the held-out one, or the rest."""
@@ -172,7 +144,7 @@ class TextSource:
         return (bucket < self.held_out_buckets) == self.held_out
 
     def list_files(self) -> list[str]:
-        """List the files of the split, absolute paths or URLs of the Hub. Raises as `open`."""
+        """List the files of the split, absolute paths or URLs of the Hub. Raises as `batches`."""
         check_dataset_exists(self.dataset)
         path = Path(self.dataset)
         if path.is_file():
@@ -229,18 +201,44 @@ def _readable_paths(root: Path) -> list[Path]:
 
 @contextmanager
 def _links_to(root: Path) -> Iterator[Path]:
-    """Make a folder of links to the files of another that its text may come from, and to its README.
+    """Make a folder of links to the files of another that `datasets` is to see.
 
-    `datasets` takes brackets, asterisks and such in a path for patterns, and reads notes (.txt) as data where these
-    are more than the data files.
+    It takes brackets, asterisks and such in a path for patterns, and reads notes (.txt) as data where these are more
+    than the data files.
     """
     with TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
-        for path in [*_readable_paths(root), *root.glob("README.md")]:
+        for path in _paths_of_text(root):
             link = folder / path.relative_to(root)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path)
         yield folder
+
+
+def _paths_of_text(root: Path) -> list[Path]:
+    """List a folder's data files, all of one format; or its README, which may select files, and any of them.
+
+    A few plain .json files beside more of parquet are taken for notes. Raises InputError for other mixtures: the files
+    of one format would not be read.
+    """
+    from datasets.data_files import FILES_TO_IGNORE
+
+    readme = root / "README.md"
+    if readme.exists():
+        return [readme, *_readable_paths(root)]
+    parquet: list[Path] = []
+    json_files: list[Path] = []
+    for path in _data_paths(root):
+        is_hidden = any(name.startswith((".", "__")) for name in path.relative_to(root).parts)
+        if path.name not in FILES_TO_IGNORE and not is_hidden:
+            (parquet if format_of(path.name) == PARQUET else json_files).append(path)
+    are_notes = all(path.suffix == ".json" for path in json_files) and len(json_files) < len(parquet)
+    if parquet and json_files and not are_notes:
+        raise InputError(
+            f"data.dataset: the folder {str(root)!r} mixes formats, such as {parquet[0]} and {json_files[0]}; it must "
+            "hold either parquet or JSON files"
+        )
+    return parquet or json_files
 
 
 def _check_text(text: object, column: str, place: str) -> None:
@@ -314,7 +312,7 @@ class OpenText:
             self.following = place._replace(group=end, in_group=0) if end < len(self._parts) else None
 
     def _documents(self, lanes: list[Lane]) -> Iterator[str]:
-        """Yield the texts of a group. Raises as `TextSource.open`."""
+        """Yield the texts of a group. Raises as `TextSource.batches`."""
         source = self._source
         timed_rows = (self._timed_rows(number, lane) for number, lane in enumerate(lanes))
         for _, _, row, place in heapq.merge(*timed_rows, key=itemgetter(0, 1)):

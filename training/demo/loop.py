@@ -66,7 +66,8 @@ class DemoError(RuntimeError):
 @contextmanager
 def step(name: str, description: str) -> Iterator[None]:
     """Announce a step, and say how long it took."""
-    say(f"── {name} ── {description}")
+    # A text of rich is broken between words.
+    show(Text(f"── {name} ── {description}"))
     start = time.monotonic()
     yield
     print(f"{time.monotonic() - start:.0f} s\n")
@@ -265,11 +266,6 @@ def describe_prediction(run: RunRecord, predicted: float, interval: tuple[float,
 def show(renderable: Any) -> None:
     """Print a table or a text on a page of `PAGE_WIDTH` columns, or in a narrower terminal."""
     print_table(renderable, PAGE_WIDTH)
-
-
-def say(text: str) -> None:
-    """Print prose, broken between words."""
-    show(Text(text))
 
 
 def scaling_law(*words: Any) -> str:

@@ -11,20 +11,16 @@ from scaling_law import FitResult, Law, Runs, fit
 class Scale:
     """Size of a demo: its sweep file, the bytes of text it takes, draws of the law, and the budget it asks for.
 
-    Runs count for the law from `fitted_from` tokens on: before, a model knows little more than pairs of letters, and
-    its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the sweep.
+    The runs that `where` selects count for the law: before so many tokens, a model knows little more than pairs of
+    letters, and its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the
+    sweep.
     """
 
     sweep: str
     corpus_bytes: int
-    fitted_from: str
+    where: str
     draws: int
     flops: float
-
-    @property
-    def where(self) -> str:
-        """The filter that keeps the runs that count."""
-        return f"D >= {self.fitted_from}"
 
 
 def fit_law(runs: Runs) -> FitResult[Law]:
@@ -32,5 +28,5 @@ def fit_law(runs: Runs) -> FitResult[Law]:
     return fit(runs, kind="joint", prior="public")
 
 
-FULL = Scale("demo.yaml", 12_000_000, "990K", 500, 1e12)
-FAST = Scale("demo-fast.yaml", 2_000_000, "74K", 100, 7e10)
+FULL = Scale("demo.yaml", 12_000_000, "D >= 990K", 500, 1e12)
+FAST = Scale("demo-fast.yaml", 2_000_000, "D >= 74K", 100, 7e10)

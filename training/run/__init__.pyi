@@ -3,5 +3,5 @@ from . import main as main
 from .grid import Grid as Grid
 from .grid import measure_grid as measure_grid
 from .inputs import held_out_tokens as held_out_tokens
+from .inputs import resolve_arguments as resolve_arguments
 from .inputs import training_tokens as training_tokens
-from .inputs import with_data_as_begun as with_data_as_begun

@@ -34,10 +34,20 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds the lock of a run; earlier versions did not note which."""
+    """A process that holds a lock of a run: its training's, or its sweep's, with the launcher that the sweep started.
+
+    Earlier versions did not note which process it is.
+    """
 
     host: str = ""
     pid: int = 0
+    launcher: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> Holder:
+        """Read the holder that a file names; an unknown process where there is no file."""
+        holder: Holder = atomic.read_json(path, cls(), cls)
+        return holder
 
     @property
     def is_here(self) -> bool:
@@ -113,7 +123,7 @@ def lock_run(folder: Path) -> FileLock:
     try:
         lock.acquire(timeout=_LOCK_SECONDS)
     except Timeout:
-        text = f"run.output_dir: another process is training in {folder}: {_read_holder(folder)}"
+        text = f"run.output_dir: another process is training in {folder}: {Holder.load(folder / _HOLDER)}"
         raise ConfigurationError(text) from None
     atomic.write_json(folder / _HOLDER, asdict(Holder(platform.node(), os.getpid())))
     return lock
@@ -131,13 +141,8 @@ def find_trainer(folder: Path) -> Holder | None:
             with FileLock(folder / _LOCK, timeout=0):
                 return None
         except Timeout:
-            holder = _read_holder(folder)
+            holder = Holder.load(folder / _HOLDER)
         if holder.find() or not (holder.is_here or holder == Holder()):
             return holder
         time.sleep(0.1)
     return None if holder.is_here else holder
-
-
-def _read_holder(folder: Path) -> Holder:
-    holder: Holder = atomic.read_json(folder / _HOLDER, Holder(), Holder)
-    return holder

@@ -108,7 +108,7 @@ def _plan_of_schedule(a: TrainingArguments, arch: Architecture) -> dict[str, str
     for stage in ramp.stages:
         batch = f"{stage.sequences} sequences ({stage.sequences * ramp.sequence_length:,} tokens)"
         stages.append(f"{batch} from {stage.from_tokens:,} tokens")
-    peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
+    peak, law = peak_learning_rate(a, arch)
     warmup_tokens = a.schedule.warmup_tokens
     schedule = {
         "batch ramp": "\n".join(stages),

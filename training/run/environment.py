@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -30,15 +29,6 @@ MAX_CHARACTERS = 300
 _NAME = re.compile("[A-Za-z0-9_]{1,100}")
 _MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _FSDP2 = "shard with FSDP2, as training/configs/accelerate/one_node_fsdp2.yaml does"
-
-
-class Required(NamedTuple):
-    """A switch of torch as messages name it, its reader, the only value, and how to return to it."""
-
-    name: str
-    read_value: Callable[[], object]
-    only_value: object
-    remedy: str
 
 
 class Refusal(NamedTuple):
@@ -122,24 +112,13 @@ _SWITCHES = {
     "are_deterministic_algorithms_enabled": ("False",),
 }
 # Switches with which another model, or none, would be trained.
-_REQUIRED_SWITCHES = (
-    Required(
-        "torch.get_default_dtype()", torch.get_default_dtype, torch.float32, "torch.set_default_dtype(torch.float32)"
-    ),
-    Required(
-        "torch.get_default_device()", torch.get_default_device, torch.device("cpu"), "torch.set_default_device(None)"
-    ),
-    Required("torch.is_grad_enabled()", torch.is_grad_enabled, True, "torch.set_grad_enabled(True)"),
-    Required(
-        "torch.is_inference_mode_enabled()", torch.is_inference_mode_enabled, False, "leave torch.inference_mode"
-    ),
-    Required(
-        "torch.is_autocast_enabled('cpu')", partial(torch.is_autocast_enabled, "cpu"), False, "leave torch.autocast"
-    ),
-    Required(
-        "torch.is_autocast_enabled('cuda')", partial(torch.is_autocast_enabled, "cuda"), False, "leave torch.autocast"
-    ),
-)
+# Each has its only value, and how to return to it.
+_REQUIRED_SWITCHES = {
+    "get_default_dtype": ("torch.float32", "torch.set_default_dtype(torch.float32)"),
+    "get_default_device": ("cpu", "torch.set_default_device(None)"),
+    "is_grad_enabled": ("True", "torch.set_grad_enabled(True)"),
+    "is_inference_mode_enabled": ("False", "leave torch.inference_mode"),
+}
 
 
 def read_count(name: str) -> int | None:
@@ -186,10 +165,13 @@ def check_environment(run: RunArguments, variables: Mapping[str, str] = os.envir
         problem = _problem_of_variable(name, value.strip().lower(), run)
         if problem is not None:
             problems.append(problem)
-    for switch in _REQUIRED_SWITCHES:
-        current = switch.read_value()
-        if current != switch.only_value:
-            problems.append(f"{switch.name}: {current}; it must be {switch.only_value}: {switch.remedy}")
+    for path, (only_value, remedy) in _REQUIRED_SWITCHES.items():
+        value = _read_switch(path)
+        if value != only_value:
+            problems.append(f"torch.{path}(): {value}; it must be {only_value}: {remedy}")
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            problems.append(f"torch.is_autocast_enabled({device!r}): True; it must be False: leave torch.autocast")
     if problems:
         raise ConfigurationError("\n".join(problems))
 

@@ -7,10 +7,9 @@ the note also has the plan by which `scaling-law live` reads the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,7 @@ def watch_run(
     architecture: Architecture,
     branches: Sequence[Branch],
     folder: Path,
-    lines: Sequence[Mapping[str, Any]],
+    lines: list[Fields],
     law: Law | None = None,
 ) -> Watch:
     """Watch the loss at which a trunk or branch ends.

@@ -59,7 +59,6 @@ def check_inputs(arguments: TrainingArguments) -> None:
     before = _read_first_configuration(arguments)
     if before is None:
         return
-    before["data"] = {**_DATA_BEFORE, **before["data"]}
     problems = _describe_differences(resolved, before)
     if problems:
         hint = "choose another run.output_dir, or use its configuration:\n  "
@@ -118,24 +117,16 @@ def resolve_arguments(arguments: TrainingArguments) -> TrainingArguments:
     go on with it. Raises ConfigurationError if a micro-batch does not hold whole groups.
     """
     before = _read_first_configuration(arguments)
-    arguments = with_data_as_begun(arguments)
     arguments = arguments.with_capacity_group(before["model"]["capacity_group_tokens"] if before else None)
-    is_given = "attention_precision" in arguments.model.model_fields_set
-    if before and isinstance(arguments.model, ModelArguments) and not is_given:
-        precision = before["model"].get("attention_precision", "float32")
-        arguments = arguments.replaced(model={"attention_precision": precision})
+    if before:
+        names = _DATA_BEFORE.keys() - arguments.data.model_fields_set
+        arguments = arguments.replaced(data={name: before["data"][name] for name in names})
+        is_given = "attention_precision" in arguments.model.model_fields_set
+        if isinstance(arguments.model, ModelArguments) and not is_given:
+            precision = before["model"].get("attention_precision", "float32")
+            arguments = arguments.replaced(model={"attention_precision": precision})
     arguments.check_capacity_group()
     return arguments
-
-
-def with_data_as_begun(arguments: TrainingArguments) -> TrainingArguments:
-    """Return the arguments with the fields of `_DATA_BEFORE` as given, or as at the run's first start."""
-    before = _read_first_configuration(arguments)
-    if not before:
-        return arguments
-    fields = {**_DATA_BEFORE, **before["data"]}
-    names = _DATA_BEFORE.keys() - arguments.data.model_fields_set
-    return arguments.replaced(data={name: fields[name] for name in names})
 
 
 def _read_first_configuration(arguments: TrainingArguments) -> Fields | None:
@@ -147,7 +138,7 @@ def _read_first_configuration(arguments: TrainingArguments) -> Fields | None:
     missing = [name for name in SECTIONS if not isinstance(configuration.get(name), dict)]
     if missing:
         raise ConfigurationError(f"run.output_dir: {path} is not of a run: it has no section {', '.join(missing)}")
-    return configuration
+    return {**configuration, "data": {**_DATA_BEFORE, **configuration["data"]}}
 
 
 def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:

@@ -465,9 +465,9 @@ def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: 
     Beyond `max_bytes` only every 2nd, 4th, … line stays, and those of events.
     """
     if record.branch_point_tokens is None:
-        lines = _lines_until(trunk_log, record.tokens)
+        lines = read_lines(trunk_log, record.tokens)
     else:
-        lines = _lines_until(trunk_log, record.branch_point_tokens) + _lines_until(branch_log, record.tokens)
+        lines = read_lines(trunk_log, record.branch_point_tokens) + read_lines(branch_log, record.tokens)
     content = b"".join(text for text, _ in lines)
     stride = 1
     while len(content) > max_bytes and stride < len(lines):
@@ -479,7 +479,3 @@ def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: 
             if i % stride == 0 or i == len(lines) - 1 or is_event:
                 content += text
     return content
-
-
-def _lines_until(log: Path, tokens: int) -> list[tuple[bytes, Fields]]:
-    return [(text, line) for text, line in read_lines(log) if line["tokens"] <= tokens]

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -146,7 +146,9 @@ class Run:
             CheckpointError: a checkpoint could not be written, say on a full disk.
             OutOfMemory: a step does not fit; says what to try.
         """
-        with self._lock(), ExitStack() as stack:
+        # The main process's lock is released with it, however it ends.
+        lock = lock_run(self.folder) if self.accelerator.is_main_process else nullcontext()
+        with lock, ExitStack() as stack:
             stack.callback(self.stop.uninstall)
             stack.callback(self._close)
             statuses = on_main(self.accelerator, self._begin)
@@ -166,12 +168,6 @@ class Run:
             self.writer.close()
             end_processes(self.accelerator, keep_group=self._has_callers_group)
         return status
-
-    def _lock(self) -> AbstractContextManager[object]:
-        """Lock the run's folder; the lock is released with the process, however it ends."""
-        if not self.accelerator.is_main_process:
-            return nullcontext()
-        return lock_run(self.folder)
 
     def _close(self) -> None:
         """Stop everything that runs beside the loop."""
@@ -349,8 +345,8 @@ class Run:
         """Make the forecast of the final loss from the lines of the trunk and, in a branch's decay, of the branch."""
         branches = self.branches
         if branch:
-            trunk_lines = [line for _, line in read_lines(self.trunk / "log.jsonl")]
-            lines = [line for line in trunk_lines if line["tokens"] <= branch.branch_point_tokens] + lines
+            trunk_lines = read_lines(self.trunk / "log.jsonl", branch.branch_point_tokens)
+            lines = [line for _, line in trunk_lines] + lines
             branches = [branch]
         return watch_run(self.arguments, self.session.architecture, branches, folder, lines, self.law)
 

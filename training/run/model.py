@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.rates.law import READINGS, LearningRateLaw
 from scaling_law.size.architecture import Architecture
-from training.configuration.arguments import ConfigurationError, ModelArguments, OptimizerArguments, TrainingArguments
+from training.configuration.arguments import ConfigurationError, ModelArguments, TrainingArguments
 from training.configuration.class_counts import training_flops
 from training.configuration.model_classes import ModelClassArguments
 from training.data.pins import RunData
@@ -93,26 +93,12 @@ def build_model(config: PreTrainedConfig, seed: int, group_tokens: int | None = 
     return causal_model.build(config, group_tokens)
 
 
-def peak_learning_rate(
-    arguments: OptimizerArguments, arch: Architecture, tokens: int | None = None, batch_tokens: int | None = None
-) -> tuple[float, str]:
-    """Return the peak learning rate and its source; `tokens` and `batch_tokens` are for laws that depend on them."""
-    if arguments.learning_rate is not None:
-        return arguments.learning_rate, "given"
-    law = LearningRateLaw.named(arguments.learning_rate_law)
-    rate = law.learning_rate(arch, tokens, batch_tokens) * arguments.learning_rate_scale
-    scaled = "" if arguments.learning_rate_scale == 1 else f", times {arguments.learning_rate_scale:g}"
-    if arguments.learning_rate_law in READINGS:
-        return rate, f"Ludziejewski et al. 2025, reading '{law.reading}'{scaled}"
-    batch = f" at batches of {batch_tokens:,} tokens" if law.slope_batch else ""
-    return rate, f"{law.formula}{batch}, {law.source}{scaled}"
-
-
-def keep_peak(arguments: TrainingArguments, peak: float, law: str) -> tuple[float, str]:
+def peak_learning_rate(arguments: TrainingArguments, arch: Architecture) -> tuple[float, str]:
     """Return the peak learning rate and its source, as at the run's first start.
 
-    A law's rate changes with its file and with the longest run, but a trunk is one run.
+    A law's rate changes with its file and with the longest run, at whose end it is asked, but a trunk is one run.
     """
+    peak, law = _configured_peak(arguments, arch)
     folder = arguments.run.output_dir
     first_peak = RunData.of(Path(folder)).peak_learning_rate if folder else None
     if first_peak is None:
@@ -123,8 +109,22 @@ def keep_peak(arguments: TrainingArguments, peak: float, law: str) -> tuple[floa
     return first_peak, f"as at the first start; now {peak:.4g} by {law}"[:300]
 
 
-def check_rate(arguments: TrainingArguments, arch: Architecture, tokens: int, batch_tokens: int) -> list[str]:
-    """Return warnings about a rate by a law; none for a rate that is given.
+def _configured_peak(arguments: TrainingArguments, arch: Architecture) -> tuple[float, str]:
+    o = arguments.optimizer
+    if o.learning_rate is not None:
+        return o.learning_rate, "given"
+    law = LearningRateLaw.named(o.learning_rate_law)
+    tokens, batch_tokens = arguments.longest_run()
+    rate = law.learning_rate(arch, tokens, batch_tokens) * o.learning_rate_scale
+    scaled = "" if o.learning_rate_scale == 1 else f", times {o.learning_rate_scale:g}"
+    if o.learning_rate_law in READINGS:
+        return rate, f"Ludziejewski et al. 2025, reading '{law.reading}'{scaled}"
+    batch = f" at batches of {batch_tokens:,} tokens" if law.slope_batch else ""
+    return rate, f"{law.formula}{batch}, {law.source}{scaled}"
+
+
+def check_rate(arguments: TrainingArguments, arch: Architecture) -> list[str]:
+    """Return warnings about a rate by a law, at the end of the longest run; none for a rate that is given.
 
     Raises ConfigurationError where the law has no rate, unless the run in the output folder was begun with one.
     """
@@ -132,7 +132,7 @@ def check_rate(arguments: TrainingArguments, arch: Architecture, tokens: int, ba
         return []
     law = LearningRateLaw.named(arguments.optimizer.learning_rate_law)
     folder = arguments.run.output_dir
-    peak = law.of(arch, tokens, batch_tokens)
+    peak = law.of(arch, *arguments.longest_run())
     if peak.refusal and not (folder and RunData.of(Path(folder)).peak_learning_rate):
         raise ConfigurationError(f"optimizer.learning_rate: {peak.refusal}")
     return [f"optimizer.learning_rate: {text}" for text in peak.check.warnings]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -56,9 +56,8 @@ class StackedMuon(torch.optim.Muon):
                 self.add_param_group({"params": parameters, _PARTS: matrices_of_rows})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override] # overloads
+    def step(self, closure: None = None) -> None:  # type: ignore[override] # overloads
         """Update every parameter that has a gradient."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
         skips = None if self.found_inf is None else self.found_inf > 0
         for group in self.param_groups:
             tensors: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
@@ -72,7 +71,6 @@ class StackedMuon(torch.optim.Muon):
                     batch.clear()
             for batch in filter(None, batches.values()):
                 _update(batch, group, skips)
-        return loss
 
 
 def _directions(

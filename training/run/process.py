@@ -135,7 +135,7 @@ def _own_accelerate_state() -> Iterator[None]:
 
 @contextmanager
 def _without_bars_of_libraries() -> Iterator[None]:
-    """Hide the bars of transformers, datasets and huggingface_hub, which would break that of the training.
+    """Hide the bars of transformers and huggingface_hub, which would break that of the training.
 
     HF_HUB_DISABLE_PROGRESS_BARS=0 keeps those of the Hub.
     """
@@ -145,9 +145,6 @@ def _without_bars_of_libraries() -> Iterator[None]:
         libraries = []
     if not hub_utils.are_progress_bars_disabled():
         libraries.append((hub_utils.disable_progress_bars, hub_utils.enable_progress_bars))
-    loaded = sys.modules.get("datasets")
-    if loaded is not None and not loaded.are_progress_bars_disabled():
-        libraries.append((loaded.disable_progress_bars, loaded.enable_progress_bars))
     with warnings.catch_warnings():
         # A warning says that the environment decides.
         warnings.simplefilter("ignore")

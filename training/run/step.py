@@ -30,7 +30,6 @@ from training.run.model import (
     build_model,
     check_rate,
     flops_per_token,
-    keep_peak,
     model_config,
     peak_learning_rate,
 )
@@ -97,14 +96,13 @@ def make_session(a: TrainingArguments, accelerator: Accelerator, tokenizer: Any,
     """Build model and optimizers, and prepare them for this process, with all that a step needs besides."""
     vocab_size = vocabulary_size(tokenizer)
     arch = architecture(a.model, vocab_size)
-    warnings = check_rate(a, arch, *a.longest_run())
-    peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
+    warnings = check_rate(a, arch)
+    peak, law = peak_learning_rate(a, arch)
     if accelerator.process_index == 0:
         for warning in warnings:
             logger.warning("%s", warning)
     config = model_config(a, vocab_size, tokenizer.eos_token_id)
     is_compiled = wants_compiled_blocks(a, accelerator)
-    peak, law = keep_peak(a, peak, law)
     model = _make_model(a, accelerator, config, is_compiled)
     optimizers = build_optimizers(model, a.optimizer, accelerator.device)
     for optimizer in optimizers:

@@ -1,7 +1,5 @@
 # What the commands use: read by type checkers, and by lazy_loader, which imports a name when it is used.
-from .engine import submitting as submitting
 from .engines import ENGINES as ENGINES
-from .engines import ask_slurm as ask_slurm
 from .engines import find_statuses as find_statuses
 from .engines import make_engine as make_engine
 from .file import Sweep as Sweep

@@ -45,8 +45,7 @@ def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
 
     States: waiting, running, finished, diverged or failed.
     """
-    sweep = sweeps.Sweep.load(sweep_file)
-    statuses = sweeps.find_statuses(sweep, sweeps.ask_slurm(sweep))
+    statuses = sweeps.find_statuses(sweeps.Sweep.load(sweep_file))
     show([asdict(run) for run in statuses], as_json, sweeps.status_table(statuses))
 
 
@@ -106,14 +105,12 @@ def run(
         print(engine.preview(sweep, sweep_file), end="")
         return
     outcome = engine.submit(sweep, sweep_file)
-    statuses = sweeps.find_statuses(sweep, sweeps.ask_slurm(sweep) if on == "slurm" else {})
+    statuses = sweeps.find_statuses(sweep, ask_slurm=on == "slurm")
     print_table(sweeps.status_table(statuses))
-    processes = {run_status.name: run_status.process for run_status in statuses}
     for name in outcome.elsewhere:
-        reason = f"{processes[name]} is executing it" if processes[name] else "it is queued, or was busy"
-        typer.echo(f"run {name} was skipped: {reason}", err=True)
-    for name, job in outcome.queued.items():
-        typer.echo(f"run {name} is {job.engine} job {job.id}", err=True)
+        typer.echo(f"run {name} was skipped: it is queued, or the process above executes it", err=True)
+    for name, job_id in outcome.queued.items():
+        typer.echo(f"run {name} is slurm job {job_id}", err=True)
     for name, failure in outcome.failed.items():
         typer.echo(f"run {name} failed: {failure}", err=True)
     raise typer.Exit(1 if outcome.failed else 0)

@@ -1,52 +1,21 @@
-"""What the engines that execute a sweep, `Local` and `Slurm`, have in common: errors, outcomes, jobs in a queue."""
+"""What the engines that execute a sweep, `Local` and `Slurm`, have in common: errors and outcomes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
-
-from hub.base import atomic
 from training.configuration.arguments import ConfigurationError
 from training.run.attempt import Attempt
-from training.sweep.file import Sweep, SweepRun
-
-LOCK_SECONDS = 600
+from training.sweep.file import SweepRun
 
 
 class EngineError(Exception):
     """An engine cannot be reached, or refuses a request."""
 
     exit_status = 1
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run's job on an engine with a queue; all jobs of a run are listed in its `jobs.json`.
-
-    `id` is the engine's.
-    """
-
-    engine: str
-    id: str
-
-    @staticmethod
-    def of(run: SweepRun) -> list[Job]:
-        """Read all jobs of a run, oldest first; the last may be alive."""
-        jobs: list[Job] = atomic.read_json(run.folder / "jobs.json", [], list[Job])
-        return jobs
-
-    def add_to(self, run: SweepRun) -> None:
-        """Note the job as the run's newest, unless it is noted already."""
-        jobs = Job.of(run)
-        if self not in jobs:
-            run.folder.mkdir(parents=True, exist_ok=True)
-            atomic.write_json(run.folder / "jobs.json", [asdict(job) for job in [*jobs, self]])
 
 
 class Failure(NamedTuple):
@@ -64,12 +33,12 @@ class Failure(NamedTuple):
 
 @dataclass
 class Outcome:
-    """Results of runs by name. `failed` includes diverged runs; `elsewhere` are busy."""
+    """Results of runs by name. `failed` includes diverged runs; `elsewhere` are busy; `queued` are ids of jobs."""
 
     finished: list[str] = field(default_factory=list)
     failed: dict[str, Failure] = field(default_factory=dict)
     elsewhere: list[str] = field(default_factory=list)
-    queued: dict[str, Job] = field(default_factory=dict)
+    queued: dict[str, str] = field(default_factory=dict)
 
     def add(self, run: SweepRun, exit_status: int) -> None:
         """Note a run that has ended."""
@@ -77,20 +46,6 @@ class Outcome:
             self.finished.append(run.name)
         else:
             self.failed[run.name] = Failure(exit_status or 1, run.folder / "output.log")
-
-
-@contextmanager
-def submitting(sweep: Sweep) -> Iterator[None]:
-    """Hold a lock while runs are selected and queued, so that no two submits send the same run.
-
-    Raises EngineError if another submit holds it for `LOCK_SECONDS`.
-    """
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(sweep.folder / ".submit.lock", timeout=LOCK_SECONDS):
-            yield
-    except Timeout:
-        raise EngineError(f"{sweep.folder}: another `run` has been submitting it for {LOCK_SECONDS} s") from None
 
 
 def seconds_of(time: str) -> int:

@@ -210,7 +210,7 @@ def plan_sweep(sweep: Sweep, **gpus: Unpack[ClusterFields]) -> SweepPlan:
     ValueError names a field and what is allowed, as where GPUs cannot share a batch, or a law has no learning rate.
     """
     for run in sweep.runs:
-        check_rate(run.arguments, run.architecture, *run.arguments.longest_run())
+        check_rate(run.arguments, run.architecture)
     layouts: Sequence[tuple[Placement | None, float | None]] = [(None, None)] * len(sweep.runs)
     timed_by: str | None = None
     cost: float | None = None

@@ -24,13 +24,13 @@ from hub.base import atomic
 from hub.base.progress import format_rate, progress_bars
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
-from training.run.attempt import STATE_FILE, Attempt, find_trainer
+from training.run.attempt import STATE_FILE, Attempt, Holder, find_trainer
 from training.run.inputs import resolve_arguments
 from training.run.model import check_rate
 from training.sweep.engine import EngineError, Outcome
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import (
-    Executor,
+    EXECUTOR,
     find_process,
     lock_of,
     newest_line,
@@ -135,8 +135,8 @@ class _Running:
                 # If this process is killed, the launcher goes on to hold the lock.
                 pass_fds=[self.lock._context.lock_file_fd] if self.lock else [],
             )
-        executor = Executor(platform.node(), os.getpid(), self.launcher.pid)
-        atomic.write_json(folder / "process.json", asdict(executor))
+        executor = Holder(platform.node(), os.getpid(), self.launcher.pid)
+        atomic.write_json(folder / EXECUTOR, asdict(executor))
 
     def interrupt(self) -> None:
         """Ask the run to save a checkpoint and stop."""
@@ -197,7 +197,7 @@ def run_sweep(
             outcome.add(run, 0)
             continue
         run.arguments.check_processes(processes_per_run)
-        check_rate(run.arguments, run.architecture, *run.arguments.longest_run())
+        check_rate(run.arguments, run.architecture)
         # All runs are pinned before the first is started.
         pinned_with_sweep(run.arguments, run.folder)
         waiting.append((run, retries))
@@ -260,7 +260,7 @@ def _lock_unless_busy(run: SweepRun, outcome: Outcome) -> FileLock | None:
 def _find_left_training(run: SweepRun) -> psutil.Process | None:
     """Find the process on this machine that trains a run, or is about to, without a sweep that executes it."""
     holder = find_process(run)
-    return None if holder is None or isinstance(holder, Executor) else holder.find()
+    return None if holder is None or holder.launcher else holder.find()
 
 
 def _take(free: list[dict[str, str]], process: psutil.Process) -> dict[str, str]:

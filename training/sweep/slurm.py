@@ -7,29 +7,34 @@ two: then a task saves a checkpoint, is queued again and resumes. One that fails
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from hub.base import atomic
 from training.configuration.arguments import ConfigurationError
-from training.sweep.engine import EngineError, Job, Outcome, seconds_of, submitting
+from training.sweep.engine import EngineError, Outcome, seconds_of
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.run import STOP_SECONDS
-from training.sweep.status import Queued, State
+from training.sweep.status import Job, State
 
 MULTI_NODE_CONFIG = Path(__file__).parents[1] / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
-# A file in the folder of a sweep that was submitted; earlier versions wrote into it.
-SUBMITTED = "submits.json"
+# A file in the folder of a sweep that was submitted.
+ARRAYS = "arrays.json"
+LOCK = ".submit.lock"
+LOCK_SECONDS = 600
 # Seconds between the signal and the end, to write a checkpoint and to requeue.
 WARNING_SECONDS = STOP_SECONDS + 60
 # Seconds that the signal may come before that.
 _EARLY_SECONDS = 60
-_SQUEUE = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%A|%T|%r|%j"]
+_SQUEUE = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%r|%j"]
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED"}
 _FAILED = ("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 _ENDED: dict[str, State | None] = {**dict.fromkeys(_FAILED, "failed"), "CANCELLED": "waiting", "COMPLETED": None}
@@ -59,9 +64,9 @@ exit "$status"
 class Slurm:
     """Jobs of SLURM; submit from the folder that relative paths of the sweep start in, on a shared file system.
 
-    Each job's name has a mark of its sweep. So the queue, rather than `jobs.json`, says which jobs there are: a submit
-    that is killed sends jobs that it cannot note. The fields are options of `run --on slurm`. By default a run is DDP
-    on one node and FSDP2 on several.
+    `ARRAYS` has the names of the runs of each array by the name of its jobs, and is written before it is sent: so the
+    queue has the jobs of a submit that is killed, too. The fields are options of `run --on slurm`. By default a run is
+    DDP on one node and FSDP2 on several.
     """
 
     gpus: int = 1
@@ -107,7 +112,7 @@ class Slurm:
         """List the options of `sbatch`."""
         limit = f"%{self.at_most}" if self.at_most else ""
         options = [
-            f"--job-name={sweep.name}{_mark(sweep.folder)}",
+            f"--job-name={_job_name(sweep)}",
             f"--array=0-{len(sweep.runs) - 1}{limit}",
             f"--nodes={self.nodes}",
             "--ntasks-per-node=1",
@@ -128,26 +133,31 @@ class Slurm:
         return [*options, *self.sbatch]
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
-        """Queue the runs that are not finished, waiting or running, in arrays as large as the cluster allows."""
-        with submitting(sweep):
-            return self._submit(sweep, sweep_file)
+        """Queue the runs that are not finished, waiting or running, in arrays as large as the cluster allows.
+
+        A lock keeps two submits from sending the same run. Raises EngineError if another holds it for `LOCK_SECONDS`.
+        """
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(sweep.folder / LOCK, timeout=LOCK_SECONDS):
+                return self._submit(sweep, sweep_file)
+        except Timeout:
+            raise EngineError(f"{sweep.folder}: another `run` has been submitting it for {LOCK_SECONDS} s") from None
 
     def _submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
-        busy = self._alive(sweep.runs)
+        queue = self.queue(sweep.runs)
         outcome = Outcome()
         runs_to_queue = []
         for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True):
             if run.complete:
                 outcome.add(run, 0)
-            elif run.name in busy:
+            elif any(job.alive for job in queue[run.name]):
                 outcome.elsewhere.append(run.name)
             else:
                 runs_to_queue.append(run)
         if not runs_to_queue:
             return outcome
         size = _largest_array()
-        # This is done before any job is sent, so that `queue` finds those of a killed submit.
-        (sweep.folder / SUBMITTED).touch()
         array = ""
         for start in range(0, len(runs_to_queue), size):
             array_sweep = Sweep(sweep.name, tuple(runs_to_queue[start : start + size]))
@@ -155,61 +165,46 @@ class Slurm:
             if array and self.at_most:
                 # The limit on runs at a time holds within an array, so an array waits for the one before.
                 sbatch.append(f"--dependency=afterany:{array}")
-            array = _command(sbatch, self.preview(array_sweep, sweep_file)).split(";")[0].strip()
-            for i, run in enumerate(array_sweep.runs):
-                job = Job("slurm", f"{array}_{i}")
-                outcome.queued[run.name] = job
-                job.add_to(run)
+            script = self.preview(array_sweep, sweep_file)
+            names = [run.name for run in array_sweep.runs]
+            arrays = _read_arrays(sweep.folder)
+            atomic.write_json(sweep.folder / ARRAYS, {**arrays, _job_name(array_sweep): names})
+            array = _command(sbatch, script).split(";")[0].strip()
+            outcome.queued.update({name: f"{array}_{i}" for i, name in enumerate(names)})
         return outcome
 
-    def queue(self, runs: Sequence[SweepRun]) -> Mapping[Job, Queued]:
-        """Return the state of the jobs by squeue, and add unlisted jobs to their runs.
+    def queue(self, runs: Sequence[SweepRun]) -> Mapping[str, list[Job]]:
+        """Return the jobs by the names of these runs; those that are alive come last.
 
-        A job is forgotten some minutes after its end.
+        squeue forgets a job some minutes after its end.
         """
-        if not runs or not (runs[0].folder.parent / SUBMITTED).exists():
-            return {}
-        queue: dict[Job, Queued] = {}
-        # Arrays with jobs that may be of these runs and are not noted, each with one of its jobs.
-        arrays: dict[str, str] = {}
-        mark = _mark(runs[0].folder.parent)
-        noted = {*itertools.chain(*map(Job.of, runs))}
+        queue: dict[str, list[Job]] = {run.name: [] for run in runs}
+        arrays = _read_arrays(runs[0].folder.parent) if runs else {}
+        if not arrays:
+            return queue
         for line in _command(_SQUEUE).splitlines():
-            task, job_id, slurm_state, reason, job_name = line.strip().split("|", 4)
-            job = Job("slurm", task)
-            queue[job] = _queued(slurm_state, reason)
-            if job not in noted and queue[job].alive and job_name.endswith(mark):
-                arrays[task.partition("_")[0]] = job_id
-        runs_by_name = {run.name: run for run in runs}
-        for array, job_id in arrays.items():
-            script = _command(["scontrol", "write", "batch_script", job_id, "-"])
-            # The names of the runs in a script of `preview`, by task.
-            names = script.partition("\nRUNS=(\n")[2].partition("\n)\n")[0]
-            for i, name in enumerate(shlex.split(names)):
-                job = Job("slurm", f"{array}_{i}")
-                if name in runs_by_name and job in queue and queue[job].alive:
-                    job.add_to(runs_by_name[name])
+            task, slurm_state, reason, job_name = line.strip().split("|", 3)
+            if job_name in arrays:
+                name = arrays[job_name][int(task.partition("_")[2])]
+                if name in queue:
+                    queue[name].append(_read_job(task, slurm_state, reason))
+        for jobs in queue.values():
+            jobs.sort(key=lambda job: job.alive)
         return queue
-
-    def _alive(self, runs: Sequence[SweepRun]) -> dict[str, list[Job]]:
-        """Return waiting and running jobs by the name of their run."""
-        queue = self.queue(runs)
-        jobs_by_run = {}
-        for run in runs:
-            jobs = [job for job in Job.of(run) if job in queue and queue[job].alive]
-            if jobs:
-                jobs_by_run[run.name] = jobs
-        return jobs_by_run
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """Stop waiting and running runs for good, and return their names.
 
         The time that `scancel` leaves a run to save a checkpoint is the cluster's KillWait.
         """
-        jobs = self._alive(runs)
-        if jobs:
-            _command(["scancel", *(job.id for job in itertools.chain(*jobs.values()))])
-        return list(jobs)
+        cancelled = {}
+        for name, jobs in self.queue(runs).items():
+            ids = [job.id for job in jobs if job.alive]
+            if ids:
+                cancelled[name] = ids
+        if cancelled:
+            _command(["scancel", *chain(*cancelled.values())])
+        return list(cancelled)
 
     def _on_one_node(self, sweep_file: Path) -> str:
         """Write the line that starts a run on one node."""
@@ -237,9 +232,15 @@ srun --kill-on-bad-exit=1 bash -c '
 ' &"""
 
 
-def _mark(folder: Path) -> str:
-    """Return the end of a job's name, by which the queue tells whose folder its runs are in."""
-    return "." + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+def _job_name(sweep: Sweep) -> str:
+    """Name the jobs of an array after the sweep, its folder and the runs of the array."""
+    text = "\n".join([str(sweep.folder.resolve()), *(run.name for run in sweep.runs)])
+    return f"{sweep.name}.{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _read_arrays(folder: Path) -> dict[str, list[str]]:
+    arrays: dict[str, list[str]] = atomic.read_json(folder / ARRAYS, {}, dict[str, list[str]])
+    return arrays
 
 
 def _largest_array() -> int:
@@ -248,13 +249,13 @@ def _largest_array() -> int:
     return max(1, min(map(int, limits)))
 
 
-def _queued(slurm_state: str, reason: str) -> Queued:
+def _read_job(task: str, slurm_state: str, reason: str) -> Job:
     text = slurm_state.lower()
     if slurm_state in _WAITING:
-        return Queued(f"{text} ({reason})", alive=True, state="waiting")
+        return Job(task, f"{text} ({reason})", alive=True, state="waiting")
     if slurm_state not in _ENDED:
-        return Queued(text, alive=True, state="running")
-    return Queued(text, alive=False, state=_ENDED[slurm_state])
+        return Job(task, text, alive=True, state="running")
+    return Job(task, text, alive=False, state=_ENDED[slurm_state])
 
 
 def _command(words: list[str], script: str | None = None) -> str:

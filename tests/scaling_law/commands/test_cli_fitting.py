@@ -203,7 +203,7 @@ def test_results_show_in_notebooks_and_as_frames(table, law):
     frame = drawn.to_dataframe().set_index("coefficient")
     assert list(frame.index) == list(result.law.coefficients)
     assert tuple(frame.loc["c", ["low", "high"]]) == drawn.interval("c")
-    assert design.to_dataframe().tokens.tolist() == [tokens for _, tokens in design.runs()]
+    assert design.to_dataframe().tokens.tolist() == design.tokens.tolist()
 
 
 def test_columns_and_formats_are_read_as_in_python(shell, tmp_path):

@@ -102,7 +102,7 @@ LINES = {  # what is typed → what the line on standard error names
     "fit runs.csv --prior published --kind chinchilla": "--kind 'chinchilla': the prior is one of joint laws",
     "forecast runs.csv --n-active 1B --tokens 1B": "--experts must be given: the runs have 1, 2, 4, 8",
     "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --kind joit": "did you mean 'joint'",
-    "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --level 2": "--level 2.0 must be above 0 and below 1",
+    "forecast runs.csv --n-active 1B --tokens 1B --experts 8 --level 2": "--level 2 must be above 0 and below 1",
     "live runs.csv --level 2": "--level 2 must be above 0 and below 1",
     "diagnose config.json --gpu h100 --gpus 0 --tokens-per-second 9K": "--gpus",
     "promote runs.csv": "the runs of the variant are needed: a table VARIANT, or --baseline-where and --variant-where",

@@ -7,7 +7,7 @@ import pytest
 
 from scaling_law import Architecture
 from scaling_law.machine import training_memory
-from scaling_law.size.widths import Widths
+from scaling_law.size.ladder import PaperLadder
 
 MODEL = Architecture(512, 8)
 PARAMETERS = MODEL.n_total + 8 * 8 * 512  # and the routers'
@@ -65,7 +65,7 @@ def test_widths_and_architectures_take_the_same_memory():
     for passes, precision, recompute, sharding, devices in settings:
         asked = {"passes": passes, "precision": precision, "gradient_checkpointing": recompute}
         asked |= {"sharding": sharding, "devices": devices}
-        together = training_memory(Widths.of(widths, experts), 8, 512, **asked)
+        together = training_memory(PaperLadder().widths(widths, experts), 8, 512, **asked)
         for i, (d, e) in enumerate(zip(widths, experts, strict=True)):
             alone = training_memory(Architecture(d, e), 8, 512, **asked)
             for part, size in alone.to_dict().items():

@@ -7,7 +7,7 @@ from hub.base.tables import as_text
 from scaling_law import Architecture, JointLaw
 from scaling_law.machine import GPUS, decode_seconds
 from scaling_law.machine.serving import seconds_of_token, share_read
-from scaling_law.size.widths import Widths
+from scaling_law.size.ladder import PaperLadder
 
 H100 = GPUS["H100"]
 
@@ -42,14 +42,16 @@ def test_one_token_of_an_moe_reads_what_is_active():
 @pytest.mark.parametrize("batch", [1, 16, 4000])
 def test_widths_are_architectures(experts, batch):
     built = decode_seconds(Architecture(1024, experts), H100, batch, 512)
-    of_width = seconds_of_token(Widths.of(1024, experts), H100, batch, Architecture(1024).kv_cache_bytes(512 * batch))
+    of_width = seconds_of_token(
+        PaperLadder().widths(1024, experts), H100, batch, Architecture(1024).kv_cache_bytes(512 * batch)
+    )
     assert of_width == pytest.approx(built, rel=1e-9)
 
 
 def test_shared_experts_are_always_read():
     a = Architecture(1024, 14, experts_per_token=2, d_expert=768, shared_experts=2)  # E = 4, half of it shared
     built = decode_seconds(a, H100, 4)
-    assert seconds_of_token(Widths.of(1024, 4, 4.0, 0.5), H100, 4) == pytest.approx(built, rel=1e-9)
+    assert seconds_of_token(PaperLadder(4.0, 0.5).widths(1024, 4), H100, 4) == pytest.approx(built, rel=1e-9)
 
 
 def test_rows_of_an_optimum_say_what_serving_takes():

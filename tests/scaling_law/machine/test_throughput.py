@@ -12,13 +12,13 @@ from scaling_law.machine import GPUS, ModelWork, published_runs
 from scaling_law.machine.efficiency import DRAWS, SMALL, rates_of_engine
 from scaling_law.machine.gpus import find_gpu, named_gpu
 from scaling_law.machine.throughput import TERMS, Measurement
-from scaling_law.size.widths import Widths
+from scaling_law.size.ladder import PaperLadder
 from studies.hours.engine import STEPS
 from studies.hours.study import engines
 
 MODELS = [Architecture(512, 1), Architecture(512, 8), Architecture(1024, 32)]
 # The same models.
-WIDTHS = Widths.of([512, 512, 1024], [1, 8, 32])
+WIDTHS = PaperLadder().widths([512, 512, 1024], [1, 8, 32])
 BATCH = {"tokens_per_step": 65_536, "micro_batch_tokens": 8_192}
 MEASURED = Throughput(
     device="a device",
@@ -47,12 +47,12 @@ def test_the_work_of_a_step_is_counted_by_hand():
 
 
 def test_widths_and_architectures_do_the_same_work():
-    by_width = ModelWork.of(Widths.of([512, 512, 1024], [1, 8, 32]))
+    by_width = ModelWork.of(PaperLadder().widths([512, 512, 1024], [1, 8, 32]))
     for name in vars(by_width):
         of_each = [getattr(ModelWork.of(model), name) for model in MODELS]
         expected = () if name == "bounded" else of_each
         np.testing.assert_allclose(getattr(by_width, name), expected, rtol=1e-12, err_msg=name)
-    fine, split = Widths.of(1024, 8, 4, 0.25), Architecture.split(1024, 8, 4, 0.25)
+    fine, split = PaperLadder(4, 0.25).widths(1024, 8), Architecture.split(1024, 8, 4, 0.25)
     for name in ("experts", "experts_per_token", "d_expert", "active_width", "n_total", "embedding_parameters"):
         assert getattr(fine, name) == getattr(split, name), name
 
@@ -106,7 +106,7 @@ def test_public_rates_have_what_public_runs_show():
     of_labs = published_runs().spread[0]
     assert np.log(drawn[:, 0]).std() > of_labs
     np.testing.assert_allclose(np.median(drawn, axis=0), rates.step_seconds(WIDTHS, 65_536), rtol=0.1)
-    large = rates.step_seconds_draws(Widths.of(2048, [1, 8, 32]), 65_536)
+    large = rates.step_seconds_draws(PaperLadder().widths(2048, [1, 8, 32]), 65_536)
     assert 0.15 < np.log(large).std(axis=0).min() < np.log(large).std(axis=0).max() < 0.6
 
 
@@ -115,7 +115,7 @@ def test_labs_differ_more_the_smaller_the_model():
     rates, fit = Throughput.assumed("h100", engine="megatron"), published_runs()
     without = replace(rates, small_draws=None)
     small = Architecture(256)
-    drawn, plain = (each.step_seconds_draws(Widths.of([256, 2048], 1), 65_536) for each in (rates, without))
+    drawn, plain = (each.step_seconds_draws(PaperLadder().widths([256, 2048], 1), 65_536) for each in (rates, without))
     assert np.array_equal(drawn[:, 1], plain[:, 1])
     by = np.log(SMALL / ModelWork.of(small).weights)
     np.testing.assert_allclose(np.log(drawn / plain)[:, 0], by * fit.small_draws)
@@ -220,7 +220,7 @@ def test_each_thing_outside_the_grid_is_named(shape, tokens, note):
     assert grid.warnings(Architecture(**inside, n_blocks=4, n_heads=4), tokens_per_step=8192) == ()
     notes = grid.warnings(Architecture(**asked, n_blocks=4, n_heads=4), tokens_per_step=tokens)
     assert [each for each in notes if "the largest that was timed" not in each] == [note]
-    widths = Widths.of([128.0, asked["d_model"]], asked["experts"], vocab_size=asked["vocab_size"])
+    widths = PaperLadder(vocab_size=asked["vocab_size"]).widths([128.0, asked["d_model"]], asked["experts"])
     assert note in grid.warnings(widths, tokens_per_step=tokens)
 
 

@@ -10,7 +10,7 @@ from scaling_law import Architecture, Throughput, fit_throughput
 from scaling_law.machine import ModelWork
 from scaling_law.machine.throughput import Measurement
 from scaling_law.machine.throughput_fit import FITTED, left_out_ratios, of_records
-from scaling_law.size.widths import Widths
+from scaling_law.size.ladder import PaperLadder
 from tests.hub.samples import make_record, record_fields
 
 RATES = {"steps": 2e-3, "blocks": 1e-3, "flops": 1e-12, "activations": 2e-9, "routing": 3e-9, "weights": 2e-10}
@@ -60,7 +60,7 @@ def test_the_error_is_that_of_architectures_left_out():
 
 
 def test_intervals_cover_the_truth_of_larger_models_and_are_reproducible():
-    asked, covered = Widths.of(np.repeat([512.0, 1024.0], 3), np.tile([1.0, 8.0, 32.0], 2)), 0
+    asked, covered = PaperLadder().widths(np.repeat([512.0, 1024.0], 3), np.tile([1.0, 8.0, 32.0], 2)), 0
     true = TRUTH.step_seconds(asked, 1 << 16)
     for seed in range(20):
         draws = fit_throughput(steps(0.05, seed=seed), "a device", "bf16").step_seconds_draws(asked, 1 << 16)
@@ -112,7 +112,10 @@ def test_every_fitted_term_is_work():
     ("call", "words"),
     [
         (lambda: fit_throughput([m for m in steps() if m.architecture in MODELS[:2]], "x", "bf16"), "2 architectures"),
-        (lambda: fit_throughput([replace(steps()[0], step_seconds=0)], "x", "bf16"), "step_seconds=0 of Architecture"),
+        (
+            lambda: fit_throughput([replace(steps()[0], step_seconds=0)], "x", "bf16"),
+            "step_seconds=0 must be positive and finite",
+        ),
         (
             lambda: of_records([record(MODELS[0]), record(MODELS[1], precision="fp32")]),
             r"there are: \('2 x a .*'fp32'",

@@ -9,58 +9,58 @@ from tests.scaling_law.configs import MIXTRAL, QWEN3_MOE, SWITCH
 
 
 def test_a_model_of_the_paper_is_itself(published):
-    found = describe(SWITCH, tokens=16e9)
-    assert found.warnings[0].startswith("the law's choice")  # none about the model itself
-    n, d = found.architecture.n_active, 16e9
-    p = found.prediction
+    description = describe(SWITCH, tokens=16e9)
+    assert description.warnings[0].startswith("the law's choice")  # none about the model itself
+    n, d = description.architecture.n_active, 16e9
+    p = description.prediction
     assert (p.loss, p.training_flops) == (published.loss(n, d, 8), 6 * n * d)
     assert p.loss_interval[0] < p.loss < p.loss_interval[1]
     assert p.trusted
     best = p.optimum.best
     assert best.loss < p.loss
-    assert best.weight_bytes <= found.architecture.weight_bytes() * (1 + 1e-9)
+    assert best.weight_bytes <= description.architecture.weight_bytes() * (1 + 1e-9)
     assert best.training_flops == pytest.approx(p.training_flops)
 
 
 def test_what_the_law_ignores_is_named():
-    found = describe(MIXTRAL)
-    assert found.architecture.experts_equivalent == 4
-    assert found.warnings == ("E = 4 stands for 8 experts; the law ignores top-2 routing, granularity 2",)
-    assert (found.prediction, found.trusted) == (None, True)
-    text = as_text(found)
+    description = describe(MIXTRAL)
+    assert description.architecture.experts_equivalent == 4
+    assert description.warnings == ("E = 4 stands for 8 experts; the law ignores top-2 routing, granularity 2",)
+    assert (description.prediction, description.trusted) == (None, True)
+    text = as_text(description)
     assert "active 12.9B, active without embedding and head 12.6B" in text
     assert "loss" not in text
 
 
 def test_tokens_may_be_text_and_the_prediction_has_its_range():
-    found = describe(MIXTRAL, tokens="2T", context="4k")
-    assert found.prediction.tokens == 2e12
-    assert any("D 2T is outside the fitted" in warning for warning in found.warnings)
-    exact = found.to_dict()["flops_per_token"]["training_exact"]
-    assert exact == found.architecture.training_flops(1, 4096)
-    assert "recipe, not the model's." in as_text(found)
+    description = describe(MIXTRAL, tokens="2T", context="4k")
+    assert description.prediction.tokens == 2e12
+    assert any("D 2T is outside the fitted" in warning for warning in description.warnings)
+    exact = description.to_dict()["flops_per_token"]["training_exact"]
+    assert exact == description.architecture.training_flops(1, 4096)
+    assert "recipe, not the model's." in as_text(description)
 
 
 def test_far_outside_the_law_refuses_to_choose():
     small = SWITCH | {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 768}
-    found = describe(small, tokens=10_000 * 60e6)
-    assert found.prediction.tokens / found.architecture.n_active > 10_000
-    assert not found.trusted
-    assert found.prediction.optimum is None
-    assert "too far from the runs of this law" in found.prediction.refusal
-    assert "not to be trusted" in as_text(found)
+    description = describe(small, tokens=10_000 * 60e6)
+    assert description.prediction.tokens / description.architecture.n_active > 10_000
+    assert not description.trusted
+    assert description.prediction.optimum is None
+    assert "too far from the runs of this law" in description.prediction.refusal
+    assert "not to be trusted" in as_text(description)
     assert describe(small, tokens=10_000 * 60e6, force=True).prediction.optimum is not None
 
 
 def test_no_choice_is_named_where_the_models_own_experts_were_not_compared(published):
     """At 36T tokens all E near 16 are beyond the guard: the best of those left is no answer to such a model."""
-    found = describe(QWEN3_MOE, tokens="36T")
-    p, own = found.prediction, found.architecture.experts_equivalent
-    limits = {"memory": found.architecture.weight_bytes(), "vocab_size": 151936}
+    description = describe(QWEN3_MOE, tokens="36T")
+    p, own = description.prediction, description.architecture.experts_equivalent
+    limits = {"memory": description.architecture.weight_bytes(), "vocab_size": 151936}
     assert own not in {row.experts for row in published.optimal(p.training_flops, **limits).compared}
     assert p.optimum is None
     assert p.refusal.startswith("E = 16 of the model cannot be compared: too far from the runs of this law to answer")
-    assert "the law's choice    none: E = 16 of the model" in as_text(found)
+    assert "the law's choice    none: E = 16 of the model" in as_text(description)
     compared = describe(QWEN3_MOE, tokens="1T")
     # The model itself is not trusted, so it may be better than the best that is.
     assert (compared.prediction.trusted, compared.prediction.optimum.trusted) == (False, True)
@@ -75,6 +75,6 @@ def test_a_law_without_experts_chooses_for_any_model():
 
 
 def test_flops_of_a_token_count_attention_with_a_context():
-    found = describe(MIXTRAL, context="4k")
-    flops = found.architecture.training_flops(1, 4096)
-    assert found.flops_per_token()["training_exact"] == flops
+    description = describe(MIXTRAL, context="4k")
+    flops = description.architecture.training_flops(1, 4096)
+    assert description.flops_per_token()["training_exact"] == flops

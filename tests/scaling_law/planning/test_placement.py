@@ -13,8 +13,8 @@ from scaling_law.machine import training_memory
 from scaling_law.machine.layout import ENGINES, RESERVED, DoesNotFit, Option
 from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
+from scaling_law.size.ladder import PaperLadder
 from scaling_law.size.recipe import BatchRamp, RampStage
-from scaling_law.size.widths import Widths
 from training import from_dict
 
 H100 = Throughput.assumed("h100")
@@ -52,7 +52,7 @@ def test_no_layout_trains_models_whose_state_alone_does_not_fit(engine, gpus, le
     throughput = Throughput.assumed("rtx-4090", engine=engine)
     cluster = Cluster(gpus, throughput, engine=engine, ramp=BatchRamp.constant(4 * gpus, length))
     widths, experts = np.meshgrid(64 * np.arange(1.0, 200.0, 9.0), [1.0, 2.0, 8.0, 64.0])
-    models = Widths.of(widths.ravel(), experts.ravel())
+    models = PaperLadder().widths(widths.ravel(), experts.ravel())
     fits = cluster.steps(models).fits
     may_fit = cluster.may_fit(models)
     assert fits.any()
@@ -62,7 +62,7 @@ def test_no_layout_trains_models_whose_state_alone_does_not_fit(engine, gpus, le
 
 def test_fields_that_are_crossed_with_the_rest_cost_what_each_option_costs():
     """Costs of all options at once are those of each option alone."""
-    models = Widths.of(64.0 * np.arange(4, 100, 12), np.array([1.0, 8.0, 16.0, 6.0] * 2))
+    models = PaperLadder().widths(64.0 * np.arange(4, 100, 12), np.array([1.0, 8.0, 16.0, 6.0] * 2))
     for engine in ENGINES:
         cluster = Cluster(32, Throughput.assumed("h100", engine=engine), engine=engine, ramp=PAPER_RAMP)
         steps = cluster.steps(models)
@@ -70,7 +70,7 @@ def test_fields_that_are_crossed_with_the_rest_cost_what_each_option_costs():
             chosen = steps.option == place
             exchange = sum(cluster.communication(models, option, max(cluster.batches)).values())
             expected = np.broadcast_to(exchange, chosen.shape)[chosen]
-            np.testing.assert_array_equal(steps.communication[-1][chosen], expected)
+            np.testing.assert_array_equal(steps.costs[-1].exchange[chosen], expected)
         totals = [cluster.memory(models, option).total for option in cluster.options()]
         assert (steps.least >= np.min(totals, axis=0)).all()
 

@@ -85,7 +85,7 @@ def test_plans_new_runs_and_figures_count_it_too(law, published):
     assert any("give train.py a tokenizer of that size" in warning for warning in made.warnings)
     assert not any("tokenizer" in warning for warning in published.plan(1e20).warnings)
     design = law.next_runs(predicted_loss(5e5, 5e6, 2), 1e16, warmup_tokens=0)
-    assert {architecture.vocab_size for architecture, _ in design.runs()} == {1024}
+    assert {row.architecture.vocab_size for row in design.rows} == {1024}
     ends = [curve.n_active[-1] for curve in memory_curves(law, Budget(FLOPS), [1, 2]).curves]
     assert ends == pytest.approx([row.n_active for row in law.optimal(FLOPS, [1, 2])])
 

@@ -132,6 +132,14 @@ def test_a_grid_that_names_its_models_is_no_log():
     assert len(runs) == 4
 
 
+def test_a_curve_that_tensorboard_exports_is_named(tmp_path):
+    (tmp_path / "curve.csv").write_text("Wall time,Step,Value\n1.7e9,1,3.5\n")
+    with pytest.raises(
+        RunsError, match=r"^curve\.csv: a curve that TensorBoard exports: name the folder of its event"
+    ):
+        load_runs(tmp_path / "curve.csv")
+
+
 def test_checkpoints_of_a_run_are_not_taken_for_a_log_unless_asked():
     checkpoints = [{**line, "tokens": line["tokens"] * line["step"] / 200} for line in STEPS]
     assert load_runs(checkpoints, final="last").tokens.tolist() == [row["tokens"] for row in TABLE]
@@ -230,8 +238,8 @@ def test_every_bad_row_is_named_with_what_leaves_it_out():
     assert head == "rows: 6 unusable row(s), which on_invalid='skip' leaves out"
     assert [line.partition(": ")[2] for line in lines] == [
         "eval_loss='diverged' is not a number",
-        "eval_loss='3,78' has a comma: write a decimal point, and nothing between thousands",
-        "eval_loss='3,784' has a comma: write a decimal point, and nothing between thousands",
+        "eval_loss='3,78' has a decimal comma: write a decimal point",
+        "eval_loss='3,784' is 3.784 or 3784: write one of the two",
         "eval_loss=inf must be positive and finite",
         "tokens=None must be positive and finite",
         "duplicate of row 0 (r0) (same N, D, E and loss)",  # a filter would leave out both

@@ -194,3 +194,23 @@ def test_the_table_that_a_page_of_w_and_b_exports(tmp_path):
 def test_a_column_of_states_of_another_kind_is_left_alone(tmp_path):
     (tmp_path / "export.csv").write_text(TABLE.replace("running", "Ohio").replace("crashed", "Utah"))
     assert len(load_runs(tmp_path / "export.csv", columns={"n_active": "params"})) == 3
+
+
+CHART = (
+    '"Step","a - eval/loss","a - eval/loss__MIN","a - eval/loss__MAX","b - eval/loss","b - eval/loss__MIN"\n'
+    '"0","4.0","1.0","9.0","4.5","1.0"\n'
+    '"100","3.0","1.0","9.0","2.5","1.0"\n'
+    '"200","3.5","1.0","9.0","","1.0"\n'
+)
+
+
+@pytest.mark.parametrize(("final", "losses"), [(None, [3.5, 2.5]), ("minimum", [3.0, 2.5]), ("smoothed", [3.5, 2.5])])
+def test_the_chart_that_a_page_of_w_and_b_exports(tmp_path, final, losses):
+    """The columns __MIN and __MAX are bounds of buckets and no runs; each run ends at its own last step."""
+    (tmp_path / "chart.csv").write_text(CHART)
+    columns = {"n_active": "1e6 * (1 + step / 100)", "tokens": "step * 2**19", "experts": 1}
+    runs = load_runs(tmp_path / "chart.csv", columns=columns, final=final)
+    assert (runs.run_id, runs.loss.tolist()) == (("a", "b"), losses)
+    assert runs.tokens.tolist() == [200 * 2**19, 100 * 2**19]
+    with pytest.raises(RunsError, match=r"a chart of W&B.* missing column n_active .*there are: eval/loss \(3\.5\)"):
+        load_runs(tmp_path / "chart.csv")

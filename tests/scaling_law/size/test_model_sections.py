@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from scaling_law import Architecture
-from scaling_law.size.architecture import variables_of_width
+from scaling_law.size.ladder import PaperLadder
 from scaling_law.size.model_configs import read_model
 from scaling_law.size.model_sections import model_section
 from training import from_dict
@@ -51,6 +51,6 @@ def test_a_split_model_has_the_variables_that_laws_were_asked_with(experts, gran
     if experts == 1:
         assert split == whole
         return
-    asked, found = variables_of_width(256, experts, granularity, shared), split.variables()
+    asked, found = PaperLadder(granularity, shared).variables(256, experts), split.variables()
     for name in ("experts", "n_active", "n_total", "density", "granularity", "shared_ratio", "experts_per_token"):
         assert found[name] == pytest.approx(float(asked[name])), name

@@ -84,7 +84,7 @@ def forecasts(tiny, tmp_path, finished):
     def of(lines=(), **changes):
         run = Run(sibling(tiny, tmp_path, 3, **changes))
         shutil.copy(tmp_path / "seed1" / "data.json", run.folder)
-        return watch_run(run.arguments, run.session.architecture, run.branches, run.trunk, lines)
+        return watch_run(run.arguments, run.session.architecture, run.branches, run.trunk, [*lines])
 
     (tmp_path / "seed3").mkdir()
     return of

@@ -14,14 +14,13 @@ from training.run.model import (
     architecture,
     build_model,
     check_rate,
-    keep_peak,
     model_config,
     peak_learning_rate,
 )
 from training.run.optimizers import build_optimizers
 
 
-def test_the_peak_rate_is_the_papers_law_unless_given(tmp_path):
+def test_the_peak_rate_is_the_papers_law_unless_given(tiny, tmp_path):
     arch = architecture(ModelArguments(d_model=64, experts=8), vocab_size=1000)
     code, paper = (LearningRateLaw.published(reading).learning_rate(arch) for reading in ("code", "paper"))
     fitted = LearningRateLaw(2.0, -0.5, 0.25, source="least squares on 6 models")
@@ -33,32 +32,33 @@ def test_the_peak_rate_is_the_papers_law_unless_given(tmp_path):
         ({"learning_rate_law": path}, fitted.learning_rate(arch), "exp(2 -0.5 ln N +0.25 ln E), least squares on 6"),
         ({"learning_rate": 0.5}, 0.5, "given"),
     ):
-        rate, law = peak_learning_rate(OptimizerArguments(**arguments), arch)
+        rate, law = peak_learning_rate(tiny().replaced(optimizer={"learning_rate": None, **arguments}), arch)
         assert rate == pytest.approx(expected, rel=1e-12)
         assert said in law
 
 
 def test_a_run_far_from_those_of_its_law_needs_a_rate(tiny, tmp_path):
     arguments = tiny(optimizer__learning_rate=None)
-    end = arguments.longest_run()
-    assert check_rate(arguments, Architecture(512, 8), *end) == []
-    assert check_rate(arguments, Architecture(1024, 64), *end) == [
+    assert check_rate(arguments, Architecture(512, 8)) == []
+    assert check_rate(arguments, Architecture(1024, 64)) == [
         "optimizer.learning_rate: E = 64 is outside the fitted 1…32 (×2)"
     ]
     with pytest.raises(ConfigurationError, match=r"learning_rate: too far .*; name another .* give the rate"):
-        check_rate(arguments, Architecture(64, 8), *end)
+        check_rate(arguments, Architecture(64, 8))
     with pytest.raises(ConfigurationError, match=r"learning_rate: too far"):
         Run(arguments)
-    assert check_rate(tiny(optimizer__learning_rate=1e-3), Architecture(64, 8), *end) == []
+    assert check_rate(tiny(optimizer__learning_rate=1e-3), Architecture(64, 8)) == []
     # A run that has begun goes on.
     RunData(peak_learning_rate=0.01).save(tmp_path / "run")
-    assert "N 6.52M is outside the fitted 79M…2.72B" in check_rate(arguments, Architecture(64, 8), *end)[0]
+    assert "N 6.52M is outside the fitted 79M…2.72B" in check_rate(arguments, Architecture(64, 8))[0]
 
 
 def test_a_law_that_knows_no_rate_trains_no_run(tiny):
     arguments = tiny(optimizer__learning_rate=None, optimizer__learning_rate_law="public")
+    sequences = 262_144 // arguments.data.sequence_length
+    arguments = arguments.replaced(schedule={"tokens": [10**9], "batch_ramp": [f"0:{sequences}"]})
     with pytest.raises(ConfigurationError, match=r"only between .* settle it"):
-        check_rate(arguments, Architecture(512, 8), 10**9, 262_144)
+        check_rate(arguments, Architecture(512, 8))
 
 
 def test_a_law_with_tokens_and_batch_is_asked_at_the_end_of_the_longest_run(tmp_path, tiny):
@@ -73,20 +73,26 @@ def test_a_law_with_tokens_and_batch_is_asked_at_the_end_of_the_longest_run(tmp_
     tokens, batch = arguments.longest_run()
     assert (tokens, batch) == (5120, 4 * arguments.data.sequence_length)
     arch = architecture(arguments.model, vocab_size=300)
-    rate, said = peak_learning_rate(arguments.optimizer, arch, tokens, batch)
+    rate, said = peak_learning_rate(arguments, arch)
     assert rate == law.learning_rate(arch, tokens, batch)
     assert said == f"exp(2 -0.5 ln N +0.25 ln E +0.1 ln D +0.4 ln B) at batches of {batch} tokens, a grid"
 
 
 def test_a_run_keeps_the_peak_rate_of_its_first_start(tiny, tmp_path, caplog):
     """The law's file is edited, or longer runs are added: the trunk goes on as it began, and the record says so."""
-    arguments = tiny()
-    assert keep_peak(arguments, 0.01, "a law") == (0.01, "a law")
-    RunData(peak_learning_rate=0.01).save(tmp_path / "run")
-    assert keep_peak(arguments, 0.01 * (1 + 1e-12), "a law") == (0.01, "a law")  # of another processor
-    assert keep_peak(arguments, 0.02, "a law") == (0.01, "as at the first start; now 0.02 by a law")
-    assert "peak learning rate: 0.01, as at the first start; the law now gives 0.02" in caplog.text
-    assert len(keep_peak(arguments, 0.02, "a long law " * 50)[1]) == 300  # a record has no longer line
+    arch = architecture(tiny().model, vocab_size=300)
+    arguments = tiny(optimizer__learning_rate=0.01)
+    assert peak_learning_rate(arguments, arch) == (0.01, "given")
+    RunData(peak_learning_rate=0.01 * (1 + 1e-12)).save(tmp_path / "run")  # of another processor
+    assert peak_learning_rate(arguments, arch) == (0.01 * (1 + 1e-12), "given")
+    assert not caplog.text
+    RunData(peak_learning_rate=0.02).save(tmp_path / "run")
+    assert peak_learning_rate(arguments, arch) == (0.02, "as at the first start; now 0.01 by given")
+    assert "peak learning rate: 0.02, as at the first start; the law now gives 0.01" in caplog.text
+    law = LearningRateLaw(2.0, -0.5, 0.25, source="a long law " * 50)
+    path = str(law.save(tmp_path / "rates.json"))
+    by_law = tiny(optimizer__learning_rate=None, optimizer__learning_rate_law=path)
+    assert len(peak_learning_rate(by_law, arch)[1]) == 300  # a record has no longer line
 
 
 @pytest.mark.parametrize("decay_all", [True, False])

@@ -16,10 +16,10 @@ from tests.conftest import wait_for
 from tests.guides import ROOT
 from tests.training.sweep.commands import command
 from training import Sweep, run_sweep
-from training.run.attempt import Attempt, find_trainer
+from training.run.attempt import Attempt, Holder, find_trainer
 from training.sweep.engine import EngineError
 from training.sweep.run import Local, _Running
-from training.sweep.status import Executor, find_process, lock_of, state, status
+from training.sweep.status import EXECUTOR, find_process, lock_of, state, status
 
 # What `train.py` does to its folder, without training: it holds the lock until it is stopped, or fails.
 STAND_IN = """
@@ -60,7 +60,7 @@ def leave_training(tiny, tmp_path, monkeypatch):
         running.lock._context.lock_file_fd = None
         ended = subprocess.Popen(["true"])
         ended.wait()
-        executor = Executor.load(run.folder)
+        executor = Holder.load(run.folder / EXECUTOR)
         atomic.write_json(run.folder / "process.json", {**asdict(executor), "pid": ended.pid})
         return path, sweep, run
 
@@ -101,7 +101,9 @@ def test_a_run_of_a_killed_sweep_is_waited_for_and_stays_stopped_when_it_is_canc
 
 def test_a_run_that_has_not_begun_when_its_sweep_is_killed_is_found_by_its_launcher(leave_training):
     words = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"]
-    path, _, run = leave_training(words, lambda run: psutil.Process(Executor.load(run.folder).launcher).children())
+    path, _, run = leave_training(
+        words, lambda run: psutil.Process(Holder.load(run.folder / EXECUTOR).launcher).children()
+    )
     wait_for("its program", lambda: find_process(run).find().name() == "sleep")
     assert (state(run), find_trainer(run.folder)) == ("running", None)
     assert command(path, "cancel") == f"{run.name}: cancelled (local)\n"

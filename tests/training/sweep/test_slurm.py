@@ -1,5 +1,6 @@
 """The SLURM script: valid for bash, and what it does at SLURM's signals; tests/slurm runs it on a real cluster."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -8,13 +9,14 @@ import sys
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from tests.conftest import wait_for
 from tests.training.sweep.commands import command, status
 from training import ConfigurationError, Sweep
-from training.sweep import engine
-from training.sweep.engine import EngineError, Job, seconds_of
-from training.sweep.slurm import Slurm
+from training.sweep import slurm
+from training.sweep.engine import EngineError, seconds_of
+from training.sweep.slurm import ARRAYS, Slurm
 from training.sweep.status import status as status_of
 
 
@@ -177,19 +179,21 @@ def test_only_a_task_that_was_warned_and_not_finished_is_requeued(sweep_file, pr
     assert (tmp_path / "words").read_text() == f"-m training.sweep run {sweep_file} --only {run.name}\n"
 
 
-def test_states_are_those_of_the_queue(sweep_file, programs):
+def test_states_are_those_of_the_queue(sweep_file, programs, tmp_path):
     (first, second) = Sweep.load(sweep_file).runs
-    programs("sbatch", "echo '12;cluster'")
+    programs("sbatch", "cat > $(dirname $0)/script; echo '12;cluster'")
     programs("squeue", "")
     programs("scontrol", "echo MaxArraySize = 1001")
     shown(sweep_file, "--gpus", "0")
-    assert sorted(Job.of(run)[0].id for run in (first, second)) == ["12_0", "12_1"]
+    ((name, names),) = json.loads((first.folder.parent / ARRAYS).read_text()).items()
+    assert sorted(names) == [first.name, second.name]
+    assert f"#SBATCH --job-name={name}\n" in (tmp_path / "bin" / "script").read_text()
     told = {"PENDING|Priority": "waiting", "RUNNING|None": "running", "TIMEOUT|TimeLimit": "failed"}
     for line, state in {**told, "CANCELLED|None": "waiting", "COMPLETED|None": "waiting"}.items():
-        programs("squeue", f"echo '{Job.of(first)[0].id}|12|{line}|sweep'")
-        found = Slurm().queue([first, second])
-        assert status_of(first, jobs=list(found.values())).state == state
-        assert len(found) == 1  # it has forgotten the other
+        programs("squeue", f"echo '12_{names.index(first.name)}|{line}|{name}'")
+        jobs = Slurm().queue([first, second])
+        assert status_of(first, jobs[first.name]).state == state
+        assert (len(jobs[first.name]), jobs[second.name]) == (1, [])  # it has forgotten the other
 
 
 def test_a_machine_without_slurm_and_a_refused_job_are_told(sweep_file, programs, monkeypatch):
@@ -211,22 +215,13 @@ def test_two_submits_at_once_send_each_run_once(sweep_file, cluster):
     assert len(list(cluster.glob("*_*"))) == 2
 
 
-@pytest.mark.parametrize("lost", ["the note of the submit", "all of the runs' folders"])
-def test_jobs_of_a_submit_that_was_killed_are_found(sweep_file, cluster, lost):
+def test_jobs_of_a_submit_that_was_killed_are_found(sweep_file, cluster):
     runs = Sweep.load(sweep_file).runs
-    if lost == "the note of the submit":
-        (cluster / "deadly").touch()
-        assert submitted(sweep_file, 1) == [-signal.SIGKILL]
-        (cluster / "deadly").unlink()
-    else:
-        shown(sweep_file, "--gpus", "0")
-        for run in runs:
-            (run.folder / "jobs.json").unlink()
-    assert [Job.of(run) for run in runs] == [[], []]
+    (cluster / "deadly").touch()
+    assert submitted(sweep_file, 1) == [-signal.SIGKILL]
+    (cluster / "deadly").unlink()
     queues = {name: (one["engine"], one["queue"]) for name, one in status(sweep_file).items()}
     assert queues == {run.name: ("slurm", "pending (Priority)") for run in runs}
-    for run in runs:
-        (run.folder / "jobs.json").unlink()
     assert "was skipped: it is queued" in shown(sweep_file, "--gpus", "0")
     assert len(tasks(cluster)) == 2
     assert command(sweep_file, "cancel").count("cancelled (slurm)") == 2
@@ -237,12 +232,12 @@ def test_jobs_of_a_submit_that_was_killed_are_found(sweep_file, cluster, lost):
 
 
 def test_every_job_of_a_run_that_has_several_is_seen_and_cancelled(sweep_file, cluster):
-    """As earlier versions left them, and `sbatch` of a script that was sent already."""
+    """`sbatch` of a script that was sent already."""
     shown(sweep_file, "--gpus", "0")
     (run, other) = Sweep.load(sweep_file).runs
-    first = Job.of(run)[0].id
+    first = Slurm().queue([run])[run.name][0].id
     subprocess.run("sbatch", input=(cluster / "1.sh").read_text(), text=True, check=True, stdout=subprocess.DEVNULL)
-    (cluster / first).touch()  # the one in the run's folder is cancelled; the other is not
+    (cluster / first).touch()  # the first one is cancelled; the other is not
     queues = {name: one["queue"] for name, one in status(sweep_file).items()}
     assert queues == {run.name: "pending (Priority)", other.name: "pending (Priority); pending (Priority)"}
     command(sweep_file, "cancel")
@@ -267,7 +262,8 @@ def test_a_sweep_larger_than_the_largest_array_is_several(sweep_file, cluster):
     shown(sweep_file, "--gpus", "0", "--at-most", "2")
     runs = Sweep.load(sweep_file).runs
     assert tasks(cluster) == sorted(run.name for run in runs)
-    assert sorted(Job.of(run)[0].id for run in runs) == [f"{1 + i // 4}_{i % 4}" for i in range(9)]
+    jobs = Slurm().queue(runs)
+    assert sorted(jobs[run.name][0].id for run in runs) == [f"{1 + i // 4}_{i % 4}" for i in range(9)]
     sent = [(cluster / f"{array}.words").read_text() for array in (1, 2, 3)]  # no more than two at a time in all
     assert sent == ["--parsable", "--parsable --dependency=afterany:1", "--parsable --dependency=afterany:2"]
     assert command(sweep_file, "cancel").count("cancelled") == 9
@@ -276,8 +272,10 @@ def test_a_sweep_larger_than_the_largest_array_is_several(sweep_file, cluster):
 
 
 def test_a_submit_that_does_not_end_is_told(sweep_file, cluster, monkeypatch):
-    monkeypatch.setattr(engine, "LOCK_SECONDS", 0.1)
-    with engine.submitting(Sweep.load(sweep_file)):
+    monkeypatch.setattr(slurm, "LOCK_SECONDS", 0.1)
+    folder = Sweep.load(sweep_file).folder
+    folder.mkdir()
+    with FileLock(folder / slurm.LOCK):
         said = shown(sweep_file, "--gpus", "0", exit_code=1)
     assert "another `run` has been submitting it for 0.1 s" in said
     assert not tasks(cluster)
