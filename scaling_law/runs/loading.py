@@ -103,10 +103,10 @@ def load_runs(
     that contradict their shape (unless `columns` or `format` say what n_active is), and numbers that cannot be in
     parameters, tokens and nats per token (`runs.units`); `hub.HubError` for what the Hub does not have.
     """
+    may_be_on_hub = isinstance(source, (str, Path)) and not is_tracker(source)
     for name, value in (("revision", revision), ("config", config)):
-        if value is not None and is_tracker(source):
-            reason = " goes with a dataset on the Hub: a tracker keeps the newest alone"
-            raise InputError(given(name, value), reason)
+        if value is not None and not may_be_on_hub:
+            raise InputError(given(name, value), " goes with a dataset on the Hub")
 
     renamed = {**read_mapping(mapping), **(columns or {})}
     problems: list[str] | None = [] if on_invalid == "skip" else None
