@@ -58,7 +58,7 @@ class LiveRuns(Answer):
         last_loss           its last logged loss
         loss, low, high     the forecast of its final loss, and the interval that holds it with probability `level`
         law_loss            the forecast without the run's own curve
-        track               "on its", or how far its smoothed loss lies off that: "3.2% above its"
+        track               "on its track", or how far its smoothed loss lies off it: "3.2% above its track"
 
     Without a forecast, `loss` and what follows is None, and `notes` says why.
     """
@@ -82,7 +82,7 @@ class LiveRuns(Answer):
         for row in self.rows:
             text = f"{row['run_id']}: {row['share']:.0%} of {format_count(row['tokens'])} tokens"
             if row["loss"] is not None:
-                text += f", final loss {row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f}); {row['track']} track"
+                text += f", final loss {row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f}); {row['track']}"
             texts.append(text)
         return "\n".join(texts)
 
@@ -146,7 +146,7 @@ def _row(curve: TrainingCurve, forecast: LiveForecast, level: float) -> Fields:
     if estimate is None:
         return {**row, **dict.fromkeys(("loss", "low", "high", "law_loss", "track"))}
     low, high = estimate.interval(level)
-    track = f"{estimate.distance} its" if estimate.off_track() else "on its"
+    track = f"{estimate.distance} its track" if estimate.off_track() else "on its track"
     return {**row, "loss": estimate.loss, "low": low, "high": high, "law_loss": estimate.law, "track": track}
 
 

@@ -69,7 +69,7 @@ def test_a_log_tells_the_final_loss_by_the_schedule_that_its_rates_show(tmp_path
     (row,) = answer.rows
     assert row["loss"] == pytest.approx(final, rel=0.01)
     assert row["low"] < final < row["high"]
-    assert (row["share"], row["tokens"], row["track"]) == (0.5, TOKENS, "on its")
+    assert (row["share"], row["tokens"], row["track"]) == (0.5, TOKENS, "on its track")
     assert answer.trusted
     peer = write_csv(tmp_path / "peer.csv", lines_of(share=1.0, seed=1)[0])
     with_peer = scaling_law.live(tmp_path / "log.csv", tokens=TOKENS, peers=[str(peer)], **SIZE).rows[0]
@@ -82,7 +82,7 @@ def test_a_run_off_its_track_is_said_to_be_so(tmp_path):
     worse = [{**line, "loss": line["loss"] * (1.1 if line["step"] > 80 else 1.0)} for line in lines]
     peer = write_csv(tmp_path / "peer.csv", lines_of(share=1.0, seed=1)[0])
     answer = scaling_law.live(write_csv(tmp_path / "log.csv", worse), tokens=TOKENS, peers=[str(peer)], **SIZE)
-    assert answer.rows[0]["track"].endswith("% above its")
+    assert answer.rows[0]["track"].endswith("% above its track")
 
 
 def test_all_that_is_missing_is_asked_for_in_one_error(tmp_path):
