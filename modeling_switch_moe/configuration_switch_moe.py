@@ -126,7 +126,11 @@ class SwitchMoeConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self._refuse_misspelt(kwargs)
+        # transformers keeps unknown fields silently.
+        for name in kwargs:
+            guess = difflib.get_close_matches(name, SwitchMoeConfig.__annotations__, n=1, cutoff=0.86)
+            if guess and name not in self.attribute_map:
+                raise ValueError(f"Unknown field {name!r} of SwitchMoeConfig; did you mean {guess[0]!r}?")
         if kwargs.pop("num_experts_per_tok", 1) != 1:
             raise ValueError("num_experts_per_tok must be 1: a Switch router sends each token to one expert.")
         if self.intermediate_size is None:
@@ -152,13 +156,6 @@ class SwitchMoeConfig(PreTrainedConfig):
         """Save as transformers does; a model's code that lies there, too, is named by its hash."""
         super().save_pretrained(save_directory, **kwargs)
         write_code_hash(Path(save_directory))
-
-    def _refuse_misspelt(self, kwargs: dict[str, Any]) -> None:
-        """Raise ValueError for an unknown field that looks like one of ours; transformers keeps those silently."""
-        for name in kwargs:
-            guess = difflib.get_close_matches(name, SwitchMoeConfig.__annotations__, n=1, cutoff=0.86)
-            if guess and name not in self.attribute_map:
-                raise ValueError(f"Unknown field {name!r} of SwitchMoeConfig; did you mean {guess[0]!r}?")
 
     def validate_architecture(self) -> None:
         """Check ranges and divisibility; `@strict` runs it after construction, before the other validators."""

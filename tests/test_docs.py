@@ -29,7 +29,7 @@ GUIDES = [
 ]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 APPS = option_reference.PROGRAMS
-ASKS = r"scaling-law (?!fit|learning-rate [\w/.]+ )"  # a law, and reads no runs
+ASKS = r"scaling-law (?!fit|learning-rate (?:\w+\.|out/))"  # a law, and reads no runs
 LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from hub.base.errors import InputError
@@ -18,7 +19,7 @@ Cell = str | float | None
 _FORM = r"[+-]?(?=[.,]?\d)(\d*{0}?\d*([eE][+-]?\d+)?|[1-9]\d{{0,2}}({1}\d{{3}})+({0}\d*)?)(\s?[A-Za-z])?"
 _NUMBERS = {".": re.compile(_FORM.format("[.]", ",")), ",": re.compile(_FORM.format(",", "[.]"))}
 _SPACED = re.compile(r"([+-]?\d{1,3}([ _'’\u00a0\u202f])\d{3}(?:\2\d{3})*)([.,]\d*)?(\s?[A-Za-z])?")
-_STARTS = tuple("0123456789+-−.,")
+_STARTS = tuple("0123456789+-.,")
 # Texts that stand for a missing number in a column.
 _MISSING = ("", "-", "–", "—", "na", "n/a", "#n/a", "null", "none")
 
@@ -28,17 +29,16 @@ def read_cells(columns: Sequence[Sequence[str]]) -> list[list[Cell]]:
 
     InputError for a number with one point among decimal commas, which may be a thousand.
     """
-    python_numbers = [_read_python_numbers(cells) for cells in columns]
-    marks: set[str] = set()
-    for cells, values in zip(columns, python_numbers, strict=True):
-        if values is None and any("," in cell for cell in cells):
-            marks = set().union(*map(_decimal_marks, columns))
-            break
+    numbers_by_column = [_read_python_numbers(cells) for cells in columns]
+    other_columns = [cells for cells, numbers in zip(columns, numbers_by_column, strict=True) if numbers is None]
+    marks: set[str | None] = set()
+    if any("," in cell for cell in chain.from_iterable(other_columns)):
+        marks = _decimal_marks(chain.from_iterable(columns))
     table_mark = marks.pop() if len(marks) == 1 else None
     # Numbers as Python writes them are read again only where their points may not be decimal.
     return [
-        _read_column(cells, table_mark) if values is None or table_mark == "," else values
-        for cells, values in zip(columns, python_numbers, strict=True)
+        _read_column(cells, table_mark) if numbers is None or table_mark == "," else numbers
+        for cells, numbers in zip(columns, numbers_by_column, strict=True)
     ]
 
 
@@ -66,6 +66,9 @@ def _readings(text: str) -> Mapping[str, str]:
     It has no blanks around it, nor those and apostrophes between groups of three digits.
     """
     text = text.strip().replace("−", "-")
+    # Most texts are no numbers, which this tells fast.
+    if not text.startswith(_STARTS):
+        return {}
     spaced = _SPACED.fullmatch(text)
     if spaced:
         text = text.replace(spaced[2], "")
@@ -77,9 +80,9 @@ def _readings(text: str) -> Mapping[str, str]:
     return readings
 
 
-def _decimal_marks(cells: Iterable[str]) -> set[str]:
+def _decimal_marks(cells: Iterable[str]) -> set[str | None]:
     """Find the marks before decimals in those numbers that can be read in one way only."""
-    marks = set()
+    marks: set[str | None] = set()
     for cell in cells:
         readings = _readings(cell) if "," in cell or "." in cell else {}
         if len(readings) == 1:
@@ -89,8 +92,6 @@ def _decimal_marks(cells: Iterable[str]) -> set[str]:
 
 def _read_column(cells: Sequence[str], table_mark: str | None) -> list[Cell]:
     """Read the cells of a column, whose decimals come after the mark that it shows, else after that of the table."""
-    if not any(cell.startswith(_STARTS) for cell in cells):
-        return [_read_number_or_text(cell) for cell in cells]
     marks = _decimal_marks(cells) or {table_mark}
     mark = marks.pop() if len(marks) == 1 else None
     readings_by_cell = {cell: _readings(cell) for cell in cells}

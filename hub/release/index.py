@@ -308,8 +308,13 @@ def list_runs(store: Store, sweep: str, *, problems: list[str] | None = None) ->
     records = [run for run in runs.values() if isinstance(run, RunRecord)]
     unreadable = [run for run in runs.values() if isinstance(run, UnreadableRow)]
     if branch_count:
-        message = "%s has no index of the sweep %s; its %d runs were read from %d branches, one by one"
-        logger.warning(message, store.uri, sweep, len(records), branch_count)
+        logger.warning(
+            "%s has no index of the sweep %s; its %d runs were read from %d branches, one by one",
+            store.uri,
+            sweep,
+            len(records),
+            branch_count,
+        )
     return merge([], require_readable(records, unreadable, store.uri, problems))
 
 

@@ -203,12 +203,12 @@ class Answer(ResultTable):
 
     @property
     def trusted(self) -> bool:
-        """Whether all that was compared lies as far inside as backtests support (`RangeCheck.trusted`)."""
+        """True if all that was compared lies as far inside as backtests support (`RangeCheck.trusted`)."""
         return self.check is None or bool(np.all(self.check.trusted))
 
     @property
     def warnings(self) -> Strings:
-        """What was noticed, and how far the answer extrapolates."""
+        """The notes, and how far the answer extrapolates."""
         return (*self.notes, *(self.check.warnings if self.check else ()))
 
     def facts(self) -> Fields:

@@ -154,7 +154,7 @@ class RateOfModel(Summarised):
 
     @property
     def trusted(self) -> bool:
-        """Whether there is a rate, within the range of the law."""
+        """True if there is a rate, within the range of the law."""
         return bool(self.peak.check.trusted) and self.peak.learning_rate is not None
 
     def to_dict(self) -> Fields:

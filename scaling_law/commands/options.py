@@ -82,7 +82,7 @@ def field_option(field: inspect.Parameter) -> inspect.Parameter:
 
 
 class Mode(NamedTuple):
-    """What a command does when one of its options is typed: options that only go with it, and that never do."""
+    """Options that only go with an option of the command, and those that never do."""
 
     only: Strings = ()
     never: Strings = ()

@@ -22,7 +22,6 @@ from scaling_law.law import Law
 from scaling_law.planning import design
 from scaling_law.planning import scale_out as scaling
 from scaling_law.planning.launch import RENDEZVOUS
-from scaling_law.planning.plan import Plan
 from scaling_law.planning.question import Counts, Experts, Flops, Like
 from scaling_law.runs.loading import read_models
 from scaling_law.size.architecture import Architecture
@@ -68,16 +67,11 @@ def plan(
     line = "-o FILE writes the YAML for train.py"
     if output is not None:
         write_bytes(output, planned.to_yaml(sweep).encode())
-        written.update(written=[str(output)], launch=planned.launch(str(output)))
-        line = _launched(planned, output)
+        launch = planned.launch(str(output))
+        written.update(written=[str(output)], launch=launch)
+        on_each = "on every machine, with RANK 0, 1, … and ADDRESS that of the first:\n"
+        line = f"wrote {output}\n{on_each if RENDEZVOUS in launch else ''}{launch}"
     return Printed(planned, written, [line])
-
-
-def _launched(planned: Plan, output: Path) -> str:
-    """Say what was written, and how it is started."""
-    line = planned.launch(str(output))
-    on_each = "on every machine, with RANK 0, 1, … and ADDRESS that of the first:\n"
-    return f"wrote {output}\n{on_each if RENDEZVOUS in line else ''}{line}"
 
 
 @command("", scaling.scale_out)

@@ -22,6 +22,8 @@ from scaling_law.forecasting import promote as promoting
 )
 def promote(
     where: list[str],
+    at_equal: Any,
+    level: float,
     baseline: Annotated[str, typer.Argument(help=f"Runs of the baseline. {RUNS}")],
     variant: Annotated[str | None, typer.Argument(help="Runs of the variant. [default: --variant-where]")] = None,
     baseline_where: Annotated[list[str], option('Filter for the runs of the baseline: "optimizer = adamw".')] = [],  # noqa: B006
@@ -50,10 +52,9 @@ def promote(
         raise InputError(
             "the runs of the variant are needed: a table VARIANT, or --baseline-where and --variant-where"
         )
-    question = {name: options.pop(name) for name in ("at_equal", "level")}
     sides: list[Any] = []
     for source, side_where in ((baseline, baseline_where), (variant or baseline, variant_where)):
         sides.append(load(runs=source, where=[*where, *side_where], **options))
-    answer = promoting.promote(*sides, beyond=beyond, **question)
+    answer = promoting.promote(*sides, beyond=beyond, at_equal=at_equal, level=level)
     lines = [f"wrote {drawing.save(answer.figure(), figure)}"] if figure else []
     return Printed(answer, lines=lines, trusted=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Annotated, Any
@@ -12,7 +12,6 @@ import typer
 
 from hub.base.errors import InputError
 from hub.base.fields import field
-from hub.base.tables import join_words
 from hub.base.types import Fields
 from hub.base.units import bracket_interval, parse_count
 from scaling_law.answer.answer import Answer, columns_of, span
@@ -96,21 +95,10 @@ def loss(
     constants = dict(variable)
     if unique_tokens is not None:
         constants["unique_tokens"] = unique_tokens
-    _refuse_missing(law, {"n_active": n_active, "tokens": tokens, "experts": counts, **constants})
     models = []
     for n, d, e in product(n_active or [None], tokens or [None], counts):
         models.append({"n_active": n, "tokens": d, "experts": e, **constants})
     return predict_losses(law, models, like)
-
-
-def _refuse_missing(law: Law, values: Mapping[str, Any]) -> None:
-    """Raise InputError for variables of the law that were not given, with the options that give them."""
-    missing = [name for name in law.variables if values.get(name) in (None, [])]
-    if missing:
-        flags = [f"--{name.replace('_', '-')}" if name in values else f"--variable {name}=…" for name in missing]
-        verb = "is" if len(missing) == 1 else "are"
-        depends = f"the {law.name} law depends on {join_words(law.variables)}"
-        raise InputError(f"{join_words(flags)} {verb} needed: {depends}")
 
 
 def predict_losses(law: Law, models: Iterable[Fields], like: Family | None = None) -> Losses:
@@ -123,7 +111,7 @@ def predict_losses(law: Law, models: Iterable[Fields], like: Family | None = Non
 def _predict(law: Law, variables: Fields, like: Family | None) -> Fields:
     """Predict the loss of one model, with its interval where the law has draws."""
     row = dict(variables)
-    if like:
+    if like and row["n_active"] is not None:
         e = like.read_experts(np.array(float(variables["experts"])))
         limits = Limits.of(law, like=like)
         model = limits.ladder.variables(limits.width_of_parameters(variables["n_active"], 1.0), e)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -144,7 +145,7 @@ def design_problems(problem: Problem) -> list[str]:
     """Say why the design of the runs cannot determine all the coefficients that are not fixed; empty if it can."""
     objective = problem.objective
     form = objective.form
-    free = {*objective.names} - {*problem.settings.fixed, *problem.settings.tied}
+    free = {*problem.settings.fitted(objective.names)}
     columns = problem.columns
 
     problems = []
@@ -155,9 +156,11 @@ def design_problems(problem: Problem) -> list[str]:
         problems.append(f"{runs} cannot determine {len(free)} coefficients ({names})")
 
     constant = {name for name in form.variables if np.ptp(np.log(columns[name])) < 1e-6}
-    blind = _blind_coefficients(form, constant)
+    slopes = sorted(name for name in free if form.roles[name] not in (SIZE, CONSTANT))
+    factors = _factors_by_coefficient(form)
     for variable in sorted(constant):
-        affected = [name for name in sorted(free & blind) if variable in _variables(form, name)]
+        # A slope by what is constant does nothing but scale its term.
+        affected = [name for name in slopes if any(variable in factor <= constant for factor in factors[name])]
         if affected:
             value = columns[variable][0]
             problems.append(f"all runs have {variable}={value:g}: {', '.join(affected)} are not identifiable")
@@ -166,27 +169,13 @@ def design_problems(problem: Problem) -> list[str]:
     return problems
 
 
-def _blind_coefficients(form: Form, constant: set[str]) -> set[str]:
-    """Return the coefficients that do nothing but scale their term in runs of these `constant` variables."""
-    blind: set[str] = set()
-    still = set(constant)
-    for transform in form.transforms:
-        if {*transform.variables} <= constant:
-            still.add(transform.name)
-            blind.update(p.name for p in transform.parameters)
-    for term in form.terms:
-        for name, features in term.features.items():
-            if any({*factors} & still for _, factors in features):
-                blind.add(name)
-    return blind
-
-
 def _equal_ratios(
     form: Form,
     columns: Mapping[str, FloatArray],
     free: set[str],
 ) -> Iterator[str]:
     """Say which of the `free` coefficients cannot be told apart where tokens are in one ratio to a size."""
+    factors = _factors_by_coefficient(form)
     for size in form.variables:
         if not is_size(size) or size == "tokens":
             continue
@@ -196,7 +185,8 @@ def _equal_ratios(
         names = []
         for name in sorted(free):
             # A coefficient of both, as that of a ladder, is determined.
-            is_of_one = len(_variables(form, name) & {size, "tokens"}) == 1
+            variables = set().union(*factors[name])
+            is_of_one = len(variables & {size, "tokens"}) == 1
             if is_of_one and form.roles[name] in (SIZE, SLOPE):
                 names.append(name)
         if names:
@@ -204,23 +194,23 @@ def _equal_ratios(
             yield f"all runs have tokens/{size}={value:.3g}: {', '.join(names)} cannot be told apart"
 
 
-def _variables(form: Form, coefficient: str) -> set[str]:
-    """Return the variables that a coefficient multiplies, or that its transform reads; those of its term for a scale.
+def _factors_by_coefficient(form: Form) -> dict[str, list[set[str]]]:
+    """Return the factors that each coefficient multiplies, or scales, as the variables that each follows from.
 
-    A transform among them stands for the variables that it reads.
+    That of a variable is itself, and that of a transform and of its parameters all that it reads.
     """
-    variables: set[str] = set()
-    variables_of_transform = {transform.name: {*transform.variables} for transform in form.transforms}
+    inputs = {name: {name} for name in form.variables}
+    factors: dict[str, list[set[str]]] = {name: [] for name in form.coefficients}
     for transform in form.transforms:
-        if any(p.name == coefficient for p in transform.parameters):
-            variables.update(variables_of_transform[transform.name])
+        inputs[transform.name] = {*transform.variables}
+        for p in transform.parameters:
+            factors[p.name].append(inputs[transform.name])
     for term in form.terms:
-        names = {*term.factors} if coefficient == term.scale else set()
-        for _, factors in term.features.get(coefficient, ()):
-            names.update(factors)
-        for name in names:
-            variables.update(variables_of_transform.get(name, {name}))
-    return variables
+        factors[term.scale] += [inputs[name] for name in term.factors]
+        for coefficient, features in term.features.items():
+            names = chain.from_iterable(factors_of_feature for _, factors_of_feature in features)
+            factors[coefficient] += [inputs[name] for name in names]
+    return factors
 
 
 def omitted_variables(
@@ -250,7 +240,8 @@ def omitted_variables(
         tested.append(values)
 
         means = _mean_errors(values, errors[is_point])
-        x = _standardise(np.log(values) if min(means) > 0 else values)
+        x = np.log(values) if min(means) > 0 else values
+        x = (x - x.mean()) / max(float(x.std()), 1e-300)
         powers = x[:, None] ** np.arange(1, min(len(means), 3))
         extended = np.column_stack([columns, powers])
         probability, freedom = _test_columns(residual, columns, extended)
@@ -284,10 +275,6 @@ def _omitted_columns(problem: Problem, runs: Runs) -> dict[str, FloatArray]:
         if np.all(epochs > 0) and np.any(epochs > 1.0 + ROUNDED):
             columns[EPOCHS] = np.maximum(epochs, 1.0)
     return columns
-
-
-def _standardise(x: FloatArray) -> FloatArray:
-    return (x - x.mean()) / max(float(x.std()), 1e-300)
 
 
 def _test_columns(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.base.errors import InputError, given
-from hub.base.fields import UNREAD, Field, Whole, reads
+from hub.base.fields import UNREAD, Field, Positive, Whole, reads
 from hub.base.notices import Notice
 from hub.base.progress import progress_line
 from hub.base.tables import Table, Tables
@@ -188,12 +188,14 @@ class FitStatus(Listed):
 
     def to_dict(self) -> Fields:
         """Return the status as plain JSON values, None for infinite numbers."""
-        values = asdict(self)
-        values["standard_errors"] = {name: finite(error) for name, error in self.standard_errors.items()}
-        values["condition_number"] = finite(self.condition_number)
-        values["verdict"] = self.verdict
-        values["messages"] = list(self.messages)
-        return values
+        errors = {name: finite(error) for name, error in self.standard_errors.items()}
+        return {
+            **asdict(self),
+            "standard_errors": errors,
+            "condition_number": finite(self.condition_number),
+            "verdict": self.verdict,
+            "messages": list(self.messages),
+        }
 
     def _headline(self) -> str:
         return self.verdict
@@ -238,8 +240,7 @@ class FitResult(Answer, Generic[LawT_co]):
     @property
     def fitted(self) -> list[str]:
         """The coefficients that the fit moved; those tied to them go along."""
-        settings = self.problem.settings
-        return [name for name in self.law.coefficients if name not in settings.fixed and name not in settings.tied]
+        return self.problem.settings.fitted(self.law.coefficients)
 
     @property
     def residuals(self) -> FloatArray:
@@ -397,7 +398,7 @@ def fit(
     runs: Any,
     kind: Annotated[str | Path | Law | type[Law], UNREAD] = "joint",
     *,
-    huber_delta: float = 0.01,
+    huber_delta: Positive = 0.01,
     weights: str | ArrayLike | None = None,
     fixed: Mapping[str, float | str] | None = None,
     bounds: Mapping[str, Interval] | None = None,
@@ -438,8 +439,6 @@ def fit(
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.
     """
-    if outliers not in ("keep", "set_aside"):
-        raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     table = runs if isinstance(runs, Runs) else load_runs(runs)
     if not len(table):
         raise RunsError(f"{table.source}: no runs")
@@ -559,12 +558,6 @@ def _polish(problem: Problem, theta: FloatArray) -> Solutions:
     return Solutions.sorted(*(problem.solve(batch, max_iterations=1000, tolerance=1e-12) for batch in batches))
 
 
-def _count_agreeing(final: Solutions, problem: Problem) -> int:
-    """Count the starts that reached the lowest objective."""
-    best = float(final.cost.min())
-    return int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor))
-
-
 def _search(
     problem: Problem,
     theta: FloatArray,
@@ -633,6 +626,7 @@ def describe(runs: Runs, minimum: _Minimum, **search: Any) -> FitResult[Law]:
     errors = errors_of(law, runs)
     rmse = rms(errors[problem.used])
     fitted_runs = runs.subset(problem.used)
+    search.update(n_trunks=fitted_runs.n_trunks, trunk_source=fitted_runs.trunk_source)
     status = _make_status(runs, minimum, errors, **search)
     conditions = fitted_runs.conditions(
         _provenance(runs, problem, law, status),
@@ -668,6 +662,7 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
     problem = minimum.problem
     objective = problem.objective
     theta = minimum.solutions.theta[0]
+    cost = minimum.solutions.cost
     free = problem.free(theta)
     is_at_bound = ~free & (problem.lower < problem.upper)
     condition_number, standard_errors, undetermined = examine(objective, theta, free, is_at_bound)
@@ -675,22 +670,18 @@ def _make_status(runs: Runs, minimum: _Minimum, errors: FloatArray, **search: An
     if minimum.repetition is not None:
         standard_errors.update(minimum.repetition.standard_errors)
         logarithmic += minimum.repetition.standard_errors
-    omitted = omitted_variables(problem, theta, runs, errors)
-    fitted_runs = runs.subset(problem.used)
     return FitStatus(
         converged=bool(minimum.solutions.converged[0]),
         n_starts=minimum.n_starts,
-        n_released=len(minimum.solutions.cost),
-        n_agree=_count_agreeing(minimum.solutions, problem),
+        n_released=len(cost),
+        n_agree=int(np.sum(cost - cost[0] <= cost[0] * AGREEMENT + 10.0 * problem.floor)),
         bounds_hit=tuple(name for name, hit in zip(objective.names, is_at_bound, strict=True) if hit),
         condition_number=condition_number,
         standard_errors=standard_errors,
         logarithmic=tuple(logarithmic),
         distances=objective.distances,
         undetermined=undetermined,
-        n_trunks=fitted_runs.n_trunks,
-        trunk_source=fitted_runs.trunk_source,
-        omitted=omitted,
+        omitted=omitted_variables(problem, theta, runs, errors),
         prior=problem.settings.prior,
         repetition=minimum.repetition.messages if minimum.repetition else (),
         tied=problem.settings.tied,
@@ -713,18 +704,16 @@ def _provenance(
     status: FitStatus,
 ) -> str:
     """Say on which of the runs the law was fitted, and how these were read."""
-    provenance = f"fitted on {runs.source}"
-    if runs.where:
-        provenance += f", where {runs.where}"
-    if runs.read_as:
-        provenance += f", read with {runs.read_as}"
-    if runs.thinned:
-        provenance += f"; {runs.thinned}"
-    if problem.settings.prior:
-        provenance += f", under a prior from {problem.settings.prior}"
     mixed = differences(runs.subset(problem.used).recipe, law.form.variables)
-    if mixed:
-        provenance += f", mixing runs that differ in {in_words(mixed)}"
+    remarks = {
+        ", where": runs.where,
+        ", read with": runs.read_as,
+        ";": runs.thinned,
+        ", under a prior from": problem.settings.prior,
+        ", mixing runs that differ in": in_words(mixed),
+    }
+    provenance = f"fitted on {runs.source}"
+    provenance += "".join(f"{words} {remark}" for words, remark in remarks.items() if remark)
     provenance += f" ({runs.loss_name})"
     if status.set_aside:
         provenance += f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers"

@@ -20,7 +20,7 @@ from hub.base.errors import InputError, unknown
 from hub.base.fields import reads
 from hub.base.types import Fields
 from scaling_law.answer.answer import columns_of, rows_of
-from scaling_law.fitting.fitting import errors_of, fit
+from scaling_law.fitting.fitting import fit
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.question import Level
 from scaling_law.planning.speedup import Speedup
@@ -85,31 +85,29 @@ def _compare(name: str, runs: Runs, baseline: Runs, pin: float | None, level: fl
         )
     fixed = {} if pin is None else {"c": pin}
     # A threshold far above all residuals makes this least squares.
-    law = fit(baseline, "ladder", fixed=fixed, huber_delta=1e3).law
-    a, alpha, c = law.columns
-
-    def evaluate(log_flops: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the loss c + a (C / 6)^−α, and the derivatives of its logarithm by ln a, α and, if fitted, c."""
-        x = log_flops - np.log(6.0)
-        power = a * np.exp(-alpha * x)
-        slopes = np.stack([power, -power * x, np.ones_like(x)], axis=-1)
-        return power + c, slopes[..., :n_fitted] / (power + c)[..., None]
-
-    _, design = evaluate(np.log(baseline.flops))
+    result = fit(baseline, "ladder", fixed=fixed, huber_delta=1e3)
+    objective = result.problem.objective
+    is_fitted = ~np.isin(objective.names, [*fixed])
+    residual, jacobian = objective.linearise_at(result.theta)
+    design = jacobian[:, is_fitted]
     covariance = np.linalg.pinv(design.T @ design)
-    variance = np.sum(np.log1p(errors_of(law, baseline) / baseline.loss) ** 2) / freedom
+    variance = residual @ residual / freedom
     quantile = student.ppf(0.5 + level / 2, freedom)
     loss = runs.positive(name)
+    a, alpha, c = result.law.columns
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.where(loss > c, 6.0 * (a / (loss - c)) ** (1.0 / alpha) / runs.flops, np.inf)
     start = np.clip(np.log(factor), -FURTHEST, FURTHEST)
 
     def margin(log_factor: FloatArray) -> FloatArray:
         """Return a number above 0 where the ladder's loss is that of the runs, as far as can be told."""
-        ladder_loss, slopes = evaluate(np.log(runs.flops) + log_factor)
-        leverage = np.einsum("...p,pq,...q->...", slopes, covariance, slopes)
-        error = np.sqrt(variance * (1.0 + leverage))
-        return np.asarray(quantile * error - np.abs(np.log(ladder_loss / loss)))
+        inputs = {"n_active": runs.n_active, "tokens": runs.tokens * np.exp(log_factor), "loss": loss}
+        columns = {name: np.broadcast_to(values, log_factor.shape).ravel() for name, values in inputs.items()}
+        distance, jacobian = replace(objective, columns=columns).linearise_at(result.theta)
+        slopes = jacobian[:, is_fitted]
+        leverage = np.einsum("np,pq,nq->n", slopes, covariance, slopes)
+        margins = quantile * np.sqrt(variance * (1.0 + leverage)) - np.abs(distance)
+        return np.asarray(margins.reshape(log_factor.shape))
 
     def find_limit(side: float) -> FloatArray:
         """Find the factors at which the margin falls to 0 on one side; 0 or infinite where it does not."""

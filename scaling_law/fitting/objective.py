@@ -12,7 +12,7 @@ of a transform are the logarithms of their distances: u = ln(E_start − 1) and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -66,14 +66,13 @@ class Prediction(NamedTuple):
     """ln L̂ − ln L at natural coordinates [S, p], and what it follows from.
 
     `logs` are of variables [n] and transforms [S, n], `slopes` are ∂ ln transform / ∂ natural coordinate by parameter,
-    `designs` are the features of each term, [S, n, k], and `shares` its share of the loss, the derivative of ln L̂ by
-    the term's exponent, [S, n]. Where all θ share features, these have S = 1.
+    `shares` are the share of each term in the loss, the derivative of ln L̂ by its exponent, [S, n]. Where all θ share
+    transforms, these have S = 1.
     """
 
     natural: FloatArray
     logs: Logs
     slopes: Logs
-    designs: list[FloatArray]
     shares: list[FloatArray]
     residual: FloatArray
 
@@ -96,6 +95,10 @@ class FitSettings:
     def limited(self) -> set[str]:
         """The coefficients that are fixed or bounded."""
         return {*self.fixed, *self.bounds}
+
+    def fitted(self, names: Iterable[str]) -> list[str]:
+        """Return the coefficients that a fit moves: neither fixed nor tied to another."""
+        return [name for name in names if name not in self.fixed and name not in self.tied]
 
     def to_dict(self) -> Fields:
         """Return the settings for a record; an open end of a bound is None."""
@@ -270,7 +273,7 @@ class Objective:
         """Compute ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
         prediction = self._predict(theta @ self.basis.T)
         jacobian = self.absorb(self._jacobian(prediction))
-        return self.absorb(prediction.residual), np.moveaxis(jacobian, 0, -1) @ self.basis
+        return self.absorb(prediction.residual), np.moveaxis(jacobian, 0, -1) @ self.carry
 
     def absorb(self, values: FloatArray) -> FloatArray:
         """Take what the misfit explains from values of the runs, [..., n]."""
@@ -342,7 +345,7 @@ class Objective:
         if hold_transform and self.form.outer is None and self.misfit is None:
             gradient, curvature = self._moments(prediction, influence)
         else:
-            # The coefficients stand first: [p, S, n], then [S, p, n].
+            # The parameters stand first: [p, S, n], then [S, p, n].
             jacobian = self.absorb(self._jacobian(prediction)).swapaxes(0, 1)
             weighted = jacobian * influence[:, None, :]
             gradient = np.matmul(weighted, residual[..., None])[..., 0]
@@ -350,9 +353,9 @@ class Objective:
         if self.penalty is not None:
             prior_cost, prior_gradient, prior_curvature = self.penalty.evaluate(natural)
             cost = cost + prior_cost
-            gradient = gradient + prior_gradient
-            curvature = curvature + prior_curvature
-        return Evaluation(cost, gradient @ self.basis, self.basis.T @ curvature @ self.basis)
+            gradient = gradient + prior_gradient @ self.to_natural
+            curvature = curvature + self.to_natural.T @ prior_curvature @ self.to_natural
+        return Evaluation(cost, gradient @ self.carry, self.carry.T @ curvature @ self.carry)
 
     def _logs_at(self, natural: FloatArray) -> Logs:
         """Return the logarithms of the variables, [n] or [S, n], which may depend on the coefficients."""
@@ -362,39 +365,22 @@ class Objective:
         """Predict ln L̂ − ln L at natural coordinates [S, p], with what its derivatives need."""
         # Features are those of one θ where all share them.
         logs, slopes = self._transforms(natural[:1] if hold_transform else natural)
-        designs = self.shared_designs if logs is self.logs else self._designs(logs)
-        exponents = []
-        for (term, indices), design in zip(self.terms, designs, strict=True):
-            coefficients = natural[:, indices]
-            if len(design) == 1:
-                exponent = coefficients @ design[0].T
-            else:
-                exponent = np.matmul(design, coefficients[..., None])[..., 0]
-            exponents.append(exponent + total(term.offset, logs) if term.offset else exponent)
+        values = self._values_of(natural)
+        exponents = [values[term.scale] + term.exponent(values, logs) for term, _ in self.terms]
         if not self.form.outer:
             log_loss, shares = _log_sum(exponents)
-            return Prediction(natural, logs, slopes, designs, shares, log_loss - self.target)
+            return Prediction(natural, logs, slopes, shares, log_loss - self.target)
 
         # The sum of the powers has an exponent of its own; the constant, if any, is the last term.
         outer = np.exp(natural[:, self.names.index(self.form.outer), None])
         log_sum, power_shares = _log_sum(exponents[: self.n_powers])
         log_loss, (sum_share, *constant_shares) = _log_sum([outer * log_sum, *exponents[self.n_powers :]])
         shares = [sum_share * outer * share for share in power_shares]
-        return Prediction(natural, logs, slopes, designs, [*shares, *constant_shares], log_loss - self.target)
+        return Prediction(natural, logs, slopes, [*shares, *constant_shares], log_loss - self.target)
 
-    @cached_property
-    def shared_designs(self) -> list[FloatArray]:
-        """The features of each term of a form without transforms, [1, n, k]."""
-        return self._designs(self.logs)
-
-    def _designs(self, logs: Logs) -> list[FloatArray]:
-        """Return the features of each term, [S, n, k], with S = 1 where all θ share them."""
-        designs = []
-        for term, _ in self.terms:
-            features = [total(features, logs) for features in (SCALE, *term.features.values())]
-            # The target gives columns of constants their length.
-            designs.append(np.stack(np.broadcast_arrays(*features, self.target[None])[:-1], axis=-1))
-        return designs
+    def _values_of(self, natural: FloatArray) -> dict[str, FloatArray]:
+        """Return the natural coordinates by name, each [S, 1]."""
+        return dict(zip(self.names, natural.T[..., None], strict=True))
 
     def _transforms(self, natural: FloatArray) -> tuple[Logs, Logs]:
         """Return all logarithms, and ∂ ln transform / ∂ its parameters in natural coordinates, each [S, n]."""
@@ -416,13 +402,13 @@ class Objective:
         return logs, slopes
 
     def _jacobian(self, prediction: Prediction) -> FloatArray:
-        """Return ∂ ln L̂ / ∂ natural coordinates, [p, S, n]."""
+        """Return ∂ ln L̂ / ∂θ before ties, [p, S, n]: sums over runs would cancel in natural coordinates."""
         shares = prediction.shares
         residual = prediction.residual
         jacobian = np.zeros((self.size, *residual.shape))
-        for (_, indices), design, share in zip(self.terms, prediction.designs, shares, strict=True):
-            for i, feature in zip(indices, np.moveaxis(design, -1, 0), strict=True):
-                jacobian[i] += share * feature
+        for (term, indices), share in zip(self.terms, shares, strict=True):
+            for i, features in zip(indices, (SCALE, *term.features.values()), strict=True):
+                jacobian[i] += share * total(features, prediction.logs)
         if self.form.outer:
             # The share of L̂ that has the exponent.
             powered = np.maximum(1.0 - sum(shares[self.n_powers :], start=0.0), 1e-300)
@@ -432,35 +418,40 @@ class Objective:
             slope = self._slope_by(transform.name, prediction)
             for p in transform.parameters:
                 jacobian[self.names.index(p.name)] = slope * prediction.slopes[p.name]
-        return jacobian
+        return np.tensordot(self.to_natural.T, jacobian, axes=1)
 
     def _slope_by(self, name: str, prediction: Prediction) -> FloatArray:
         """Return ∂ ln L̂ / ∂ the logarithm of a variable or transform, [S, n]."""
-        values = dict(zip(self.names, prediction.natural.T[..., None], strict=True))
+        values = self._values_of(prediction.natural)
         slope = np.zeros_like(prediction.residual)
         for (term, _), share in zip(self.terms, prediction.shares, strict=True):
             slope += share * term.power(name, values, prediction.logs)
         return slope
 
     def _moments(self, prediction: Prediction, influence: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] from features that all θ share.
+        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] along θ from features that all θ share.
 
         `influence` are the weights of the least squares, [S, n].
         """
         count = len(influence)
         gradient = np.zeros((count, self.size))
         curvature = np.zeros((count, self.size, self.size))
-        columns = [(indices, design[0]) for (_, indices), design in zip(self.terms, prediction.designs, strict=True)]
+        columns = []
+        for term, indices in self.terms:
+            features = [total(features, prediction.logs) for features in (SCALE, *term.features.values())]
+            # The target gives columns of constants their length.
+            design = np.stack(np.broadcast_arrays(*features, self.target[None])[:-1], axis=-1)[0]
+            columns.append((indices, design @ self.to_natural[np.ix_(indices, indices)]))
         for i, (rows, design) in enumerate(columns):
             weighted = influence * prediction.shares[i]
             gradient[:, rows] += (weighted * prediction.residual) @ design
-            for j, (others, other_design) in enumerate(columns[i:], start=i):
+            for j, (other_rows, other_design) in enumerate(columns[i:], start=i):
                 products = design[:, :, None] * other_design[:, None, :]
                 sums = (weighted * prediction.shares[j]) @ products.reshape(len(design), -1)
-                block = sums.reshape(count, len(rows), len(others))
-                curvature[:, rows[:, None], others] += block
+                block = sums.reshape(count, len(rows), len(other_rows))
+                curvature[:, rows[:, None], other_rows] += block
                 if j > i:
-                    curvature[:, others[:, None], rows] += block.swapaxes(1, 2)
+                    curvature[:, other_rows[:, None], rows] += block.swapaxes(1, 2)
         return gradient, curvature
 
 

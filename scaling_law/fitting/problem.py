@@ -28,8 +28,6 @@ from scaling_law.formulas.terms import (
     TRANSFORM,
     Form,
     Term,
-    derivative,
-    total,
 )
 from scaling_law.law import Law, choose_kind
 from scaling_law.runs.table import Runs, RunsError
@@ -164,11 +162,6 @@ def make_problem(
     form = kind.form
     if not form.terms:
         raise InputError(f"kind={law!r} is not a sum of terms, so it cannot be fitted")
-    huber_delta = _read_number("huber_delta", huber_delta)
-    if not huber_delta > 0:
-        raise InputError(f"huber_delta={huber_delta!r} must be positive and finite")
-    if isinstance(starts, str):
-        raise InputError(f"starts={starts!r} must be a list of laws")
     weight, weights_name = _read_weights(runs, weights)
     numbers, ties = _split_ties(form, fixed or {}, bounds or {})
     limits = _read_limits(form, numbers, bounds or {})
@@ -214,7 +207,7 @@ def _read_number(
     try:
         number = float(value)
     except (TypeError, ValueError):
-        alternative = f", or one of {', '.join(choices)}" if choices and isinstance(value, str) else ""
+        alternative = f", or one of {', '.join(choices)}" if choices else ""
         raise InputError(f"{name}={literal(value)} must be a number{alternative}") from None
     if not np.isfinite(number) and number != missing:
         raise InputError(f"{name}={literal(value)} must be finite")
@@ -256,30 +249,29 @@ def _split_ties(
 
     What is tied to a number is fixed to it.
     """
-    targets: dict[str, str] = {}
     numbers: dict[str, float | str] = {}
-    for name, value in fixed.items():
-        is_tie = name in form.coefficients and isinstance(value, str) and value.strip() in form.coefficients
-        if is_tie:
-            targets[name] = str(value).strip()
-        else:
-            numbers[name] = value
-
     ties: dict[str, str] = {}
-    for name, target in targets.items():
-        _check_tie(form, name, target, bounds)
+    for name in fixed:
         chain = [name]
-        leader = target
-        while leader in targets and leader not in chain:
-            chain.append(leader)
-            leader = targets[leader]
-        if leader in chain:
-            raise InputError(f"fixed: {name}={target!r} goes in a circle: {' = '.join([*chain, leader])}")
-        if leader in numbers:
-            numbers[name] = numbers[leader]
+        target = _target_of(form, fixed, name)
+        while target:
+            _check_tie(form, chain[-1], target, bounds)
+            if target in chain:
+                raise InputError(f"fixed: {name}={fixed[name]!r} goes in a circle: {' = '.join([*chain, target])}")
+            chain.append(target)
+            target = _target_of(form, fixed, target)
+        leader = chain[-1]
+        if leader in fixed:
+            numbers[name] = fixed[leader]
         else:
             ties[name] = leader
     return numbers, ties
+
+
+def _target_of(form: Form, fixed: Mapping[str, float | str], name: str) -> str:
+    """Return the coefficient that one is tied to; nothing where it is free or fixed to a number."""
+    target = str(fixed.get(name, "")).strip()
+    return target if {name, target} <= {*form.coefficients} else ""
 
 
 def _check_tie(
@@ -348,7 +340,8 @@ def _read_interval(
     else:
         raise InputError(f"{label}={literal(value)} must be a pair (low, high)")
 
-    floor = floors_of(form).get(name, -np.inf)
+    floors = {**dict.fromkeys(form.positive, 0.0), **{p.name: p.floor for p in form.parameters}}
+    floor = floors.get(name, -np.inf)
     if low == floor:
         low = -np.inf
     if not low <= high:
@@ -357,14 +350,6 @@ def _read_interval(
         requirement = "positive" if floor == 0.0 else f"above {floor:g}"
         raise InputError(f"{label}={text} must be {requirement}")
     return low, high
-
-
-def floors_of(form: Form) -> dict[str, float]:
-    """Return the number that each coefficient with a lower end must lie above."""
-    floors = dict.fromkeys(form.positive, 0.0)
-    for p in form.parameters:
-        floors[p.name] = p.floor
-    return floors
 
 
 def _make_box(
@@ -455,21 +440,16 @@ def start_points(problem: Problem, starts: Sequence[Law] | None = None) -> Float
     """Return θ [S, p], inside the box: of these laws, or of the scaled grid."""
     objective = problem.objective
     if starts is not None:
-        coefficients = _coefficients_of(starts, objective)
+        wrong = [law for law in starts if not isinstance(law, objective.law)]
+        if wrong or not len(starts):
+            first = wrong[0] if wrong else "none"
+            raise InputError(f"starts must be laws of kind {objective.settings.law!r}, got {first!r}")
+        coefficients = {name: np.array([law.coefficients[name] for law in starts]) for name in objective.names}
     else:
         coefficients = _scaled_starts(objective, problem.columns, problem.settings.fixed)
         if objective.form.parameters:
             coefficients = _with_transform_starts(objective.form, problem.settings.fixed, coefficients)
     return np.clip(objective.from_coefficients(coefficients), problem.lower, problem.upper)
-
-
-def _coefficients_of(laws: Sequence[Law], objective: Objective) -> dict[str, FloatArray]:
-    """Return the coefficients of the laws that a fit starts from, each as an array [S]."""
-    wrong = [law for law in laws if not isinstance(law, objective.law)]
-    if wrong or not len(laws):
-        first = wrong[0] if wrong else "none"
-        raise InputError(f"starts must be laws of kind {objective.settings.law!r}, got {first!r}")
-    return {name: np.array([law.coefficients[name] for law in laws]) for name in objective.names}
 
 
 def _with_transform_starts(
@@ -478,15 +458,16 @@ def _with_transform_starts(
     coefficients: Mapping[str, FloatArray],
 ) -> dict[str, FloatArray]:
     """Repeat starts of the coefficients, each an array [S], for each start of the transforms' parameters."""
-    combinations = [tuple(chain(*starts)) for starts in product(*(transform.starts for transform in form.transforms))]
+    rows = []
+    for starts in product(*(transform.starts for transform in form.transforms)):
+        parameters = zip(form.parameters, chain(*starts), strict=True)
+        rows.append(tuple(fixed.get(p.name, value) for p, value in parameters))
     # Where parameters are fixed, several combinations are one.
-    rows = list(dict.fromkeys([_transform_start(form, fixed, start) for start in combinations]))
+    distinct_rows = np.array(list(dict.fromkeys(rows)))
     count = len(next(iter(coefficients.values())))
-    repeated = {name: np.tile(values, len(rows)) for name, values in coefficients.items()}
-    columns = np.repeat(np.array(rows), count, axis=0).T
-    for p, column in zip(form.parameters, columns, strict=True):
-        repeated[p.name] = column
-    return repeated
+    repeated = {name: np.tile(values, len(distinct_rows)) for name, values in coefficients.items()}
+    columns = np.repeat(distinct_rows, count, axis=0).T
+    return {**repeated, **dict(zip((p.name for p in form.parameters), columns, strict=True))}
 
 
 def _make_grid(choices: Mapping[str, Any]) -> dict[str, FloatArray]:
@@ -494,29 +475,6 @@ def _make_grid(choices: Mapping[str, Any]) -> dict[str, FloatArray]:
     columns = [np.atleast_1d(values) for values in choices.values()]
     table = np.array(list(product(*columns)))
     return dict(zip(choices, table.T, strict=True))
-
-
-def _signed(term: Term, name: str, roles: Mapping[str, str]) -> tuple[float, ...]:
-    """Return the starts of a coefficient, negated where the term has it with a minus."""
-    sign = term.features[name][0][0]
-    return tuple(sign * value for value in SCALED_SLOPES[roles[name]])
-
-
-def _transform_start(
-    form: Form,
-    fixed: Mapping[str, float],
-    start: Sequence[float],
-) -> tuple[float, ...]:
-    """Return a start of the transforms' parameters that respects what is fixed and keeps their order."""
-    parameters = {p.name: fixed.get(p.name, value) for p, value in zip(form.parameters, start, strict=True)}
-    for p in form.parameters:
-        if not p.above:
-            continue
-        if p.above not in fixed and p.name in fixed:
-            parameters[p.above] = min(parameters[p.above], 0.5 * (p.floor + parameters[p.name]))
-        elif p.above in fixed and p.name not in fixed:
-            parameters[p.name] = max(parameters[p.name], 2.0 * parameters[p.above])
-    return tuple(parameters.values())
 
 
 def _scaled_starts(
@@ -547,17 +505,12 @@ def _scaled_starts(
 
     mean_logs = {name: float(np.mean(values)) for name, values in objective.reference_logs().items()}
     for i, term in enumerate(powers):
-        for name in term.features:
-            if name not in fixed:
-                starts[name] = starts[name] - _interaction_slope(term, name, fixed, mean_logs)
         share = grid["first share"]
         if i > 0:
             share = (1.0 - share) / (len(powers) - 1)
         size = term_sum * share
-        if term.scale in fixed:
-            starts[term.scale] = np.full_like(size, fixed[term.scale])
-        else:
-            starts[term.scale] = np.exp(np.log(size) - term.exponent(starts, mean_logs))
+        # The box holds a scale that is fixed.
+        starts[term.scale] = np.exp(np.log(size) - term.exponent(starts, mean_logs))
     return starts
 
 
@@ -573,27 +526,11 @@ def _scaled_choices(
         "first share": TERM_SHARES if len(powers) > 1 else 1.0,
     }
     for term in powers:
-        for name in term.features:
+        for name, ((sign, _), *_) in term.features.items():
             if name not in choices:
-                choices[name] = fixed.get(name, _signed(term, name, form.roles))
+                # A term that has the coefficient with a minus turns its starts.
+                slopes = [sign * slope for slope in SCALED_SLOPES[form.roles[name]]]
+                choices[name] = fixed.get(name, slopes)
     if form.outer:
         choices[form.outer] = fixed.get(form.outer, SCALED_OUTERS)
     return choices
-
-
-def _interaction_slope(
-    term: Term,
-    name: str,
-    fixed: Mapping[str, float],
-    mean_logs: Mapping[str, float],
-) -> float:
-    """Return what the term's fixed interactions add to this slope at the middle of the runs."""
-    (sign, factors), *_ = term.features[name]
-    if len(factors) > 1:
-        return 0.0
-    products = []
-    for coefficient, value in fixed.items():
-        for feature_sign, feature_factors in term.features.get(coefficient, ()):
-            products.append((value * feature_sign, feature_factors))
-    slopes = [(factor, names) for factor, names in derivative(products, factors[0]) if names]
-    return float(sign * total(slopes, mean_logs))

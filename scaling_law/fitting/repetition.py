@@ -122,12 +122,11 @@ class RepeatedObjective(Objective):
             return jacobian
         slope = sum(self._slope_by(name, prediction) for name in self.sizes)
         # All sizes shrink alike. Differences are by θ, whose features are centred: [p, S, n].
-        steps = STEP * self.basis.T[:, None, :]
+        steps = STEP * self.to_natural.T[:, None, :]
         above, below = (self._logs_at(prediction.natural + sign * steps)[self.sizes[0]] for sign in (1.0, -1.0))
         slopes = (above - below) / (2.0 * STEP)
         # NaN is not below the limit either.
-        slopes = np.where(np.abs(slopes) < STEEPEST, slopes, 0.0)
-        return np.asarray(jacobian + slope * np.tensordot(np.linalg.pinv(self.basis.T), slopes, axes=1))
+        return np.asarray(jacobian + slope * np.where(np.abs(slopes) < STEEPEST, slopes, 0.0))
 
 
 def repeated(

@@ -144,8 +144,7 @@ class _State:
         rows = np.arange(len(step))
         # A cut step need not descend: what would leave goes to its bound, and the rest is solved again.
         for _ in range(4):
-            state = self.select(rows) if len(rows) < len(step) else self
-            free_step = state._solve(is_held[rows], step[rows])
+            free_step = self.select(rows)._solve(is_held[rows], step[rows])
             leaves = (free_step < low[rows]) | (free_step > high[rows])
             is_outside = ~is_held[rows] & leaves
             cut_step = np.clip(free_step, low[rows], high[rows])
@@ -169,8 +168,8 @@ class _State:
         smallest = 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-300
         scale = np.maximum(diagonal, smallest)
         damping = self.damping[:, None] * scale + 1e-15 * scale
-        # The diagonal is a view into the curvature, and rounding may leave it below 0.
-        diagonal[...] = np.where(is_held, 1.0, scale + damping)
+        # The diagonal is a view into the curvature.
+        diagonal[...] += np.where(is_held, 1.0, damping)
 
         held_steps = np.where(is_held, steps, 0.0)
         push = np.matmul(self.curvature, held_steps[..., None])[..., 0]
@@ -202,10 +201,9 @@ class _State:
             evaluation: the objective there.
             ratio: the gain over the promised one, [S].
         """
-        self.theta[is_accepted] = theta[is_accepted]
-        self.cost[is_accepted] = evaluation.cost[is_accepted]
-        self.gradient[is_accepted] = evaluation.gradient[is_accepted]
-        self.curvature[is_accepted] = evaluation.curvature[is_accepted]
+        values = (self.theta, self.cost, self.gradient, self.curvature)
+        for value, trial_value in zip(values, (theta, *evaluation), strict=True):
+            value[is_accepted] = trial_value[is_accepted]
         shrink = np.maximum(1.0 / 10.0, 1.0 - (2.0 * np.clip(ratio, 0.0, 1.5) - 1.0) ** 3)
         shrunk = np.maximum(self.damping * shrink, 1e-15)
         self.damping = np.where(is_accepted, shrunk, self.damping * self.growth)

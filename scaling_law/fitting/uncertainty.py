@@ -69,8 +69,6 @@ class Bootstrap(ResultTable):
         "confidence" covers the law's own value, outside its ranges with the error of extrapolation; "prediction" one
         new run, whose scatter is drawn from the residuals of the fit, enlarged for the coefficients fitted.
         """
-        if kind not in ("confidence", "prediction"):
-            raise InputError(f"kind={kind!r} must be 'confidence' or 'prediction'")
         losses = self.law.loss_draws(n_active, tokens, experts)
         if kind == "prediction":
             n = len(self.log_residuals)
@@ -164,8 +162,7 @@ def _count_determined(
     """Count the coefficients fitted; under a prior, the effective number of those that the runs determine."""
     objective = problem.objective
     if objective.penalty is None:
-        fixed = {*problem.settings.fixed, *problem.settings.tied}
-        return float(sum(name not in fixed for name in law.coefficients))
+        return float(len(problem.settings.fitted(law.coefficients)))
     rows = objective.prior_rows(theta)
     without_prior = replace(objective, penalty=None)
     is_moving = np.flatnonzero(~np.isin(objective.names, [*objective.settings.tied]))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,11 +17,10 @@ from hub.base.commands import version
 from hub.base.errors import InputError, given, unknown
 from hub.base.fields import UNREAD, reads
 from hub.base.notices import Notice
-from hub.base.tables import Table
 from hub.base.types import Fields
 from hub.base.units import format_count
-from scaling_law.answer.answer import Answer, columns_of, span
-from scaling_law.answer.columns import COLUMNS, tabulate
+from scaling_law.answer.answer import Answer, span
+from scaling_law.answer.columns import COLUMNS
 from scaling_law.figures import drawing
 from scaling_law.fitting.diagnostics import UNIQUE, find_outliers
 from scaling_law.fitting.fitting import say_far_away
@@ -32,7 +31,7 @@ from scaling_law.fitting.repetition import REPEATED, count_worth, with_unique_to
 from scaling_law.forecasting.repetition import fit_worth, say_repetition
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import check_shapes, numbers, positive
+from scaling_law.formulas.law import check_shapes, positive
 from scaling_law.law import choose_kind
 from scaling_law.planning.question import Level
 from scaling_law.runs.loading import load_runs
@@ -75,6 +74,9 @@ class Forecast(Answer):
     too much in other settings for one forecast.
     """
 
+    _question = MODEL
+    _first = ("loss", "low", "high", "flops", "times_beyond")
+
     kind: str
     level: float
     runs: Runs
@@ -104,25 +106,20 @@ class Forecast(Answer):
             "kind": self.kind,
         }
 
-    def summary(self) -> Table:
-        """Lay out the forecast of each point."""
-        rows = []
+    def _cells(self) -> list[Fields]:
+        cells = []
         for row in self.rows:
-            cells = {name: value for name, value in row.items() if name != "accuracy"}
-            cells.update(accuracy_cells(row.get("accuracy")))
-            rows.append(cells)
-        notes = [f"intervals of {self.level:.0%}; × largest run: how far a model lies beyond the runs"]
-        notes.append(f"{self.kind} law of {len(self.runs)} runs with a misfit, under a prior")
+            values = {name: value for name, value in row.items() if name != "accuracy"}
+            cells.append({**values, **accuracy_cells(row.get("accuracy"))})
+        return cells
+
+    def _footnotes(self) -> list[str]:
         share = COLUMNS["share_of_constant"]
-        notes.append(f"{share.label}: {share.meaning}")
-        return tabulate(
-            rows,
-            title=self.verdict,
-            keys=("N_act", "tokens", "E"),
-            first=("loss", "low", "high", "FLOPs", "× largest run"),
-            notes=notes,
-            warnings=self.warnings,
-        )
+        return [
+            f"intervals of {self.level:.0%}; × largest run: how far a model lies beyond the runs",
+            f"{self.kind} law of {len(self.runs)} runs with a misfit, under a prior",
+            f"{share.label}: {share.meaning}",
+        ]
 
     def save(self, path: str | Path) -> Path:
         """Write the forecast, with its date, to a JSON file that does not exist: a forecast is not changed."""
@@ -218,33 +215,28 @@ def forecast(
     kind = choose_kind(kind or _usual_kind(fitted_runs, fitted_steps)).name
     fitted_law = posterior(fitted_runs, law_prior, kind, misfit=MISFIT, dependence=DEPENDENCE)
     prediction = _predict(fitted_law, fitted_steps)
-    fan_shape = (len(points), len(STEPS))
-    fans = (
-        steps.flops.reshape(fan_shape),
-        prediction.log_loss.reshape(fan_shape),
-        prediction.spread.reshape(fan_shape),
-    )
+    shape = (len(points), len(STEPS))
+    flops, log_loss, spread, share = (values.reshape(shape) for values in (steps.flops, *prediction))
 
     if tasks and notes:
         raise InputError(f"accuracy: {notes[0]}")
-    columns = {name: getattr(points, name) for name in (*MODEL, "flops")}
+    columns: Fields = {name: getattr(points, name) for name in (*MODEL, "flops")}
     if counts_repetition and UNIQUE in points:
         columns[UNIQUE] = points[UNIQUE]
-    columns["loss"] = np.exp(fans[1][:, -1])
-    columns["low"], columns["high"] = interval(fans[1][:, -1], fans[2][:, -1], level)
+    columns["loss"] = np.exp(log_loss[:, -1])
+    columns["low"], columns["high"] = interval(log_loss[:, -1], spread[:, -1], level)
     columns["times_beyond"] = np.exp(distances(table, points).max(axis=0))
-    columns["share_of_constant"] = prediction.share_of_constant.reshape(fan_shape)[:, -1]
-    rows = _make_rows(columns)
+    columns["share_of_constant"] = share[:, -1]
     if tasks:
-        for row in rows:
-            row["accuracy"] = predict_accuracies(tasks, row["loss"], (row["low"], row["high"]), level)
+        forecasts = zip(columns["loss"], columns["low"], columns["high"], strict=True)
+        columns["accuracy"] = [predict_accuracies(tasks, loss, (low, high), level) for loss, low, high in forecasts]
     models = {name: getattr(points, name) for name in MODEL}
     return Forecast(
-        columns=columns_of(rows),
+        columns=columns,
         kind=kind,
         level=level,
         runs=table,
-        fans=fans,
+        fans=(flops, log_loss, spread),
         blended=blended,
         check=RangeCheck(table.conditions(table.source), MODEL, models),
         notes=(
@@ -254,7 +246,7 @@ def forecast(
             *notes,
             *describe_accuracies(tasks, columns["loss"]),
             *_blind_spots(table, points),
-            *_say_constant(rows),
+            *_say_constant(share[:, -1]),
         ),
     )
 
@@ -277,8 +269,7 @@ def _usual_kind(runs: Runs, points: Runs) -> str:
     return "interaction" if has_one_e else "joint"
 
 
-@dataclass(frozen=True)
-class _Prediction:
+class _Prediction(NamedTuple):
     """ln L at points [n], the spread of a run there, and the share of the constant in it."""
 
     log_loss: FloatArray
@@ -301,14 +292,6 @@ def _predict(fitted_law: Posterior, points: Runs) -> _Prediction:
     distances_by_constant = np.abs(slopes) * np.ptp(np.quantile(log_constants, QUARTILES))
     share = np.minimum(distances_by_constant / (spread * np.ptp(norm.ppf(QUARTILES))), 1.0)
     return _Prediction(log_loss, spread, share)
-
-
-def _make_rows(columns: Columns) -> list[Fields]:
-    """Return a row of numbers for each point, of columns [n]."""
-    rows: list[Fields] = []
-    for values in zip(*columns.values(), strict=True):
-        rows.append(dict(zip(columns, map(float, values), strict=True)))
-    return rows
 
 
 def interval(
@@ -352,18 +335,17 @@ def _points(at: Any, runs: Runs) -> Runs:
     if missing:
         raise InputError(f"{missing[0]} must be given: a model is n_active, tokens and experts")
 
-    arrays = {name: numbers(name, value) for name, value in values.items()}
-    if UNIQUE in runs:
-        # Without, all tokens of a model are unique.
-        arrays = {UNIQUE: arrays["tokens"], **arrays}
     known_names = (*MODEL, *runs.columns)
-    for name, column in arrays.items():
+    arrays = {}
+    for name, value in values.items():
         if name not in known_names:
             raise InputError(unknown("at: ", name, known_names))
-        smallest = 1.0 if name == "experts" else 0.0
-        positive(name, column, smallest)
-        if not column.size:
-            raise InputError(f"{name}={values[name]!r} must be one number or a list of them")
+        arrays[name] = positive(name, value, 1.0 if name == "experts" else 0.0)
+        if not arrays[name].size:
+            raise InputError(f"{name}={value!r} must be one number or a list of them")
+    if UNIQUE in runs:
+        # Without, all tokens of a model are unique.
+        arrays.setdefault(UNIQUE, arrays["tokens"])
     check_shapes(arrays)
     columns = np.broadcast_arrays(*map(np.atleast_1d, arrays.values()))
     return table_of(dict(zip(arrays, columns, strict=True)))
@@ -422,11 +404,11 @@ def _name_far_runs(fitted_law: Posterior, runs: Runs) -> Iterator[str]:
         yield Notice(f"{text}: check their losses, sizes and tokens", text)
 
 
-def _say_constant(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _say_constant(shares: FloatArray) -> Iterator[str]:
     """Say that the constant is most of what is not known, where it is."""
-    shares = [row["share_of_constant"] for row in rows]
-    if max(shares) > MOSTLY:
-        part = span([share for share in shares if share > MOSTLY], "{:.0%}".format)
+    large_shares = shares[shares > MOSTLY]
+    if large_shares.size:
+        part = span(large_shares, "{:.0%}".format)
         yield f"{part} of the spread is that of the constant c, the loss at infinite N and D: only larger runs tell it"
 
 

@@ -426,9 +426,16 @@ def promote(
     gaps = predict_gaps(prior, pair.cells, points)
     place = labels.index(_times("C", DECIDED_AT))
     decision, next_runs = _decide(pair, points, gaps, noise_variances(prior), place, len(labels))
+    cells = {
+        **_describe_sizes(pair.sizes),
+        "runs": pair.counts,
+        "cost ratio": _exp(pair.cost_ratio),
+        "gap": pair.cells.gaps,
+        "speedup": _exp(_log_speedup(pair.cells.gaps, pair.slopes.mean(axis=1))),
+    }
     return Promotion(
         columns=_columns(pair, labels, points[: len(labels)], gaps, level),
-        cells=_cell_rows(pair),
+        cells=tuple(rows_of(cells)),
         decision=decision,
         next_runs=next_runs,
         at_equal=at_equal,
@@ -524,8 +531,8 @@ def _decide(
     for candidate in range(n_labels, len(points)):
         decides = _chance_to_decide(gaps, noises, place, candidate)
         if decides > 0.5:
-            size = _describe_sizes(pair.sizes[-1] + points[candidate])
-            return "undecided", {**{name: float(value) for name, value in size.items()}, "decides": decides}
+            (size,) = rows_of(_describe_sizes(pair.sizes[-1] + points[candidate]))
+            return "undecided", {**size, "decides": decides}
     return "undecided", None
 
 
@@ -545,15 +552,3 @@ def _chance_to_decide(
     mean = gaps.means[:, place]
     chances = ndtr((mean - margin) / shift) + ndtr((-mean - margin) / shift)
     return float(gaps.weights @ chances)
-
-
-def _cell_rows(pair: _Pair) -> tuple[Fields, ...]:
-    """Lay out the cells."""
-    columns = {
-        **_describe_sizes(pair.sizes),
-        "runs": pair.counts,
-        "cost ratio": _exp(pair.cost_ratio),
-        "gap": pair.cells.gaps,
-        "speedup": _exp(_log_speedup(pair.cells.gaps, pair.slopes.mean(axis=1))),
-    }
-    return tuple(rows_of(columns))

@@ -269,7 +269,8 @@ class Formula(Summarised):
         for name in cls.form.variables:
             if name not in arrays:
                 names = ", ".join(cls.form.variables)
-                raise InputError(given(name, None), f" must be given: {cls.__name__} depends on {names}")
+                variable = given(name, None, None if name in inputs else f"--variable {name}=…")
+                raise InputError(variable, f" must be given: {cls.__name__} depends on {names}")
         for name in variables.keys() - {*cls.form.variables}:
             raise InputError(unknown(f"variable of the {cls.name} law ", name, cls.form.variables))
         for name, array in arrays.items():
@@ -394,8 +395,7 @@ def numbers(name: str, values: Any) -> FloatArray:
     if name.startswith(("n_active", "n_total")):
         parse = parse_parameters
     if isinstance(values, str) and name == "experts":
-        experts = [float(value) for value in parse_experts(values)]
-        return np.array(experts if len(experts) > 1 else experts[0])
+        return np.squeeze(np.array(parse_experts(values), float))
     if isinstance(values, str):
         return np.array(parse(values, name))
     if isinstance(values, (list, tuple)):

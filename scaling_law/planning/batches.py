@@ -123,8 +123,8 @@ class BatchRule:
         least = length * self.gpus if self.needs_sequence else length
         if self.batch < least:
             sharers = f" for each of {self.gpus} GPUs" if least > length else ""
-            needed = f"{least:,} tokens, one sequence of {length:,}{sharers}"
-            raise InputError(f"batch={self.batch:g} must be at least {needed}")
+            least_batch = f"{least:,} tokens, one sequence of {length:,}{sharers}"
+            raise InputError(f"batch={self.batch:g} must be at least {least_batch}")
         unit = self.gpus if self.batch >= length * self.gpus else 1
         share = self.batch / (length * unit)
         sequences = int(share) if share.is_integer() else round_sequences(share)

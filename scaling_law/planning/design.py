@@ -72,6 +72,8 @@ OF_GRID = (
     "training_flops",
     "architecture",
 )
+# Columns of a printed row, in their order; those without a value are left out.
+SHOWN = ("run_id", "row", "d_model", "routed_experts", "experts", "n_active", "tokens", "training_flops")
 WHOLE = {"n_blocks", "n_heads", "vocab_size", "routed_experts"}
 # Columns of a table of candidates that are no numbers.
 OF_A_RUN = ("run_id", "architecture")
@@ -286,12 +288,7 @@ class Design(Answer):
         return [f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"]
 
     def _cells(self) -> list[Fields]:
-        shape = ("d_model",) if "architecture" in self.columns else ("run_id", "row")
-        names = (*shape, "routed_experts", "experts", "n_active", "tokens", "training_flops")
-        cells = []
-        for row in self.rows:
-            cells.append({name: row[name] for name in names if name in row})
-        return cells
+        return [row.cells(*SHOWN) for row in self.rows]
 
 
 @reads

@@ -106,12 +106,12 @@ class Reached(Answer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the best row is trusted, or no model reaches the loss."""
+        """True if the best row is trusted, or no model reaches the loss."""
         return self.best is None or bool(self.best.trusted)
 
     @property
     def warnings(self) -> Strings:
-        """What was noticed, and how far the best row of each loss extrapolates."""
+        """The notes, and how far the best row of each loss extrapolates."""
         warnings = list(self.notes)
         for place in self.bests:
             row = self.rows[place]

@@ -36,7 +36,7 @@ def launch_line(config: str, placement: Placement | None, cluster: Cluster | Non
 
 
 def count_machines(cluster: Cluster) -> int:
-    """As few machines as have the GPUs, each with equally many of them."""
+    """Return the fewest machines that have the GPUs, each with equally many of them."""
     sheet = find_gpu(cluster.throughput.device)
     size = (sheet.machine if sheet else None) or cluster.throughput.node
     return next(count for count in range(-(-cluster.gpus // size), cluster.gpus + 1) if cluster.gpus % count == 0)

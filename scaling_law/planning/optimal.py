@@ -217,9 +217,9 @@ def _find_optimum(
     served = limits.inference_tokens
     n_active = limits.widths(smallest, 1.0).n_active
     if budget.flops is not None and affordable_tokens(budget.flops, n_active, served) <= 0:
-        needed = format_flops(float(inference_flops(n_active, served)))
+        serving = format_flops(float(inference_flops(n_active, served)))
         raise InputError(
-            f"nothing fits: inference_tokens={served:g} alone cost at least {needed} FLOPs of flops={budget.flops:g}"
+            f"nothing fits: inference_tokens={served:g} alone cost at least {serving} FLOPs of flops={budget.flops:g}"
         )
     optimum = optimal_widths(law, budget, candidates, limits, integral)
     if not optimum.fits.any():

@@ -239,7 +239,7 @@ class OptimalTable(Answer):
 
     @property
     def trusted(self) -> bool:
-        """Whether the best row is trusted."""
+        """True if the best row is trusted."""
         return self.best.trusted
 
     def why(self) -> Why:
@@ -257,7 +257,7 @@ class OptimalTable(Answer):
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """How far the best row is ahead, and which E the law cannot tell from it; None for a single row."""
+        """The lead of the best row, and the E that the law cannot tell from it; None for a single row."""
         ordered = sorted(self.compared, key=lambda row: row.loss)
         if len(ordered) == 1:
             return None
@@ -315,7 +315,7 @@ class OptimalTable(Answer):
 
     @property
     def ahead_untrusted(self) -> str:
-        """Which E would have a lower loss than a trusted best row, were it trusted; empty where none has."""
+        """The E that would have a lower loss than a trusted best row, were it trusted; empty where none has."""
         losses = self.losses_without_evidence
         lowest = min(losses, key=lambda e: losses[e], default=self.best.experts)
         gain = round(self.best.loss - losses.get(lowest, self.best.loss), 3)
@@ -334,7 +334,7 @@ class OptimalTable(Answer):
 
     @property
     def reordered(self) -> str | None:
-        """How the order of the E in hours differs from that at equal FLOPs; None where it does not."""
+        """The orders of the E in hours and at equal FLOPs; None where they agree."""
         losses = {row.experts: row.loss for row in self.equal_flops or ()}
         rows = [row for row in self.compared if row.experts in losses]
         by_hours = [row.experts for row in sorted(rows, key=lambda row: row.loss)]
@@ -403,7 +403,7 @@ class OptimalTable(Answer):
 
     @property
     def batch_source(self) -> str:
-        """Where the batch of the best row comes from: "given", "paper", or a published law."""
+        """The source of the batch of the best row: "given", "paper", or a published law."""
         return self.budget.rule.source(self.best.n_active, self.best.tokens)
 
     @property
@@ -419,7 +419,7 @@ class OptimalTable(Answer):
 
     @cached_property
     def placement(self) -> Placement | None:
-        """How GPUs train the best model (of a fractional one the next that exists); None without estimated steps."""
+        """The layout of the best model (of a fractional one the next that exists); None without estimated steps."""
         cluster = self.budget.cluster
         if cluster is None or not cluster.throughput.is_assumed:
             return None
@@ -453,14 +453,14 @@ class OptimalTable(Answer):
 
     def _lines(self) -> str:
         """Name the budget, the limits, the law and how GPUs train the best row, below the verdict."""
-        parts = [str(self.budget)]
+        conditions = [str(self.budget)]
         if self.cluster is not None and self.best.hours is not None:
-            parts.append(f"on {self.cluster}")
+            conditions.append(f"on {self.cluster}")
         for name, (text, form) in LIMITS_IN_WORDS.items():
             value = getattr(self.limits, name)
             if value and value != getattr(Limits, name):
-                parts.append(text.format(form(value)))
-        lines = [self.verdict, self.limit_of_trust, f"{', '.join(parts)}  ({self.law})"]
+                conditions.append(text.format(form(value)))
+        lines = [self.verdict, self.limit_of_trust, f"{', '.join(conditions)}  ({self.law})"]
         if self.placement:
             lines.append(f"best row: {self.placement}. {self.placement.advice}")
         return "\n".join(filter(None, lines))

@@ -44,11 +44,11 @@ MAX_REASONS = 6
 SMALLER = 33
 
 
-def parse_positive(name: str, values: ArrayLike) -> FloatArray:
-    """Read positive numbers, at least one."""
-    array = positive(name, values)
+def parse_positive(name: str, values: ArrayLike, least: float = 0.0) -> FloatArray:
+    """Read one or several positive numbers, at least `least`."""
+    array = positive(name, values, least)
     if not array.size:
-        raise InputError(f"{name}={values!r} must be one number or a list of them")
+        raise InputError(f"{name}={literal(values)} must be one number or a list of them")
     return array
 
 
@@ -61,9 +61,7 @@ def parse_experts(law: Formula, experts: Any, limits: Limits | None = None) -> F
     if experts is None:
         experts = law.default_experts()
         experts = family.list_experts(experts) if family else experts
-    counts = positive("experts", experts, 1.0)
-    if not counts.size:
-        raise InputError(f"experts={literal(experts)} must be one number or a list of them")
+    counts = parse_positive("experts", experts, 1.0)
     return family.read_experts(counts) if family else counts
 
 
@@ -173,7 +171,7 @@ def optimal_widths(
     has_other_costs = budget.cluster or limits.inference_tokens or limits.like
     spends_flops_on_new_tokens = not (has_other_costs or limits.unique_tokens)
     if law.form.is_chinchilla and spends_flops_on_new_tokens:
-        terms = law.chinchilla_coefficients(e) if coefficients is None else law.chinchilla_of(coefficients, e)
+        terms = law.chinchilla_of(columns, e)
         m, mu, n, nu = (np.where(has_optimum(terms), term, np.nan) for term in terms)
         product = affordable_tokens(cast(float, budget.flops), 1.0)
         # Draws may be far off.
@@ -404,7 +402,7 @@ def drawn_losses(
 
 def coefficients_of(law: Formula) -> FloatArray:
     """Return the law's coefficients and those of its draws, [n_coefficients, 1 + n_draws, 1]."""
-    rows = np.array([[*law.coefficients.values()]])
+    rows = np.array([law.columns])
     if law.draws is not None:
         rows = np.concatenate([rows, law.draws])
     return np.asarray(rows.T[..., None])
@@ -467,5 +465,5 @@ def explain_no_optimum(law: Formula, experts: ArrayLike, exists: BoolArray) -> s
     without = np.unique(np.broadcast_to(np.asarray(experts, float), exists.shape)[~exists]).tolist()
     groups = _group_reasons({e: why_no_optimum(law, e) for e in without})
     reasons = "; ".join(f"E = {names}: {reason}" for names, reason in groups)
-    which = "some" if exists.any() else "any"
-    return f"this law has no compute optimum for {which} of these experts: {reasons}; its `loss` is still defined"
+    quantifier = "some" if exists.any() else "any"
+    return f"this law has no compute optimum for {quantifier} of these experts: {reasons}; its `loss` is still defined"

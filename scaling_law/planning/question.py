@@ -245,7 +245,7 @@ class BudgetFields(TimeFields, ClusterFields, RunFields, total=False):
 
 
 class QuestionFields(BudgetFields, LimitFields, total=False):
-    """What a question for the best model takes as further keywords: the fields of its budget and of `Limits`."""
+    """Further keywords of a question for the best model: the fields of its budget and of `Limits`."""
 
 
 def parse_budget(flops: Any, field: str = "flops") -> Any:

@@ -101,10 +101,10 @@ class ScaleOut(Answer):
     architecture: Architecture
     gpu: str
     batch_tokens: int
-    sequence_length: int = PAPER.sequence_length
-    model: str | None = None
-    tokens: float | None = None
-    price: float | None = None
+    sequence_length: int
+    model: str | None
+    tokens: float | None
+    price: float | None
 
     @property
     def verdict(self) -> str:
@@ -117,7 +117,7 @@ class ScaleOut(Answer):
 
     @property
     def _limits(self) -> str:
-        """What limits the rows, in words."""
+        """The limits of the rows, in words."""
         limits = list(dict.fromkeys(row.limited_by for row in self.rows))
         if len(limits) == 1:
             return f"limited by {limits[0]}"
@@ -139,27 +139,25 @@ class ScaleOut(Answer):
         return f"{self.verdict}\n{model}"
 
     def _cells(self) -> list[Fields]:
-        return list(map(_cells_of, self.rows))
-
-
-def _cells_of(row: ScaleOutRow) -> Fields:
-    """Return a row as it is printed."""
-    placement = row.placement
-    cells = Row(row, bottleneck=row.bottleneck or row.limited_by)
-    if placement is None:
-        cells["memory"] = f"{format_bytes(row.least_bytes)}: does not fit"
-    else:
-        memory = placement.memory
-        cells["memory"] = format_bytes(memory.total)
-        cells["model state"] = format_bytes(memory.weights + memory.gradients + memory.optimizer)
-        cells["layout"] = placement.ways
-        cells["micro-batch"] = f"{row.passes} × {placement.micro_batch_sequences}"
-    if row.hours is not None:
-        interval = "" if row.hours_interval is None else f" ({format_interval(row.hours_interval)})"
-        cells["hours"] = f"{format_amount(row.hours)}{interval}"
-    if row.money is not None:
-        cells["cost"] = format_amount(row.money)
-    return cells.cells(*SHOWN)
+        rows = []
+        for row in self.rows:
+            cells = Row(row, bottleneck=row.bottleneck or row.limited_by)
+            placement = row.placement
+            if placement is None:
+                cells["memory"] = f"{format_bytes(row.least_bytes)}: does not fit"
+            else:
+                memory = placement.memory
+                cells["memory"] = format_bytes(memory.total)
+                cells["model state"] = format_bytes(memory.weights + memory.gradients + memory.optimizer)
+                cells["layout"] = placement.ways
+                cells["micro-batch"] = f"{row.passes} × {placement.micro_batch_sequences}"
+            if row.hours is not None:
+                interval = "" if row.hours_interval is None else f" ({format_interval(row.hours_interval)})"
+                cells["hours"] = f"{format_amount(row.hours)}{interval}"
+            if row.money is not None:
+                cells["cost"] = format_amount(row.money)
+            rows.append(cells.cells(*SHOWN))
+        return rows
 
 
 @reads
@@ -263,7 +261,7 @@ def _make_row(a: Architecture, cluster: Cluster, sheet: Gpu, run_tokens: float |
     gpus = cluster.gpus
     tokens = max(cluster.batches) * cluster.ramp.sequence_length
     exchange = Sent(all_to_all_bytes(a, tokens / gpus, gpus), gpus, is_ring=False)
-    row = {
+    row: Fields = {
         **dict.fromkeys(OF_LAYOUT),
         "gpus": gpus,
         "batch_tokens": tokens,
@@ -285,8 +283,13 @@ def _make_row(a: Architecture, cluster: Cluster, sheet: Gpu, run_tokens: float |
     received = {name: float(collective.received) for name, collective in traffic.items()}
     compute_seconds, communication_seconds = (sum(side.values()) for side in placement.sides)
     if run_tokens is not None:
-        row |= _hours(a, cluster, run_tokens)
-    return row | {
+        seconds = float(cluster.seconds(a, run_tokens))
+        row["hours"] = seconds / 3600
+        row["money"] = cluster.cost(seconds)
+        if cluster.throughput.draws is not None:
+            row["hours_interval"] = percentile_interval(cluster.seconds(a, run_tokens, drawn=True) / 3600)
+    return {
+        **row,
         "placement": placement,
         "passes": passes,
         "all_gather_bytes": received.get("all-gather", 0.0),
@@ -301,12 +304,3 @@ def _make_row(a: Architecture, cluster: Cluster, sheet: Gpu, run_tokens: float |
         "moved_by": placement.moved_by,
         "tokens_per_second": tokens / placement.step_seconds,
     }
-
-
-def _hours(a: Architecture, cluster: Cluster, tokens: float) -> Fields:
-    """Return the hours of a run, their interval where step times have one, and their cost."""
-    seconds = float(cluster.seconds(a, tokens))
-    interval = None
-    if cluster.throughput.draws is not None:
-        interval = percentile_interval(cluster.seconds(a, tokens, drawn=True) / 3600)
-    return {"hours": seconds / 3600, "hours_interval": interval, "money": cluster.cost(seconds)}

@@ -201,11 +201,11 @@ def speedup(
     if "tokens" not in law.variables:
         raise InputError(f"the {law.name} law does not depend on tokens and cannot say how many are needed")
     if n_active is not None:
-        others: Fields = {"flops": flops, "tokens": tokens, **question}
-        others["match"] = None if match == "served" else match
-        others["baseline"] = None if baseline == 1 else baseline
+        foreign: Fields = {"flops": flops, "tokens": tokens, **question}
+        foreign["match"] = None if match == "served" else match
+        foreign["baseline"] = None if baseline == 1 else baseline
         reason = ", which asks from how many tokens on models that are served alike are ahead"
-        refuse(others, others, " does not go with ", given("n_active"), reason)
+        refuse(foreign, foreign, " does not go with ", given("n_active"), reason)
         return _find_crossovers(law, n_active, model, between, force)
     refuse(question, REFUSED_LIMITS, " does not go with a speed-up, of models that nothing limits or serves")
     match = match or "flops"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -211,10 +211,10 @@ def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]
 class _Table:
     """The rows of a source with our columns.
 
-    `is_logged`: they are of a tracker, of logs or of a chart. `failed` has the problems of single rows, by their place; `aliases`
-    our names for columns that the source calls otherwise; `authors_filter` drops the rows that the authors of a public
-    table dropped; `skipped_steps` notes that only the last steps of runs are here; `remark` says why columns may be
-    missing.
+    `is_logged`: they are of a tracker, of logs or of a chart. `failed` has the problems of single rows, by place;
+    `aliases` our names for columns that the source calls otherwise; `authors_filter` drops the rows that the authors
+    of a public table dropped; `skipped_steps` notes that only the last steps of runs are here; `remark` says why
+    columns may be missing.
     """
 
     rows: list[Row]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from hub.base.errors import InputError, given, unknown
+from hub.base.fields import parse_names
 from hub.base.tables import column_name, join_words
 from scaling_law.runs.rows import Row, RunsError, first_words, is_missing, names_of
 
@@ -69,7 +70,7 @@ def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list
 
 def names_mixed(mix: str | Collection[str]) -> set[str]:
     """List the columns in which runs may differ."""
-    return {mix} - {""} if isinstance(mix, str) else {*mix}
+    return {*parse_names(mix, "mix")}
 
 
 def check_mix(

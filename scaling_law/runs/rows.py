@@ -41,9 +41,6 @@ def read_rows(
         except (RecordError, FilesError) as error:
             hint = ("\n", SKIP, " leaves them out") if "\n" in str(error) else ()
             raise RunsError(*error.args, *hint) from None
-    elif revision is not None or config is not None:
-        option = given("revision", revision) if config is None else given("config", config)
-        raise RunsError(option, " is allowed with a dataset on the Hub only")
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):
         rows = []
         for row in source.to_dict("records"):

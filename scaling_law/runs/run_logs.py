@@ -185,22 +185,22 @@ def _read_tensorboard_runs(root: Path, events: list[Path], end: End) -> Iterator
         runs.setdefault(_run_of(place, root, settings), []).append(place)
 
     for run, places in runs.items():
-        lines: dict[int, Fields] = {}
-        tags: set[str] = set()
+        series: dict[str, list[tuple[int, float]]] = {}
         fields: Fields = {}
         statuses = []
         for place in places:
-            # A metric is that of the highest folder which has it.
             hyperparameters, status = settings[place]
             # add_hparams writes of the run itself, add_scalars and Keras of a part of it.
             prefix = "" if place == run or hyperparameters else f"{place.relative_to(run)}/"
-            series = {prefix + tag: values for tag, values in _read_events(logs[place]).items()}
-            for tag, values in series.items():
-                for step, value in () if tag in tags else values:
-                    lines.setdefault(step, {"step": float(step)})[tag] = value
-            tags.update(series)
+            for tag, values in _read_events(logs[place]).items():
+                # A metric is that of the highest folder which has it.
+                series.setdefault(prefix + tag, values)
             fields = {**hyperparameters, **fields}
             statuses.append(status)
+        lines: dict[int, Fields] = {}
+        for tag, values in series.items():
+            for step, value in values:
+                lines.setdefault(step, {"step": float(step)})[tag] = value
         name = _name(run if run.is_dir() else run.parent, root)
         status = next((status for status in statuses if status != "final"), "final")
         logged = collect(lines[step] for step in sorted(lines))

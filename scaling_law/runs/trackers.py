@@ -112,23 +112,26 @@ def _read_wandb_run(run: Any, end: End) -> Row:
     logged: dict[str, list[Any]] = {}
 
     if end.histories is not None:
-        lines = run.history(samples=run.lastHistoryStep + 1, pandas=False)
-        logged = collect(sorted(lines, key=lambda line: line["_step"]))
+        logged = collect(_read_history(run))
         return row_of(run.name, end(logged), run.config, status_of(run.state), run.id)
 
     for name, value in dict(run.summary).items():
         if not name.startswith("_"):
             logged[name] = [value]
         if end.needs_history(name):
-            # With as many samples as there are steps, none is left out.
-            lines = run.history(keys=[name], samples=run.lastHistoryStep + 1, pandas=False)
-            ordered = sorted(lines, key=lambda line: line["_step"])
-            logged[name] = [line[name] for line in ordered] or [value]
+            logged[name] = [line[name] for line in _read_history(run, keys=[name])] or [value]
 
     logged["step"] = [run.summary.get("_step")]
     # The client has no group for runs outside of one.
     group = getattr(run, "group", None)
     return row_of(run.name, end(logged), run.config, status_of(run.state), run.id, group)
+
+
+def _read_history(run: Any, **options: Any) -> list[Row]:
+    """Read the lines that a run logged, in the order of their steps."""
+    # With as many samples as there are steps, none is left out.
+    lines = run.history(samples=run.lastHistoryStep + 1, pandas=False, **options)
+    return sorted(lines, key=lambda line: line["_step"])
 
 
 # ------------------------------------------------------------------ trackio

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.errors import InputError
+from hub.base.fields import parse_names
 from hub.base.tables import column_name
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.settings import SAME, cells_of, codes_of, places
@@ -49,8 +50,7 @@ def best_of(
     Further columns of the result: `grid_runs`, how many runs a model has; `at_edge`, 1 where a setting of the best run
     is the least or greatest of its grid. RunsError for a missing or negative setting and for one that never varies.
     """
-    names = [over] if isinstance(over, str) else list(over)
-    names = [column_name(name, runs.columns) for name in names]
+    names = [column_name(name, runs.columns) for name in parse_names(over, "over")]
     if not names:
         raise InputError("over=() must name at least one column that was tuned")
 

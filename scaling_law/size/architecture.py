@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -192,12 +193,8 @@ class Span:
 
     def to_dict(self) -> Fields:
         """Return the arguments that differ from their defaults."""
-        arguments = {}
-        for span_field in fields(self):
-            value = getattr(self, span_field.name)
-            if value != span_field.default:
-                arguments[span_field.name] = value
-        return arguments
+        defaults = vars(Span(self.blocks))
+        return {name: value for name, value in vars(self).items() if name == "blocks" or value != defaults[name]}
 
 
 def selected_keys(
@@ -327,39 +324,6 @@ class Architecture(Forward):
         if self.heads % self.n_kv_heads:
             raise InputError(f"n_heads={self.heads} is not divisible by n_kv_heads={self.n_kv_heads}")
 
-    @classmethod
-    def split(
-        cls,
-        d_model: int,
-        experts: int,
-        granularity: float = 1.0,
-        shared_ratio: float = 0.0,
-        vocab_size: int = VOCAB_SIZE,
-    ) -> Architecture:
-        """Build a paper's model with its experts split into G = `granularity`; a dense model stays whole.
-
-        Of the G active experts, the share `shared_ratio` is shared (`PaperLadder`). ValueError unless G divides
-        3 d_model, and G · shared_ratio is a whole number below G.
-        """
-        width = 3 * d_model
-        active = round(granularity)
-        shared = round(granularity * shared_ratio)
-        if active != granularity or width % active:
-            raise InputError(f"granularity={granularity:g} must be a whole number that divides 3 d_model, {width}")
-        if abs(shared - granularity * shared_ratio) > 1e-6 or not 0 <= shared < active:
-            share = f"{shared_ratio:g} of granularity={granularity:g} experts"
-            raise InputError(f"shared_ratio={share} must be a whole number of them, below all")
-        if experts == 1 or active == 1:
-            return cls(d_model, experts, vocab_size=vocab_size)
-        return cls(
-            d_model,
-            experts * active - shared,
-            vocab_size=vocab_size,
-            experts_per_token=active - shared,
-            d_expert=width // active,
-            shared_experts=shared,
-        )
-
     @property
     def blocks(self) -> int:
         return int(self.n_blocks or 0)
@@ -378,12 +342,11 @@ class Architecture(Forward):
         values = asdict(self)
         values["spans"] = tuple(span.to_dict() for span in self.spans)
         arguments: Fields = {**self.shape, "vocab_size": self.vocab_size}
-        for size_field in fields(self):
-            name = size_field.name
+        for name, value in values.items():
             if name not in arguments:
-                default = _DEFAULTS[name](self) if name in _DEFAULTS else size_field.default
-                if values[name] != default:
-                    arguments[name] = values[name]
+                default = _DEFAULTS[name](self) if name in _DEFAULTS else getattr(Architecture, name)
+                if value != default:
+                    arguments[name] = value
         return arguments
 
     @property
@@ -587,16 +550,12 @@ class Architecture(Forward):
         return (ADAM_BYTES + GRADIENT_BYTES) * self.n_total
 
 
-def _by_rule(name: str) -> Callable[[Architecture], int]:
-    """Return the function that computes a field by the d / 64 rule."""
-
-    def value(a: Architecture) -> int:
-        if a.d_model % HEAD_DIM:
-            problem = f" is not a multiple of {HEAD_DIM}: "
-            raise InputError(given("d_model", a.d_model), problem, given(name, None), " must be given")
-        return a.d_model // HEAD_DIM
-
-    return value
+def _by_rule(name: str, a: Architecture) -> int:
+    """Compute a field by the d / 64 rule."""
+    if a.d_model % HEAD_DIM:
+        problem = f" is not a multiple of {HEAD_DIM}: "
+        raise InputError(given("d_model", a.d_model), problem, given(name, None), " must be given")
+    return a.d_model // HEAD_DIM
 
 
 def _head_dim(a: Architecture) -> int:
@@ -621,8 +580,8 @@ _ATTRIBUTE_VARIABLES = (
 )
 # Values of fields that are not given, computed from the fields before them.
 _DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
-    "n_blocks": _by_rule("n_blocks"),
-    "n_heads": _by_rule("n_heads"),
+    "n_blocks": partial(_by_rule, "n_blocks"),
+    "n_heads": partial(_by_rule, "n_heads"),
     "d_expert": lambda a: 3 * a.d_model,
     "d_shared": lambda a: a.d_expert,
     "d_ff": lambda a: a.active_width,

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.base.errors import InputError
-from hub.base.types import Fields, Strings
+from hub.base.types import Fields
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, Span
 from scaling_law.size.arrays import FloatArray, Interval
 from scaling_law.size.ladder import ROUNDING, Ladder, list_widths
@@ -122,7 +121,7 @@ class Family(Ladder):
 
     def with_vocabulary(self, vocab_size: int | None, counted_vocab_size: int) -> Family:
         """Return the family with a vocabulary of its own (None: as it is), and that with which laws count N."""
-        return _with_vocabulary(self, vocab_size or self.vocab_size, counted_vocab_size)
+        return _replaced(self, vocab_size=vocab_size or self.vocab_size, counted_vocab_size=counted_vocab_size)
 
     @property
     def own_vocab_size(self) -> int:
@@ -157,8 +156,13 @@ class Family(Ladder):
     def models(self, widths: Iterable[float], routed_experts: ArrayLike) -> list[Architecture]:
         """Build the models of these widths and numbers of routed experts. ValueError where there are none."""
         expansions = self.read_experts(np.asarray(routed_experts, float)).tolist()
-        sizes = product(map(self.read_width, widths), expansions)
-        return [self.architecture(width, e) for width, e in sizes]
+        models = []
+        for width in widths:
+            nearest = self.nearest(width)
+            if nearest != width:
+                raise InputError(f"d_model={width:g} is not a width of {self.name}; the nearest is {nearest}")
+            models += [self.architecture(nearest, e) for e in expansions]
+        return models
 
     def model_section(self, d_model: float, experts: float) -> Fields:
         """Write the section `model` of a train.py configuration; the vocabulary is the tokenizer's.
@@ -205,13 +209,6 @@ class Family(Ladder):
         e = np.asarray(expansion, float)
         shared, active = self._widths_in_experts
         return np.where(e > 1, e * active - shared, 1.0)
-
-    def read_width(self, d_model: float) -> int:
-        """Check that a model has this width. ValueError for another, with the nearest."""
-        nearest = self.nearest(d_model)
-        if nearest != d_model:
-            raise InputError(f"d_model={d_model:g} is not a width of {self.name}; the nearest is {nearest}")
-        return nearest
 
     def read_experts(self, counts: FloatArray) -> FloatArray:
         """Convert numbers of routed experts to E.
@@ -496,18 +493,6 @@ _UNREAD_BY = {"minimax_m2": {"use_qk_norm"}, "gpt_oss": {"hidden_act"}, "glm_moe
 _SAME = ("num_experts_per_tok", "n_shared_experts", "num_shared_experts", "vocab_size")
 
 
-@lru_cache(maxsize=32)
-def _with_vocabulary(family: Family, vocab_size: int | None, counted_vocab_size: int) -> Family:
-    """Make the family with other vocabularies, once."""
-    return Family(family.name, family.members, vocab_size, counted_vocab_size)
-
-
-@lru_cache(maxsize=32)
-def _read_released(names: Strings) -> Family:
-    """Read the family of models that are shipped, once; a file or a repository may change."""
-    return _read_family(names)
-
-
 def _read_member(name: str, config: Config) -> Config:
     """Return the fields of a configuration that its size and computation depend on."""
     config = text_config(config)
@@ -560,6 +545,12 @@ def _read_family(sources: Sequence[Any]) -> Family:
     if len({*widths}) < len(widths):
         raise InputError(f"like={name!r}: two members have the same hidden_size")
     return Family(name, tuple(ordered))
+
+
+# Families of models that are shipped are read once; a file or a repository may change.
+_read_released = lru_cache(maxsize=32)(_read_family)
+# So is the ladder of a family with another vocabulary.
+_replaced = lru_cache(maxsize=32)(replace)
 
 
 def _round(size: float) -> int:

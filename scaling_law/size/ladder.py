@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hub.base.errors import InputError
 from hub.base.types import Fields
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -171,8 +172,32 @@ class PaperLadder(Ladder):
         }
 
     def architecture(self, d_model: float, experts: float) -> Architecture:
-        """Return a model of the paper. ValueError where its experts cannot be split so."""
-        return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
+        """Return a model of the paper; a dense one stays whole.
+
+        ValueError unless G divides 3 d_model, and the shared part of G is a whole number below G.
+        """
+        d = round(d_model)
+        expansion = int(experts)
+        width = 3 * d
+        active = round(self.granularity)
+        shared = round(self.granularity * self.shared_ratio)
+        if active != self.granularity or width % active:
+            raise InputError(
+                f"granularity={self.granularity:g} must be a whole number that divides 3 d_model, {width}"
+            )
+        if abs(shared - self.granularity * self.shared_ratio) > 1e-6 or not 0 <= shared < active:
+            share = f"{self.shared_ratio:g} of granularity={self.granularity:g} experts"
+            raise InputError(f"shared_ratio={share} must be a whole number of them, below all")
+        if expansion == 1:
+            return Architecture(d, vocab_size=self.vocab_size)
+        return Architecture(
+            d,
+            expansion * active - shared,
+            vocab_size=self.vocab_size,
+            experts_per_token=active - shared,
+            d_expert=width // active,
+            shared_experts=shared,
+        )
 
     def cache_bytes(self, d_model: ArrayLike, tokens: float, bytes_per_element: float) -> Any:
         d = np.asarray(d_model, float)

@@ -96,9 +96,6 @@ CLASS_DEFAULTS: Mapping[str, Config] = strict_json.loads(
 class UnknownTypeError(InputError):
     """A model type that nothing here reads."""
 
-    def __init__(self, model_type: Any, reason: str) -> None:
-        super().__init__(f"model_type={model_type!r}: {reason}")
-
 
 @dataclass(frozen=True)
 class Model:

@@ -10,7 +10,7 @@ from scaling_law.size.architecture import Architecture
 
 
 def model_section(a: Architecture) -> Fields:
-    """Write the fields of a model of `Architecture.split`; the vocabulary is the tokenizer's.
+    """Write the fields of a model of `PaperLadder`; the vocabulary is the tokenizer's.
 
     Split experts make a Qwen3-MoE, with shared ones a Qwen2-MoE, whose single shared expert is as wide as all of them.
     """

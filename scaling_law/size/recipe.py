@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,7 +90,7 @@ class BatchRamp:
 
     def _stage_of_step(self, step: int) -> int:
         """Return the number of the stage in which a step lies."""
-        return max(i for i, (first_step, _) in enumerate(self._starts) if first_step <= step)
+        return bisect_right(self._starts, step, key=itemgetter(0)) - 1
 
     def sequences(self, step: int) -> int:
         return self.stages[self._stage_of_step(step)].sequences
@@ -107,7 +109,7 @@ class BatchRamp:
         """Find the largest n with tokens(n) <= tokens."""
         # A share such as 0.8 * 40960 may come out just under a whole number.
         sequences = int(round(tokens, 3) // self.sequence_length)
-        stage = max(i for i, (_, before) in enumerate(self._starts) if before <= sequences)
+        stage = bisect_right(self._starts, sequences, key=itemgetter(1)) - 1
         first_step, before = self._starts[stage]
         return first_step + (sequences - before) // self.stages[stage].sequences
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class Widths(Forward):
         def pick(value: Any) -> Any:
             return np.broadcast_to(value, np.shape(mask))[mask] if np.ndim(value) else value
 
-        values = {size.name: pick(getattr(self, size.name)) for size in fields(self) if size.name != "products"}
+        values = {name: pick(value) for name, value in vars(self).items() if name != "products"}
         return Widths(**values, products=tuple((span, pick(elements)) for span, elements in self.products))
 
 

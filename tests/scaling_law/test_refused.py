@@ -17,6 +17,7 @@ from scaling_law.figures import drawing, isoflop
 from scaling_law.machine import decode_seconds, training_memory
 from scaling_law.planning import candidate_grid, predicted_loss
 from scaling_law.size import LatentAttention
+from scaling_law.size.ladder import PaperLadder
 from tests.scaling_law.configs import MIXTRAL
 
 LAW, MODEL = JointLaw.published(), Architecture(512, 8)
@@ -33,7 +34,14 @@ def of(function: Callable[..., Any], *arguments: Any) -> Callable[..., Callable[
 
 optimal, hours, plan = of(LAW.optimal, 1e20), of(LAW.optimal), of(LAW.plan)
 speedup_of, model, memory = of(LAW.speedup, 8), of(Architecture, 1024), of(training_memory, MODEL)
-split, assumed, step = of(Architecture.split, 256, 8), of(Throughput.assumed), of(MEASURED.step_seconds, MODEL)
+assumed, step = of(Throughput.assumed), of(MEASURED.step_seconds, MODEL)
+
+
+def split(**shape: float) -> Callable[[], Any]:
+    """Make a call for a model of the paper whose experts are split."""
+    return lambda: PaperLadder(**shape).architecture(256, 8)
+
+
 REFUSED = [
     (optimal(experts=[0]), "experts=0 must be at least 1 and finite"),
     (optimal(experts=[]), "experts=[] must be one number or a list of them"),

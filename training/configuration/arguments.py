@@ -514,8 +514,7 @@ class TrainingArguments(_Section):
         values = {}
         for section, fields in self.to_dict().items():
             for name, value in fields.items():
-                is_accepted = isinstance(value, (int, float, str, bool))
-                values[f"{section}.{name}"] = value if is_accepted else str(value)
+                values[f"{section}.{name}"] = value if isinstance(value, (int, float)) else str(value)
         return values
 
     def save(self, path: Path) -> None:

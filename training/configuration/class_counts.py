@@ -27,7 +27,10 @@ from hub.base.errors import InputError
 from hub.base.types import Fields
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import FAMILIES, UnknownTypeError
-from training.configuration.class_fields import is_causal_type, read_names, text_model_class
+from training.configuration.class_fields import is_causal_type, text_model_class
+
+# The entry point of `scaling_law.size.model_configs` looks for it beside `read_class`.
+from training.configuration.class_fields import names_read_by as names_read_by
 from training.configuration.class_layers import FlopsByModule, is_matrix, spans_of_blocks
 
 if TYPE_CHECKING:
@@ -144,12 +147,9 @@ def _reason(config: Any, error: Exception) -> str:
 
 def _culprits(config: Any, error: Exception) -> str:
     """List the changed fields whose value Python looked up in vain, or divided by: its errors do not name them."""
-    if isinstance(error, KeyError):
-        culprit = str(error)
-    elif isinstance(error, ZeroDivisionError):
-        culprit = "0"
-    else:
+    if not isinstance(error, (KeyError, ZeroDivisionError)):
         return ""
+    culprit = str(error) if isinstance(error, KeyError) else "0"
     fields = config.to_diff_dict()
     for value in [*fields.values()]:
         if isinstance(value, dict):
@@ -232,13 +232,6 @@ def read_class(fields: Mapping[str, Any]) -> tuple[Architecture, dict[str, int]]
     return architecture, left_out
 
 
-def names_read_by(model_type: str) -> frozenset[str]:
-    """List the words of a class's code, among them the fields of config.json that it reads; none of no known type."""
-    from transformers import CONFIG_MAPPING
-
-    return read_names(model_type) if model_type in CONFIG_MAPPING else frozenset()
-
-
 def _cache_key(fields: Mapping[str, Any]) -> str:
     return json.dumps(dict(fields), sort_keys=True, default=str)
 
@@ -273,14 +266,15 @@ def _read_config(values: Fields) -> Any:
     from transformers import CONFIG_MAPPING
 
     kind: Any = values.get("model_type")
+    refusal = UnknownTypeError(f"model_type={kind!r}: transformers has no causal language model of this type")
     if kind not in CONFIG_MAPPING:
-        raise UnknownTypeError(kind, "transformers has no causal language model of this type")
+        raise refusal
     with _errors_in_one_line(kind, "read"):
         config = CONFIG_MAPPING[kind].from_dict(values)
     if not is_causal_type(kind):
         config = _text_part(config, values)
     if not is_causal_type(config.model_type) and text_model_class(config) is None:
-        raise UnknownTypeError(kind, "transformers has no causal language model of this type")
+        raise refusal
     return as_decoder(config)
 
 

@@ -57,10 +57,15 @@ def modeling_module(model_type: str) -> ModuleType:
 
 
 @cache
-def read_names(model_type: str) -> frozenset[str]:
-    """List the words of a type's code, without its documentation: a field that a class reads is among them."""
+def names_read_by(model_type: str) -> frozenset[str]:
+    """List the words of a type's code, without its documentation: a field that a class reads is among them.
+
+    None of no known type.
+    """
     from transformers import CONFIG_MAPPING, PreTrainedConfig, cache_utils, masking_utils
 
+    if model_type not in CONFIG_MAPPING:
+        return frozenset()
     config_class = CONFIG_MAPPING[model_type]
     # Layer types and windows are read where masks and caches are made.
     modules = (modeling_module(model_type), masking_utils, cache_utils)

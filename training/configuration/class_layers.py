@@ -160,13 +160,11 @@ def _layer_types(config: Any) -> list[str]:
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
     if kinds is not None:
         return list(kinds)
-    return [_attention_type(fields) for fields in config.per_layer_config]
-
-
-def _attention_type(fields: Any) -> str:
-    if getattr(fields, "sliding_window", None):
-        return "sliding_attention"
-    return "chunked_attention" if getattr(fields, "attention_chunk_size", None) else "full_attention"
+    kinds = []
+    for fields in config.per_layer_config:
+        kind = "chunked_attention" if getattr(fields, "attention_chunk_size", None) else "full_attention"
+        kinds.append("sliding_attention" if getattr(fields, "sliding_window", None) else kind)
+    return kinds
 
 
 def _cache_layers(output: Any) -> list[Any]:

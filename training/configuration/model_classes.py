@@ -31,7 +31,7 @@ from scaling_law.size.model_configs import FAMILIES, Model
 
 # `class_counts` imports torch, which a run of our class needs only when it starts, and --help never.
 from training import configuration
-from training.configuration.class_fields import modeling_module, read_names
+from training.configuration.class_fields import modeling_module, names_read_by
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -294,7 +294,7 @@ def unread_fields(model_type: str) -> frozenset[str]:
     """Find the fields that a class takes and ignores: their names are nowhere in its code, nor are their aliases."""
     from transformers import CONFIG_MAPPING
 
-    names = read_names(model_type)
+    names = names_read_by(model_type)
     aliases = [pair for pair in CONFIG_MAPPING[model_type].attribute_map.items() if not names.isdisjoint(pair)]
     return _declared_fields(model_type) - names.union(*aliases)
 

@@ -74,10 +74,9 @@ def read_yaml(path: str | Path, source: str, numbers: bool = False) -> Fields:
     file = f"{source}: {str(path)!r}"
     try:
         values = strict_yaml.read(local_path(path), numbers)
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from None
-    except InputError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error}") from None
+    except (OSError, InputError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"{file} cannot be read: {reason}") from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"{file} holds {type(values).__name__}; it must be a mapping")
     return {name: value for name, value in values.items() if not name.startswith("x-")}

@@ -243,7 +243,7 @@ def _paths_of_text(root: Path) -> list[Path]:
     for path in _data_paths(root):
         is_hidden = any(name.startswith((".", "__")) for name in path.relative_to(root).parts)
         if path.name not in FILES_TO_IGNORE and not is_hidden:
-            (parquet if format_of(path.name) == PARQUET else json_files).append(path)
+            (parquet if path.suffix == ".parquet" else json_files).append(path)
     are_notes = all(path.suffix == ".json" for path in json_files) and len(json_files) < len(parquet)
     if parquet and json_files and not are_notes:
         raise InputError(
@@ -415,7 +415,7 @@ def _ordered_parts(files: list[str], seed: int | None) -> list[Part]:
         return file_parts
     common = len(os.path.commonprefix(files))  # noqa: RUF071 (of strings: may be URLs)
     if len(files) == 1:
-        common = len(files[0]) - len(os.path.basename(files[0]))
+        common = files[0].rfind("/") + 1
 
     def shuffled_place(file_part: Part) -> bytes:
         return hashlib.sha256(f"{seed}:{file_part.file[common:]}:{file_part.number}".encode()).digest()

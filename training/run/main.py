@@ -146,9 +146,8 @@ class Run:
             CheckpointError: a checkpoint could not be written, say on a full disk.
             OutOfMemory: a step does not fit; says what to try.
         """
-        # The main process's lock is released with it, however it ends.
-        lock = lock_run(self.folder) if self.accelerator.is_main_process else nullcontext()
-        with lock, ExitStack() as stack:
+        # No name holds the lock, which is released with the block or, however that ends, with the process.
+        with lock_run(self.folder) if self.accelerator.is_main_process else nullcontext(), ExitStack() as stack:
             stack.callback(self.stop.uninstall)
             stack.callback(self._close)
             statuses = on_main(self.accelerator, self._begin)

@@ -86,9 +86,9 @@ def test_scale_out_reads_a_model(shell, tmp_path):
     answer = scale_out(tmp_path, [64], tokens=1e12, price=2, batch="2M")
     assert typed == json.loads(to_json(answer.to_dict(), inf_nan_mode="null"))
     assert typed["rows"][0]["money"] == pytest.approx(2 * 64 * typed["rows"][0]["hours"])
-    shown = shell(*words).stdout
-    assert "1T tokens: " in shown
-    assert "hours" in shown
+    text = shell(*words).stdout
+    assert "1T tokens: " in text
+    assert "hours" in text
 
 
 def test_optimal_by_another_law_of_learning_rates(shell, tmp_path):
@@ -110,8 +110,8 @@ def test_a_plan_without_a_rate_writes_nothing(shell, tmp_path):
     assert any(warning.startswith("no learning rate: too far outside") for warning in data["warnings"])
     assert shell(*words, "--learning-rate", 0.005).exit_code == 0
     assert "learning_rate: 0.005" in file.read_text()
-    shown = shell("optimal", "--flops", "1e12", "--vocab-size", 256, "--force")
-    assert "peak LR:" not in shown.output
+    text = shell("optimal", "--flops", "1e12", "--vocab-size", 256, "--force")
+    assert "peak LR:" not in text.output
     rows = json.loads(shell("optimal", "--flops", "1e12", "--vocab-size", 256, "--force", "--json").stdout)["rows"]
     assert {row["learning_rate"] for row in rows} == {None}
 

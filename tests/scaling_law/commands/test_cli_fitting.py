@@ -47,13 +47,13 @@ def test_fit_has_what_python_has(shell, table):
         outliers="set_aside",
         allow_unidentifiable=True,
     )
-    found = json.loads(result.output)
-    assert found["coefficients"] == expected.law.coefficients
-    assert found["status"]["set_aside"] == ["row-4"]
-    assert found["status"]["n_trunks"] == 35
-    assert found["status"]["trunk_source"] == "each run its own trunk"
-    assert found["settings"]["outliers"] == "set_aside"
-    assert found["loss"] == "final_loss"
+    result = json.loads(result.output)
+    assert result["coefficients"] == expected.law.coefficients
+    assert result["status"]["set_aside"] == ["row-4"]
+    assert result["status"]["n_trunks"] == 35
+    assert result["status"]["trunk_source"] == "each run its own trunk"
+    assert result["settings"]["outliers"] == "set_aside"
+    assert result["loss"] == "final_loss"
 
 
 @pytest.mark.parametrize("command", ["fit", "forecast", "promote"])
@@ -140,12 +140,12 @@ def test_fit_with_a_prior(shell, lab, tmp_path):
 
 def test_split(shell, table):
     words = ("fit", table, "--split", "flops", "--test", 6, "--outliers", "set_aside")
-    found = json.loads(shell(*words, "--json").stdout)
+    result = json.loads(shell(*words, "--json").stdout)
     (parts,) = hold_out(load_runs(table), "flops", 6)
     errors = fit(parts.train, outliers="set_aside").errors_on(parts.test)
-    assert [row["law"] for row in found["laws"]] == ["joint law", "published joint law"]
-    assert found["laws"][0]["rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)))
-    assert found["runs"] == {"train": 30, "test": 6}
+    assert [row["law"] for row in result["laws"]] == ["joint law", "published joint law"]
+    assert result["laws"][0]["rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)))
+    assert result["runs"] == {"train": 30, "test": 6}
     assert "6 runs forecast from 30" in shell(*words, "--fix", "e_max=200", "--fix", "e_start=2").output
     dense = ("fit", table, "--where", "E = 1", "--kind", "chinchilla", "--split", "model", "--json")
     assert json.loads(shell(*dense).stdout)["runs"] == {"train": 9, "test": 9}
@@ -154,11 +154,11 @@ def test_split(shell, table):
 def test_next_runs(shell, law):
     words = ("next-runs", "--law", law, "--flops", "1e15", "--ask", "loss:1M,20M,4", "--max-runs", 3)
     words += ("--widths", "64,128", "--vocab-size", 2048, "--tokens-per-parameter", "0.2:40")
-    found = json.loads(shell(*words, "--json").output)
-    assert found["warmup_tokens"] == 150_000
-    assert 1 <= len(found["rows"]) <= 3
-    assert all(0.8 * run["tokens"] >= 150_000 for run in found["rows"])
-    assert found["deviation_after"] < found["deviation_before"]
+    result = json.loads(shell(*words, "--json").output)
+    assert result["warmup_tokens"] == 150_000
+    assert 1 <= len(result["rows"]) <= 3
+    assert all(0.8 * run["tokens"] >= 150_000 for run in result["rows"])
+    assert result["deviation_after"] < result["deviation_before"]
     assert "each longer than its warm-up of 150K tokens" in shell(*words).output
     longer = json.loads(shell(*words, "--warmup", "10M", "--json").output)
     assert all(0.8 * run["tokens"] >= 10e6 for run in longer["rows"])

@@ -14,12 +14,12 @@ COMMANDS = [name for panel in PLACES.values() for name in panel]
 NEXT = "next-runs --flops 1e19 --ask loss:1B,2B,3"
 H100 = "--throughput h100.json"
 SHOWN = "--throughput 'h100.json'"
-JOINT = "the joint law depends on n_active, experts and tokens"
+JOINT = "JointLaw depends on n_active, experts, tokens"
 LINES = {  # what is typed → what the line on standard error names
-    "loss": f"--n-active and --tokens are needed: {JOINT}",
-    "loss --n-active 1B": f"--tokens is needed: {JOINT}",
+    "loss": f"--n-active must be given: {JOINT}",
+    "loss --n-active 1B": f"--tokens must be given: {JOINT}",
     "loss --n-active 0 --tokens 1B": "--n-active 0 must be positive and finite",
-    "loss --law abnar --tokens 1B": "--variable n_total=… and --variable density=… are needed: the sparsity law",
+    "loss --law abnar --tokens 1B": "--variable n_total=… must be given: SparsityLaw depends on n_total",
     "loss --law abnar --tokens 1B --variable n_total=2e9 --variable density=0.1 --variable densty=1": (
         "variable of the sparsity law 'densty' is unknown: did you mean 'density'? There are n_total, tokens, density"
     ),

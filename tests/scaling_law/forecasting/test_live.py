@@ -90,10 +90,10 @@ def test_its_own_curve_moves_a_forecast_as_far_as_it_told_of_the_end_before():
     misses = 0.05 * rng.normal(size=24)
     peers = [curve(miss=miss, noise=0.005, seed=i + 1) for i, miss in enumerate(misses)]
     run = curve(miss=0.08, noise=0.005, seed=99)
-    moved = LiveForecast(peers, LAW).of(run.until(0.5))
-    assert moved.loss == pytest.approx(run.final, rel=0.01)
-    assert abs(np.log(moved.law / run.final)) > 0.04
-    assert moved.spread < 0.5 * moved.law_spread
+    estimate = LiveForecast(peers, LAW).of(run.until(0.5))
+    assert estimate.loss == pytest.approx(run.final, rel=0.01)
+    assert abs(np.log(estimate.law / run.final)) > 0.04
+    assert estimate.spread < 0.5 * estimate.law_spread
     late = [replace(peer, final=float(peer.final * np.exp(x))) for peer, x in zip(peers, -misses, strict=True)]
     assert LiveForecast(late, LAW).of(run.until(0.5)).loss == pytest.approx(float(LAW.loss(2e8, 4e9)), rel=0.02)
 
@@ -205,12 +205,12 @@ def test_a_record_and_its_log_make_a_curve_without_spikes_and_skipped_steps():
     run = make_record()
     lines = [{"tokens": t, "loss": 3.0 - t / run.tokens} for t in np.linspace(1, run.tokens, 50).astype(int).tolist()]
     spoilt = [*lines[:20], lines[20] | {"loss": 20.0, "loss_spike": True}, lines[21] | {"loss": None}, *lines[22:]]
-    read = curve_of(run, [*spoilt, {"tokens": run.tokens, "eval_loss": 2.5}])
-    assert len(read.tokens) == 48
-    assert read.losses.max() < 3.0
-    assert read.final == run.eval_loss
-    assert read.model["n_active"] == run.n_active
-    assert (read.horizon, read.trunk) == (run.schedule.horizon_tokens, run.run_id), "its own trunk"
+    from_log = curve_of(run, [*spoilt, {"tokens": run.tokens, "eval_loss": 2.5}])
+    assert len(from_log.tokens) == 48
+    assert from_log.losses.max() < 3.0
+    assert from_log.final == run.eval_loss
+    assert from_log.model["n_active"] == run.n_active
+    assert (from_log.horizon, from_log.trunk) == (run.schedule.horizon_tokens, run.run_id), "its own trunk"
     assert curve_of(run.replaced(status="intermediate"), lines).final is None
 
 

@@ -52,7 +52,7 @@ def test_widths_and_architectures_do_the_same_work():
         of_each = [getattr(ModelWork.of(model), name) for model in MODELS]
         expected = () if name == "bounded" else of_each
         np.testing.assert_allclose(getattr(by_width, name), expected, rtol=1e-12, err_msg=name)
-    fine, split = PaperLadder(4, 0.25).widths(1024, 8), Architecture.split(1024, 8, 4, 0.25)
+    fine, split = PaperLadder(4, 0.25).widths(1024, 8), PaperLadder(4, 0.25).architecture(1024, 8)
     for name in ("experts", "experts_per_token", "d_expert", "active_width", "n_total", "embedding_parameters"):
         assert getattr(fine, name) == getattr(split, name), name
 

@@ -12,11 +12,11 @@ from training import from_dict
 
 ARCHITECTURES = {
     "switch_moe": Architecture(128, 8),
-    "switch_moe, dense": Architecture.split(128, 1, 8),
-    "qwen3_moe": Architecture.split(128, 8, 8, vocab_size=512),
-    "qwen3_moe, halves": Architecture.split(192, 4, 2),
-    "qwen2_moe": Architecture.split(128, 8, 8, 1 / 8, 512),
-    "qwen2_moe, wide": Architecture.split(128, 8, 8, 1 / 4, 512),
+    "switch_moe, dense": PaperLadder(8).architecture(128, 1),
+    "qwen3_moe": PaperLadder(8, vocab_size=512).architecture(128, 8),
+    "qwen3_moe, halves": PaperLadder(2).architecture(192, 4),
+    "qwen2_moe": PaperLadder(8, 1 / 8, 512).architecture(128, 8),
+    "qwen2_moe, wide": PaperLadder(8, 1 / 4, 512).architecture(128, 8),
 }
 
 
@@ -46,7 +46,7 @@ def test_the_class_has_exactly_the_parameters_of_the_architecture(name):
 
 @pytest.mark.parametrize(("experts", "granularity", "shared"), [(8, 8, 0.0), (8, 8, 0.125), (4, 2, 0.5), (1, 8, 0.0)])
 def test_a_split_model_has_the_variables_that_laws_were_asked_with(experts, granularity, shared):
-    split, whole = Architecture.split(256, experts, granularity, shared), Architecture(256, experts)
+    split, whole = PaperLadder(granularity, shared).architecture(256, experts), Architecture(256, experts)
     assert (split.n_active, split.n_total) == (whole.n_active, whole.n_total)
     if experts == 1:
         assert split == whole

@@ -94,16 +94,16 @@ def test_a_run_off_its_track_is_told_once(forecasts, finished, caplog):
     lines, forecast = lines_of(finished[0]), forecasts()
     usual = [forecast(line) for line in lines]
     assert usual[-1]
-    assert not any("off_track" in told for told in usual)
+    assert not any("off_track" in added for added in usual)
     forecast, lines = forecasts(), [line | {"loss": 3 * line["loss"]} for line in lines]
     assert not forecasts([line | {"loss_spike": True} for line in lines[:-1]])(lines[-1]), "spikes tell nothing"
     caplog.clear()
-    told = [forecast(line) for line in lines]
-    assert sum("off_track" in one for one in told) == 1
+    fields_of_lines = [forecast(line) for line in lines]
+    assert sum("off_track" in added for added in fields_of_lines) == 1
     (warning,) = [record.message for record in caplog.records if "off the track" in record.message]
     share = re.search(r"(\d+)\.\d% above what runs like it had here; look at the learning rate", warning)
     assert 100 < int(share[1]) < 300, "two to four times their loss"
-    before = [line | one for line, one in zip(lines, told, strict=True)]
+    before = [line | added for line, added in zip(lines, fields_of_lines, strict=True)]
     assert "off_track" not in forecasts(before[:-1])(lines[-1]), "a resumed run does not say it again"
 
 
