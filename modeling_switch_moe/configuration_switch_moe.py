@@ -209,6 +209,26 @@ class SwitchMoeConfig(PreTrainedConfig):
         """The width of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
+    def num_parameters(self, active: bool = False, exact: bool = False) -> int:
+        """Count parameters as the paper does (section on notation), or with `exact` as in `model.parameters()`.
+
+        The paper neglects router and norms: N_total = 2 d V + (4 + 9 E) n_blocks d^2 and, with `active` (one expert
+        per block) and an inner width of 3 d, N_act = 2 d V + 13 n_blocks d^2.
+        """
+        d = self.hidden_size
+        blocks = self.num_hidden_layers
+        experts = 1 if active else self.num_experts
+        count = 2 * d * self.vocab_size + blocks * (4 * d * d + 3 * d * self.intermediate_size * experts)
+        if not exact:
+            return count
+        norm = d if self.norm_type == "rms_norm" else 2 * d
+        count += (2 * blocks + self.final_norm) * norm
+        if self.num_experts > 1:
+            count += blocks * d * self.num_experts
+        if self.tie_word_embeddings:
+            count -= d * self.vocab_size
+        return count
+
 
 def write_code_hash(folder: Path) -> None:
     """Write the hash of a saved model's code into the configuration file beside it; without code, do nothing."""

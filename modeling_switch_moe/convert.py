@@ -1,14 +1,17 @@
-"""Convert a checkpoint of the paper's training code (`<step>.pt`) to a model.
+"""Convert a checkpoint of the paper's training code (`<step>.pt`) to a folder for `from_pretrained`.
 
-`convert("15258.pt").save_pretrained(folder)` writes a folder for `from_pretrained`. `python -m training.published`
-does so for the checkpoints that the authors released. Files are read with `weights_only=True`.
+`python -m modeling_switch_moe.convert FILE.pt OUT [--dtype bfloat16]` reads it with `weights_only=True`.
 """
 
+import os
 import re
+import tempfile
 import zipfile
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import torch
+import typer
 from huggingface_hub.errors import StrictDataclassError
 
 from .configuration_switch_moe import SwitchMoeConfig
@@ -156,8 +159,10 @@ def convert_block(block: dict[str, torch.Tensor], config: SwitchMoeConfig) -> di
     return converted
 
 
-def convert(file: str | Path, num_attention_heads: int | None = None) -> SwitchMoeForCausalLM:
-    """Convert a checkpoint of the paper's runs to a model in evaluation mode, in fp32.
+def convert(
+    file: str | Path, dtype: torch.dtype = torch.float32, num_attention_heads: int | None = None
+) -> SwitchMoeForCausalLM:
+    """Convert a checkpoint of the paper's runs to a model in evaluation mode; the router stays fp32 in any `dtype`.
 
     `num_attention_heads` is only for files without rope tables. Raises FileNotFoundError, and ConversionError naming
     what is missing, extra or misshapen.
@@ -171,5 +176,46 @@ def convert(file: str | Path, num_attention_heads: int | None = None) -> SwitchM
         for name, tensor in convert_block(block, config).items():
             weights[f"model.layers.{i}.{name}"] = tensor
     for name, tensor in weights.items():
-        weights[name] = tensor.float().contiguous()
-    return SwitchMoeForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=torch.float32).eval()
+        weights[name] = tensor.to(torch.float32 if "router" in name else dtype).contiguous()
+    return SwitchMoeForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=dtype).eval()
+
+
+def convert_to_folder(file: str | Path, folder: str | Path, **options: Any) -> SwitchMoeForCausalLM:
+    """Convert, and write the model with its code to `folder`, which appears whole or not at all.
+
+    Raises:
+        FileExistsError: the folder exists and is not empty; and what `convert` raises.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists and is not an empty folder; nothing was written.")
+    model = convert(file, **options)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+        written = Path(scratch) / folder.name
+        model.save_pretrained(written)
+        os.replace(written, folder)
+    return model
+
+
+def main(
+    file: Annotated[Path, typer.Argument(help="Checkpoint of the paper's training code.", metavar="FILE.pt")],
+    out: Annotated[Path, typer.Argument(help="New or empty folder for config, weights and code.")],
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of the weights.")
+    ] = "float32",
+    num_attention_heads: Annotated[int | None, typer.Option(help="Only for files without rope tables.")] = None,
+) -> None:
+    """Convert a checkpoint of the paper's runs to a folder for from_pretrained."""
+    try:
+        model = convert_to_folder(file, out, dtype=getattr(torch, dtype), num_attention_heads=num_attention_heads)
+    except (ConversionError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    active = model.config.num_parameters(active=True)
+    total = model.config.num_parameters()
+    typer.echo(f"{out}: E = {model.config.num_experts}, {active:,} active of {total:,} parameters ({dtype})")
+
+
+if __name__ == "__main__":
+    typer.run(main)

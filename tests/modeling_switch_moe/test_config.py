@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from scaling_law.size import ROWS, read_model
+from scaling_law.size import ROWS
 
 # As the paper prints them: heads, blocks, d_model, active parameters, E, total parameters.
 CASES = sorted({(r.n_heads, r.n_blocks, r.d_model, r.n_active, r.experts, r.n_total) for r in ROWS})
@@ -25,16 +25,14 @@ def test_counts_of_the_papers_listing(heads, blocks, width, active, experts, tot
     config = SwitchMoeConfig(
         hidden_size=width, num_hidden_layers=blocks, num_attention_heads=heads, num_experts=experts
     )
-    counts = read_model(config)
-    n_total = counts.architecture.n_total
-    assert as_printed(n_total) == total
-    assert as_printed(counts.architecture.n_active) == active
-    assert n_total == 2 * width * 50257 + (4 + 9 * experts) * blocks * width**2
+    assert as_printed(config.num_parameters()) == total
+    assert as_printed(config.num_parameters(active=True)) == active
+    assert config.num_parameters() == 2 * width * 50257 + (4 + 9 * experts) * blocks * width**2
     with torch.device("meta"):
         model = SwitchMoeForCausalLM(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == counts.parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == config.num_parameters(exact=True)
     counted = sum(p.numel() for name, p in model.named_parameters() if "norm" not in name and "router" not in name)
-    assert counted == n_total
+    assert counted == config.num_parameters()
 
 
 @pytest.mark.parametrize(
@@ -49,11 +47,12 @@ def test_counts_of_the_papers_listing(heads, blocks, width, active, experts, tot
 def test_exact_count_of_other_configurations(make_config, changes):
     config = make_config(**changes)
     model = SwitchMoeForCausalLM(config)
-    counts = read_model(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == counts.parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == config.num_parameters(exact=True)
+    experts = config.num_experts
     per_expert = 3 * config.hidden_size * config.intermediate_size * config.num_hidden_layers
-    assert counts.parameters - counts.active_parameters == (config.num_experts - 1) * per_expert
-    assert counts.architecture.n_total - counts.architecture.n_active == (config.num_experts - 1) * per_expert
+    for exact in (True, False):
+        inactive = config.num_parameters(exact=exact) - config.num_parameters(active=True, exact=exact)
+        assert inactive == (experts - 1) * per_expert
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Conversion of the training code's checkpoints, against a forward pass written for that layout."""
 
+import runpy
+
 import pytest
 import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from modeling_switch_moe.convert import ConversionError, convert
+from modeling_switch_moe.convert import ConversionError, convert, convert_to_folder
 
 BLOCK = "encoder.blocks.block_{}.block."
 ATTENTION, FEED_FORWARD = "residual_attention.layer.", "residual_feedforward.layer."
@@ -89,7 +91,7 @@ def test_logits_of_the_converted_model(tmp_path, ids, experts, heads):
     state = theirs(experts, heads=heads)
     checkpoint = {"model": state, "optimizer": {"state": {}}, "step": 7629, "logger": {"run_id": "x"}}
     torch.save(checkpoint, tmp_path / "a.pt")
-    convert(tmp_path / "a.pt").save_pretrained(tmp_path / "out")
+    convert_to_folder(tmp_path / "a.pt", tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", use_safetensors=True)
     assert (model.config.num_experts, model.config.num_attention_heads) == (experts, heads)
     expected = their_forward(state, ids)
@@ -142,7 +144,8 @@ def test_what_does_not_fit_is_named(tmp_path, change, message):
     change(state)
     torch.save(state, tmp_path / "a.pt")
     with pytest.raises(ConversionError, match=message):
-        convert(tmp_path / "a.pt")
+        convert_to_folder(tmp_path / "a.pt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 class Payload:
@@ -161,10 +164,26 @@ def test_files_that_are_no_checkpoints_are_refused_and_nothing_in_them_is_execut
     assert "executed" not in capsys.readouterr().out
 
 
-def test_the_router_stays_in_fp32(tmp_path):
+def test_command_line(tmp_path, monkeypatch, capsys):
     torch.save(theirs(4), tmp_path / "a.pt")
-    convert(tmp_path / "a.pt").save_pretrained(tmp_path / "out")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    monkeypatch.setattr(
+        "sys.argv", ["convert", *map(str, (tmp_path / "a.pt", tmp_path / "out")), "--dtype", "bfloat16"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("modeling_switch_moe.convert", run_name="__main__")
+    assert not ended.value.code
+    assert "E = 4" in capsys.readouterr().out
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.dtype == torch.bfloat16
     gate = theirs(4)[BLOCK.format(0) + FEED_FORWARD + "feedforward.gating.gate"]
-    assert torch.equal(model.model.layers[0].mlp.router.weight, gate.T)
+    assert torch.equal(model.model.layers[0].mlp.router.weight, gate.T)  # stays fp32
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("modeling_switch_moe.convert", run_name="__main__")
+    assert ended.value.code == 2
+    assert "exists and is not an empty folder" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["convert", str(tmp_path / "a.pt"), str(tmp_path / "new"), "--dtype", "int4"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("modeling_switch_moe.convert", run_name="__main__")
+    assert ended.value.code == 2
+    assert "'int4' is not one of" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

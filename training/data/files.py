@@ -1,10 +1,12 @@
 """Rows of parquet and JSON files, plain or compressed. What cannot be read names its file, and the row or line.
 
-JSON is lines of objects, which may be compressed by gzip or zstd, in any number of members or frames.
+JSON is lines of objects or one array of them, which may be compressed by gzip or zstd, in any number of members or
+frames.
 """
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -30,6 +32,7 @@ _ROWS_AT_A_TIME = 64
 _BUFFER_BYTES = 1 << 20
 # Decompressed bytes that lines are cut from.
 _LINE_BYTES = 1 << 10
+_BEFORE_JSON = codecs.BOM_UTF8 + b" "
 # Errors that damaged files raise. Arrow also raises a plain OSError without an error number: see `is_damage`.
 _DAMAGE = (pa.ArrowException, UnicodeDecodeError)
 
@@ -114,11 +117,11 @@ def _decode(batch: pa.RecordBatch) -> Iterable[Fields]:
 def json_rows(file: str) -> Iterator[Fields]:
     """Yield the rows of a JSON file, decompressed as its name says.
 
-    Raises InputError for a line that is not a JSON object, or cannot be read.
+    Raises InputError for a line, or a value of an array, that is not a JSON object or cannot be read.
     """
     with open_file(file) as content:
         codec = _CODECS.get(os.path.splitext(_without_query(file))[1])
-        lines: Iterable[bytes] = content
+        lines: BinaryIO = content
         if codec:
             # All members and frames are read, and the end of a truncated file is an error; what that leaves of a
             # buffer is lost, so it is a small one.
@@ -126,8 +129,10 @@ def json_rows(file: str) -> Iterator[Fields]:
         number = 0
         try:
             for number, line in enumerate(lines, start=1):
+                if number == 1 and line.lstrip(_BEFORE_JSON).startswith(b"["):
+                    line += lines.read()
                 if line.strip():
-                    yield _parse_row(file, number, line)
+                    yield from _parse_rows(file, number, line)
         except Exception as error:
             if not is_damage(error):
                 raise
@@ -136,15 +141,18 @@ def json_rows(file: str) -> Iterator[Fields]:
             ) from error
 
 
-def _parse_row(file: str, number: int, line: bytes) -> Fields:
+def _parse_rows(file: str, number: int, text: bytes) -> list[Fields]:
+    """Parse line `number`, or a whole file that is one array."""
     try:
-        row = json.loads(line.strip())
+        value = json.loads(text.strip())
     except (ValueError, RecursionError) as error:
+        number += getattr(error, "lineno", 1) - 1
         reason = getattr(error, "msg", error)
         raise InputError(f"data.dataset: {file}, line {number:,} is not JSON: {reason}") from error
-    if not isinstance(row, dict):
-        raise InputError(f"data.dataset: {file}, line {number:,} is not a JSON object but {line[:40]!r}")
-    return row
+    rows = value if isinstance(value, list) and number == 1 else [value]
+    if not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"data.dataset: {file}, line {number:,} is not a JSON object but {text[:40]!r}")
+    return rows
 
 
 def _first_line(error: Exception) -> str:

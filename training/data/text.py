@@ -48,7 +48,7 @@ ORDER_RECIPE = {"drawn": "parts", "part_bytes": PART_BYTES, "group": GROUP}
 HELD_OUT_BUCKETS = 1000
 # Rows that `documents` reads at a time.
 _ROWS_AT_A_TIME = 64
-# If none of the first rows of a JSON file has the text column, the file lacks it.
+# If none of the first rows of a file has the text column, the file lacks it.
 _ROWS_FOR_COLUMNS = 64
 
 
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class TextSource:
-    """One split of a dataset on the Hub, or of local parquet or JSON files.
+    """One split of a dataset on the Hub, or of local files.
 
     Attributes:
         dataset: its name, or a local folder or file; `~` is the home folder.
@@ -148,21 +148,33 @@ class TextSource:
         check_dataset_exists(self.dataset)
         path = Path(self.dataset)
         if path.is_file():
+            if format_of(path.name) is None:
+                raise InputError(f"data.dataset: the file {self.dataset!r} must be {ALLOWED}")
             return [os.path.abspath(path)]
         if path.is_dir():
             root = path.resolve()
             with _links_to(root) as folder:
                 links = self._list_split(str(folder))
-            files = [str(root / Path(link).relative_to(folder)) for link in links]
-        else:
-            files = self._list_split(self.dataset, name=self.config, revision=self.revision)
-        for file in files:
+            return [str(root / Path(link).relative_to(folder)) for link in links]
+        return self._list_split(self.dataset, name=self.config, revision=self.revision)
+
+    def stream(self, files: list[str]) -> dict[str, Iterable[dict]]:
+        """Open those of the split's files that are not read here by `datasets`: the rows of each.
+
+        Raises InputError for files that it would cut off.
+        """
+        import datasets
+
+        options = {} if Path(self.dataset).is_dir() else {"name": self.config, "revision": self.revision}
+        rows = datasets.load_dataset(self.dataset, split=self.split, streaming=True, **options)
+        streams = {}
+        for number, file in enumerate(files):
             if format_of(file) is None:
-                raise InputError(
-                    f"data.dataset: {file} cannot be read; it must be {ALLOWED}: `load_dataset` of `datasets` reads "
-                    "other formats, and `to_parquet` writes a file for data.dataset"
-                )
-        return files
+                # fsspec ends at the first frame of such a file, and at the end of a truncated one, without a word.
+                if file.endswith(".zst"):
+                    raise InputError(f"data.dataset: {file} cannot be read; of .zst files .json and .jsonl are")
+                streams[file] = rows.shard(len(files), number)
+        return streams
 
     def _list_split(self, path: str, **options: str | None) -> list[str]:
         """List the files that `datasets` finds for the split under a path or a name."""
@@ -276,7 +288,7 @@ class Lane(NamedTuple):
 class OpenText:
     """Text of a source in parts, of which groups of 16 are read together.
 
-    A parquet file of n MB is cut into n / 8 parts of whole row groups; a file of JSON is one part. With a seed, each
+    A parquet file of n MB is cut into n / 8 parts of whole row groups; another file is one part. With a seed, each
     prefix is a sample of all rows: the parts are sorted by a hash of (seed, file name, number), so no file is opened
     for it, and row k of a part of n rows comes at time (k + 1/2) / n of its group. Within a part the stored order
     remains, for `batches` to shuffle. Without a seed, the parts come as they are stored, one after the other.
@@ -292,10 +304,15 @@ class OpenText:
         self.without_text: deque[str] = deque()
         # Row groups of the files opened so far.
         self._row_groups: dict[str, int] = {}
+        # Rows of the files that `datasets` reads.
+        self._streams: dict[str, Iterable[dict]] = {}
 
     @cached_property
     def _parts(self) -> list[Part]:
-        return _ordered_parts(self._source.list_files(), self._source.file_seed)
+        files = self._source.list_files()
+        if None in map(format_of, files):
+            self._streams = self._source.stream(files)
+        return _ordered_parts(files, self._source.file_seed)
 
     def batches(self, size: int, start: Place) -> Iterator[tuple[list[str], Place]]:
         """Yield batches like `TextSource.batches`, up to the end of the group."""
@@ -349,8 +366,8 @@ class OpenText:
     def _open(self, file_part: Part, stack: ExitStack) -> Lane | None:
         """Open a part; None for one without rows."""
         name = file_part.file
-        if format_of(name) == JSON:
-            return Lane(file_part.size, name, 0, self._json_rows(name))
+        if name in self._streams or format_of(name) == JSON:
+            return Lane(file_part.size, name, 0, self._checked_rows(name))
         if not self._row_groups_of(file_part):
             return None
         file = open_parquet(name, stack)
@@ -365,9 +382,9 @@ class OpenText:
         columns = [column for column in ("id", self._source.text_column) if column in names]
         return Lane(n_rows, name, rows_before(file, groups), parquet_rows(file, name, groups, columns))
 
-    def _json_rows(self, name: str) -> Iterator[dict]:
-        """Yield the rows of a file of JSON; single rows may lack the text column, which is null there."""
-        rows = json_rows(name)
+    def _checked_rows(self, name: str) -> Iterator[dict]:
+        """Yield the rows of a file that is not parquet; single rows may lack the text column, which is null there."""
+        rows = iter(self._streams[name]) if name in self._streams else json_rows(name)
         first_rows = list(itertools.islice(rows, _ROWS_FOR_COLUMNS))
         if first_rows and not any(self._source.text_column in row for row in first_rows):
             raise self._no_column(name, sorted(set().union(*first_rows)))

@@ -44,7 +44,6 @@ from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText
 from training.sweep.file import Sweep
 from training.sweep.run import run_sweep, sweep_progress
-from training.sweep.status import format_seconds
 
 PROMPT = "Returns the number of"
 # The bytes, and the end of a text.
@@ -61,16 +60,6 @@ class DemoError(RuntimeError):
     """A step failed; the message says which, and where its log is."""
 
     exit_status = 1
-
-
-@contextmanager
-def step(name: str, description: str) -> Iterator[None]:
-    """Announce a step, and say how long it took."""
-    # A text of rich is broken between words.
-    show(Text(f"── {name} ── {description}"))
-    start = time.monotonic()
-    yield
-    print(f"{time.monotonic() - start:.0f} s\n")
 
 
 @dataclass(frozen=True)
@@ -96,33 +85,49 @@ class Demo:
         # The run records call the dataset and the tokenizer by the names of these two folders.
         self._corpus = folder / "installed-documentation"
         self._tokenizer = folder / "bytes"
+        self._is_resumed = (folder / "runs").exists()
 
     def run(self) -> None:
         """Run all steps, then say in ten lines what came of them."""
         start = time.monotonic()
         facts: dict[str, str] = {}
-        with step("1 of 7: Corpus", "docstrings of installed packages"):
+        with self.step("Corpus", "docstrings of installed packages"):
             facts["corpus"] = corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes)
-        with step("2 of 7: Tokenizer", "every byte is a token"):
+        with self.step("Tokenizer", "every byte is a token"):
             self.tokenizer()
-        with step("3 of 7: Sweep", "dense and Switch-MoE models"):
+        with self.step("Sweep", "dense and Switch-MoE models"):
             sweep = self.sweep()
-        with step("4 of 7: Release", "checkpoints and records, as on the Hub"):
+        with self.step("Release", "checkpoints and records, as on the Hub"):
             released, text = self.release(sweep)
         facts["trained"] = describe_runs(released)
         facts["released"] = text
-        with step("5 of 7: Fit", "the joint law of all runs but one"):
+        with self.step("Fit", "the joint law of all runs but one"):
             demo_fit = self.fit(sweep, released)
         facts["law"] = demo_fit.fit.verdict
         facts["predicts"] = demo_fit.prediction
-        with step("6 of 7: Ask", "the best model for a budget"):
+        with self.step("Ask", "the best model for a budget"):
             facts["answers"] = self.ask(demo_fit)
-        with step("7 of 7: Use", "the best checkpoint, in transformers"):
+        with self.step("Use", "the best checkpoint, in transformers"):
             facts["loads"], facts["generates"] = self.use(sweep, released)
         facts["pages"] = PAGES
-        total = format_seconds(time.monotonic() - start)
+        total = format_minutes(time.monotonic() - start)
         show(Table((), list(facts.items()), title=f"── The whole loop works on this machine: {total} ──"))
         print("\nTo go on:", *self.commands(sweep, demo_fit), sep="\n")
+
+    @contextmanager
+    def step(self, name: str, description: str) -> Iterator[None]:
+        """Announce a step with its number and the time left, unless the demo is resumed; say how long it took."""
+        names = list(self.scale.seconds)
+        index = names.index(name)
+        estimate = ""
+        if not self._is_resumed:
+            seconds = sum(list(self.scale.seconds.values())[index:])
+            estimate = f"; about {format_minutes(seconds)} left"
+        # A text of rich is broken between words.
+        show(Text(f"── {index + 1} of {len(names)}: {name} ── {description}{estimate}"))
+        start = time.monotonic()
+        yield
+        print(f"{time.monotonic() - start:.0f} s\n")
 
     def tokenizer(self) -> None:
         """Make the tokenizer, unless that is done."""
@@ -266,6 +271,14 @@ def describe_prediction(run: RunRecord, predicted: float, interval: tuple[float,
 def show(renderable: Any) -> None:
     """Print a table or a text on a page of `PAGE_WIDTH` columns, or in a narrower terminal."""
     print_table(renderable, PAGE_WIDTH)
+
+
+def format_minutes(seconds: float) -> str:
+    """Format an estimate: 40 seconds, 1 minute, 6 minutes."""
+    if seconds < 60:
+        return f"{max(10, 10 * round(seconds / 10))} seconds"
+    minutes = round(seconds / 60)
+    return f"{minutes} minute{'s' if minutes > 1 else ''}"
 
 
 def scaling_law(*words: Any) -> str:

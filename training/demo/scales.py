@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scaling_law import FitResult, Law, Runs, fit
@@ -13,7 +14,7 @@ class Scale:
 
     The runs that `where` selects count for the law: before so many tokens, a model knows little more than pairs of
     letters, and its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the
-    sweep.
+    sweep. `seconds` are those of each step on two idle cores.
     """
 
     sweep: str
@@ -21,6 +22,7 @@ class Scale:
     where: str
     draws: int
     flops: float
+    seconds: Mapping[str, float]
 
 
 def fit_law(runs: Runs) -> FitResult[Law]:
@@ -28,5 +30,19 @@ def fit_law(runs: Runs) -> FitResult[Law]:
     return fit(runs, kind="joint", prior="public")
 
 
-FULL = Scale("demo.yaml", 12_000_000, "D >= 990K", 500, 1e12)
-FAST = Scale("demo-fast.yaml", 2_000_000, "D >= 74K", 100, 7e10)
+FULL = Scale(
+    "demo.yaml",
+    12_000_000,
+    "D >= 990K",
+    500,
+    1e12,
+    {"Corpus": 63, "Tokenizer": 2, "Sweep": 315, "Release": 2, "Fit": 2, "Ask": 2, "Use": 2},
+)
+FAST = Scale(
+    "demo-fast.yaml",
+    2_000_000,
+    "D >= 74K",
+    100,
+    7e10,
+    {"Corpus": 15, "Tokenizer": 1, "Sweep": 77, "Release": 1, "Fit": 2, "Ask": 1, "Use": 4},
+)

@@ -84,11 +84,21 @@ def test_lines_of_windows_with_a_byte_order_mark_are_read(tmp_path):
     assert documents(folder_of(tmp_path / "text", {"train.json": content.encode()})) == TEXTS
 
 
-@pytest.mark.parametrize(("indent", "reason"), [(None, "is not a JSON object but b'["), (1, "is not JSON: ")])
-def test_an_array_is_refused(tmp_path, indent, reason):
-    content = json.dumps([{"text": text} for text in TEXTS], indent=indent).encode()
-    folder = folder_of(tmp_path / "text", {"train.json": content})
-    assert refusal(folder).startswith(f"data.dataset: {folder}/train.json, line 1 {reason}")
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array_of_objects_is_read(tmp_path, indent):
+    content = "\ufeff" + json.dumps([{"text": text} for text in TEXTS], indent=indent)
+    assert documents(folder_of(tmp_path / "plain", {"train.json": content.encode()})) == TEXTS
+    assert documents(folder_of(tmp_path / "gz", {"train.json.gz": gz(content.encode())})) == TEXTS
+
+
+def test_an_array_of_something_else_is_refused(tmp_path):
+    for name, content, reason in (
+        ("texts", b'[{"text": "a"},\n"b"]', """line 1 is not a JSON object but b'[{"text": "a"},\\n"b"]'"""),
+        ("cut", b'[{"text": "a"},\n{"text": "b"', "line 2 is not JSON: Expecting ',' delimiter"),
+        ("rows", b'[{"text": "a"}]\n{"text": "b"}', "line 2 is not JSON: Extra data"),
+    ):
+        folder = folder_of(tmp_path / name, {"train.json": content})
+        assert refusal(folder) == f"data.dataset: {folder}/train.json, {reason}"
 
 
 @pytest.mark.parametrize("name", ["br[1]ck", "st*r", "wh?t", "a [b] *", "c::d", "50% #1", "{x,y}", "[", "it's"])

@@ -134,8 +134,45 @@ def test_files_that_a_readme_selects_identify_a_folder(tmp_path):
     selected = TextSource(str(tmp_path)).identify()
     table.write_text("text\nc\n")
     assert TextSource(str(tmp_path)).identify() != selected
-    with pytest.raises(ValueError, match=rf"^data\.dataset: {table} cannot be read; it must be parquet, or"):
+    assert list(TextSource(str(tmp_path)).documents()) == ["c"]
+
+
+@pytest.mark.parametrize("seed", [None, 0], ids=["stored", "shuffled"])
+@pytest.mark.parametrize("suffix", ["csv", "txt", "arrow"])
+def test_other_formats_that_a_readme_selects_are_read_by_datasets(tmp_path, suffix, seed):
+    """Each file is one part, read front to back, and a place inside is found again."""
+    card = f"---\nconfigs:\n- config_name: default\n  data_files: '*.{suffix}'\n---\n"
+    (tmp_path / "README.md").write_text(card)
+    (tmp_path / "notes.jsonl").write_text('{"text": "a note"}\n')
+    texts = {name: [f"{name} {i}" for i in range(50)] for name in "ab"}
+    for name, lines in texts.items():
+        path = tmp_path / f"{name}.{suffix}"
+        if suffix == "arrow":
+            table = pa.table({"text": lines})
+            with pa.ipc.new_stream(path, table.schema) as writer:
+                writer.write_table(table)
+        else:
+            path.write_text("\n".join([*["text"] * (suffix == "csv"), *lines, ""]))
+    source = TextSource(str(tmp_path), file_seed=seed)
+    read = list(source.documents())
+    for name, lines in texts.items():
+        assert [text for text in read if text.startswith(name)] == lines
+    assert (read == texts["a"] + texts["b"]) == (seed is None)
+    *_, (last, place) = source.batches(8)
+    assert list(source.batches(8, place)) == [(last, place)]
+    with pytest.raises(ValueError, match=r"^data.text_column: no column 'body' in .*a\.|b\."):
+        list(TextSource(str(tmp_path), text_column="body").documents())
+
+
+def test_files_that_datasets_would_cut_off_or_not_find_are_refused(tmp_path):
+    (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: a.csv.zst\n---\n")
+    (tmp_path / "notes.jsonl").write_text('{"text": "a note"}\n')
+    (tmp_path / "a.csv.zst").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"a\.csv\.zst cannot be read; of \.zst files \.json and \.jsonl are$"):
         list(TextSource(str(tmp_path)).documents())
+    (tmp_path / "table.csv").write_text("text\na\n")
+    with pytest.raises(ValueError, match=r"^data\.dataset: the file .*table\.csv' must be parquet, or \.json"):
+        list(TextSource(str(tmp_path / "table.csv")).documents())
 
 
 def test_bad_sources_are_refused(corpus, tmp_path):

@@ -21,7 +21,7 @@ from training import Sweep
 from training.demo import __main__ as main_module
 from training.demo import loop
 from training.demo.__main__ import folder_of
-from training.demo.loop import VOCABULARY, Demo, DemoError, scaling_law, step
+from training.demo.loop import VOCABULARY, Demo, DemoError, format_minutes, scaling_law
 from training.demo.scales import FAST, FULL
 from training.sweep.run import Outcome
 
@@ -58,10 +58,21 @@ def records(sweep):
     return records_of(sweep)
 
 
-def test_a_step_names_its_number_and_its_time(capsys):
-    with step("2 of 7: Sweep", "trains"):
+def test_steps_name_their_number_and_the_time_left(tmp_path, capsys):
+    with Demo(tmp_path, FULL, workers=1).step("Sweep", "trains"):
         pass
-    assert capsys.readouterr().out == "── 2 of 7: Sweep ── trains\n0 s\n\n"
+    assert capsys.readouterr().out == "── 3 of 7: Sweep ── trains; about 5 minutes left\n0 s\n\n"
+    # A demo that is resumed has some of its runs.
+    (tmp_path / "runs").mkdir()
+    with Demo(tmp_path, FULL, workers=1).step("Use", "the best checkpoint"):
+        pass
+    assert capsys.readouterr().out == "── 7 of 7: Use ── the best checkpoint\n0 s\n\n"
+    assert [format_minutes(seconds) for seconds in (3, 44, 61, 400)] == [
+        "10 seconds",
+        "40 seconds",
+        "1 minute",
+        "7 minutes",
+    ]
 
 
 @pytest.mark.slow
@@ -110,7 +121,7 @@ def test_the_end_of_the_demo_is_ten_facts_on_a_screen(sweep, records, tmp_path, 
     for name, outcome in steps.items():
         monkeypatch.setattr(demo, name, lambda *_, outcome=outcome: outcome)
     demo.run()
-    _, end = capsys.readouterr().out.split("── The whole loop works on this machine: 0 s ──\n")
+    _, end = capsys.readouterr().out.split("── The whole loop works on this machine: 10 seconds ──\n")
     end, _, *commands = end.split("\nTo go on:")[0], *end.split("\nTo go on:")[1].splitlines()
     names = [line[:12].strip() for line in end.splitlines() if line[:12].strip()]
     facts = ("corpus", "trained", "released", "law", "predicts", "answers", "loads", "generates", "pages")
