@@ -20,6 +20,7 @@ from hub import RunRecord
 from tests.model_classes import BIAS, CLASSES, DENSE, NOISY, SHARED, TOP_K
 from training import ConfigurationError, Run
 from training.run import step
+from training.run.attempt import lock_run
 from training.run.evaluation import evaluate
 from training.run.inputs import HeldOutText, check_inputs, resolve_arguments
 
@@ -349,6 +350,6 @@ def test_the_last_line_has_the_loss_and_the_folder(tiny, caplog):
 
 def test_two_processes_do_not_train_in_one_folder(tiny):
     run = Run(tiny())
-    with run._lock(), pytest.raises(ConfigurationError, match="another process is training in"):
+    with lock_run(run.folder), pytest.raises(ConfigurationError, match="another process is training in"):
         Run(tiny()).execute()
     assert run.execute() == 0
