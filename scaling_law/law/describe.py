@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from hub.base.errors import reason_of
-from hub.base.fields import Field, field, reads
+from hub.base.errors import InputError, reason_of
+from hub.base.fields import UNREAD, Field, field, reads
 from hub.base.notices import about
 from hub.base.tables import Table
 from hub.base.types import Fields, Strings
@@ -21,11 +21,12 @@ from scaling_law.answer.answer import Answer, plain
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import JointLaw, Law
+from scaling_law.machine.gpus import named_gpu
 from scaling_law.planning.limits import of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import describe_experts
-from scaling_law.planning.question import Context, Force, RunTokens
+from scaling_law.planning.question import Context, Count, Force, RunTokens
 from scaling_law.size.architecture import EXPERT_VARIABLES, Architecture
 from scaling_law.size.arrays import Interval
 from scaling_law.size.config_fields import Precision
@@ -140,6 +141,36 @@ class Description(Answer):
             flops["inference_exact"] = a.inference_flops(1, self.context)
         return flops
 
+    @reads
+    def mfu(
+        self,
+        tokens_per_second: Count,
+        gpu: Annotated[str, UNREAD] = "h100",
+        gpus: Annotated[float, Field(gt=0)] = 1,
+    ) -> float:
+        """Return the model FLOPs utilisation of a training run: its FLOP/s over the peak of its GPUs.
+
+        The FLOPs of a token are those of `flops_per_token`: with a context all matrix products at that sequence
+        length, else 6 N_act. Work that is done again for activation checkpointing does not count (Chowdhery et al.
+        2022, arXiv 2204.02311, Appendix B).
+
+        Args:
+            tokens_per_second: of all GPUs together.
+            gpu: such as "h100", or "peak=148T,memory=96GB"; its peak is that of dense bf16 products (`machine.gpus`).
+            gpus: how many.
+
+        ValueError for a GPU that is not listed, and for a speed beyond the peak.
+        """
+        speed = cast(float, tokens_per_second)
+        device = named_gpu(gpu)
+        peak_flops = gpus * device.peak_flops
+        flops = self.flops_per_token()
+        utilisation = speed * flops.get("training_exact", flops["training"]) / peak_flops
+        if utilisation > 1:
+            reason = f"{utilisation:.3g} times the peak of {gpus:g} {device.name}"
+            raise InputError(f"tokens_per_second={speed:g} must be what these GPUs can reach: it is {reason}")
+        return utilisation
+
     def _bytes(self) -> dict[str, float]:
         a = self.architecture
         memory_bytes = {
@@ -157,24 +188,24 @@ class Description(Answer):
         """Show the model, and the prediction if there is one."""
         model = self.model
         a = self.architecture
-        sizes = {
-            "active": a.n_active,
-            "active without embedding and head": a.n_active_non_embedding,
-            "total": a.n_total,
-            "total without embedding and head": a.n_total_non_embedding,
-            "looked up": a.lookup_parameters,
-        }
         lines = {"architecture": shape_of(a)}
         if a.spans or a.attention_blocks is not None:
             lines["attention"] = attention_of(a)
         lines["experts"] = describe_experts(a)
-        lines["parameters"] = _enumerate(sizes, format_count)
+        active, active_inner = format_count(a.n_active), format_count(a.n_active_non_embedding)
+        total, total_inner = format_count(a.n_total), format_count(a.n_total_non_embedding)
+        lines["active"] = f"{active}, {active_inner} without embedding and head"
+        lines["total"] = f"{total}, {total_inner} without embedding and head"
+        if a.lookup_parameters:
+            lines["looked up"] = f"{format_count(a.lookup_parameters)} in tables beside the embedding, in no product"
         lines["exact"] = f"{model.parameters:,} parameters, with {_enumerate(model.left_out, format_count)}"
         flops = self.flops_per_token()
         context = flops.pop("context", None)
         lines["FLOPs per token"] = _enumerate(flops, format_flops)
-        element_bytes = f"{self.bytes_per_parameter:g} a parameter, {self.bytes_per_kv:g} an element of the cache"
-        lines["bytes"] = f"{_enumerate(self._bytes(), format_bytes)} ({element_bytes})"
+        sizes = self._bytes()
+        weights, state = format_bytes(sizes["weights"]), format_bytes(sizes["training_state"])
+        lines["memory"] = f"weights {weights}, {self.bytes_per_parameter:g} bytes a parameter; training state {state}"
+        lines["KV cache"] = self._describe_cache(sizes)
         if model.precision is not None:
             lines["checkpoint"] = _describe_checkpoint(a, model.precision)
         lines["E of the law"] = f"{a.experts_equivalent:.4g}, total over active feed-forward width"
@@ -189,6 +220,18 @@ class Description(Answer):
             notes.append(OTHER_CORPUS)
         title = f"{self.verdict}\n{model.model_type}  ({self.law})"
         return Table((), list(lines.items()), title=title, notes=notes, warnings=self.warnings)
+
+    def _describe_cache(self, sizes: Mapping[str, float]) -> str:
+        """Say how many bytes the cache takes for each token and sequence, and for those that are asked for."""
+        text = f"{format_bytes(sizes['kv_cache_per_token'])} a token, {self.bytes_per_kv:g} bytes an element"
+        if sizes["kv_cache_per_sequence"]:
+            text += f"; {format_bytes(sizes['kv_cache_per_sequence'])} a sequence, once it is long"
+        tokens = self.kv_tokens or self.context
+        if tokens is not None:
+            text += f"; {format_bytes(sizes['kv_cache'])} for {tokens:,.0f} tokens"
+            sequences = tokens / min(self.context or tokens, tokens)
+            text += f" in {sequences:,.4g} sequences" if sequences > 1 else ""
+        return text
 
 
 @reads

@@ -16,16 +16,22 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from numpy.typing import ArrayLike
+
 from hub.base.errors import InputError, unknown
 from hub.base.fields import reads
 from hub.base.tables import Summarised, Table
 from hub.base.types import Fields, Strings
 from scaling_law.answer.answer import ResultTable
-from scaling_law.formulas.conditions import LABELS, Conditions
-from scaling_law.formulas.files import LOSS, PUBLISHED, read_laws
+from scaling_law.formulas.conditions import LABELS, Conditions, RangeCheck, rate_guard_of
+from scaling_law.formulas.files import LOSS, PUBLISHED, power_law, read_laws
+from scaling_law.formulas.law import positive
 from scaling_law.law import LAWS, JointLaw, Law
 from scaling_law.law.base import LawT
+from scaling_law.size.arrays import FloatArray
 
+# What a publication answers that gives peak learning rates and batches.
+RATES = "learning rate, batch"
 # Fields of a law that its table shows, and those that JSON has besides.
 CELLS = ("equation", "source", "evidence", "answers", "parameters", "flops", "corpus", "tokenizer", "loss")
 IN_JSON = ("name", "authors", "year", "arxiv", "part", "vocab_size", "published", *CELLS)
@@ -207,6 +213,25 @@ def entry(name: str) -> PublishedLaw:
     if name not in SHELF:
         raise InputError(unknown("law=", name, SHELF))
     return SHELF[name]
+
+
+def published_rates(name: str, *, force: bool = False, **variables: ArrayLike) -> dict[str, FloatArray]:
+    """Return the peak `learning_rate` and `batch_tokens` that a published law gives; `variables` broadcast.
+
+    ValueError for a law that gives no rates, for missing and unknown variables, and for values that are not positive
+    and finite; ExtrapolationError beyond the range guard, unless `force`.
+    """
+    law = entry(name)
+    if law.answers != RATES or law.coefficients is None:
+        names = ", ".join(entry_name for entry_name, row in SHELF.items() if row.answers == RATES)
+        raise InputError(f"law={name!r} gives {law.answers}, no rates; there are {names}")
+    if {*variables} != {*law.variables}:
+        inputs = ", ".join(variables) or "nothing"
+        raise InputError(f"{name} depends on {', '.join(law.variables)}, not on {inputs}")
+    values = {variable: positive(variable, value) for variable, value in variables.items()}
+    check = RangeCheck(law.conditions, law.variables, values, rate_guard_of, trusts_guard=True)
+    check.refuse(force)
+    return {rate: power_law(law.coefficients[rate], values) for rate in ("learning_rate", "batch_tokens")}
 
 
 def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT:  # type: ignore[assignment]

@@ -41,6 +41,7 @@ from scaling_law.runs.statuses import describe_left_out, read_status, status_col
 from scaling_law.runs.table import OWN_COLUMNS, Runs
 from scaling_law.runs.trackers import is_tracker, tracker_rows
 from scaling_law.runs.trunks import RATES, trunks_of
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from hub import LoadedRows
@@ -144,7 +145,6 @@ def load_runs(
     final_loss = f"{loss} {RULES[final or 'last']}" if table.has_final_losses else ""
     named_columns = {*OWN_COLUMNS, "run_id", "status", loss, *table.aliases.values()}
     recipe = recipe_of(rows)
-    vocabularies = {size for size in recipe.get("vocab_size", ()) if size and size.isdigit()}
     warmups = numbers.get("warmup_tokens", numbers.get(column_name("schedule_warmup_tokens", numbers)))
     left_out = [i for i, row in enumerate(table.rows) if not _has_ended(row, status)]
     ended = describe_left_out(table.rows, left_out, table.status_columns)
@@ -160,7 +160,7 @@ def load_runs(
         commit=table.commit,
         trunk_source=trunk_source,
         warmup_tokens=None if warmups is None else float(np.nanmax(warmups)),
-        vocab_size=int(vocabularies.pop()) if len(vocabularies) == 1 else None,
+        vocab_size=_only_count(numbers.get("vocab_size")),
         where=where or None,
         read_as=_describe_reading(format, {**table.aliases, **renamed}, final_loss),
         columns={name: values for name, values in numbers.items() if name not in named_columns},
@@ -504,6 +504,12 @@ def _missing_columns(table: _Table, rows: Sequence[Row], missing: Sequence[str],
     if proposal:
         hints += describe(rows, proposal, table.origin)
     return RunsError(problem, *hints)
+
+
+def _only_count(values: FloatArray | None) -> int | None:
+    """Return the count that all runs share which record one; None if they differ or none does."""
+    counts = [] if values is None else np.unique(values[np.isfinite(values)]).tolist()
+    return int(counts[0]) if len(counts) == 1 and counts[0] >= 1 and counts[0].is_integer() else None
 
 
 def _describe_reading(format: str | None, columns: Mapping[str, Column], final_loss: str) -> str | None:

@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from scaling_law import JointLaw, laws, published
 from scaling_law.formulas.files import power_law
 from scaling_law.law import LAWS
-from scaling_law.law.shelf import SHELF, entry
+from scaling_law.law.shelf import SHELF, entry, published_rates
 from scaling_law.law_files import law_card
 
 GOPHER = 5.76e23  # FLOPs
@@ -311,21 +311,36 @@ def test_hunyuan():
         loss(3e9, s=-1.0)
 
 
-def rates_of(name, **variables):
-    """Return what a law gives by its coefficients, as any power law."""
-    return {rate: power_law(terms, variables) for rate, terms in entry(name).coefficients.items()}
-
-
 def test_learning_rates_and_batches():
-    ling = rates_of("ling_rates", flops=[3e20, 1e21])
+    ling = published_rates("ling_rates", flops=[3e20, 1e21])
     np.testing.assert_allclose(ling["learning_rate"], [8.563e-4, 7.123e-4], rtol=1e-3)
     np.testing.assert_allclose(ling["batch_tokens"], [2.010e6, 3.117e6], rtol=1e-3)
-    step = rates_of("step_law", n_total_non_embedding=[1e9, 2.15e8, 6e7], tokens=[1e11, 2e10, 2e9])
+    step = published_rates("step_law", n_total_non_embedding=[1e9, 2.15e8, 6e7], tokens=[1e11, 2e10, 2e9])
     np.testing.assert_allclose(step["learning_rate"], [1.63250e-3, 2.98017e-3, 3.65130e-3], rtol=1e-5)
     np.testing.assert_allclose(step["batch_tokens"], [1_107_715, 441_892, 118_663], atol=0.5)
     # Table 3: 2.12e-4 for a MoE of 6.5B, which is its total size
-    large = rates_of("step_law", n_total_non_embedding=6.5e9, tokens=1e10)
+    large = published_rates("step_law", n_total_non_embedding=6.5e9, tokens=1e10)
     assert large["learning_rate"] == pytest.approx(2.12e-4, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "message"),
+    [
+        ("step_law", {"tokens": 1e10}, "step_law depends on n_total_non_embedding, tokens, not on tokens"),
+        ("step_law", {"n_total_non_embedding": 0.0, "tokens": 1e10}, "n_total_non_embedding=0 must be positive"),
+        (
+            "marin",
+            {"flops": 1e20},
+            "law='marin' gives optimum, no rates; there are ling_rates, step_law, deep",
+        ),
+        ("step_law", {"n_total_non_embedding": 1e9, "tokens": 1e16}, "too far from the runs .* to answer: D 1"),
+    ],
+)
+def test_rates_that_cannot_be_given_are_refused(name, question, message):
+    with pytest.raises(ValueError, match=message):
+        published_rates(name, **question)
+    if "too far" in message:
+        assert published_rates(name, **question, force=True)["learning_rate"] > 0
 
 
 def test_marin():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hub.base.errors import InputError
 from hub.base.tables import as_text
 from scaling_law import describe
 from scaling_law import published as shelf
@@ -28,7 +29,7 @@ def test_what_the_law_ignores_is_named():
     assert description.warnings == ("E = 4 stands for 8 experts; the law ignores top-2 routing, granularity 2",)
     assert (description.prediction, description.trusted) == (None, True)
     text = as_text(description)
-    assert "active 12.9B, active without embedding and head 12.6B" in text
+    assert "12.9B, 12.6B without embedding and head" in text
     assert "loss" not in text
 
 
@@ -74,7 +75,18 @@ def test_a_law_without_experts_chooses_for_any_model():
     assert describe(QWEN3_MOE, tokens="1T", law=shelf("besiroglu"), force=True).prediction.optimum is not None
 
 
-def test_flops_of_a_token_count_attention_with_a_context():
+def test_mfu_is_the_flops_of_a_run_over_the_peak_of_its_gpus():
     description = describe(MIXTRAL, context="4k")
     flops = description.architecture.training_flops(1, 4096)
     assert description.flops_per_token()["training_exact"] == flops
+    assert description.mfu("100K", "h100", 16) == pytest.approx(1e5 * flops / (16 * 989e12))
+    assert description.mfu(1000, "peak=148T,memory=96GB") == pytest.approx(1000 * flops / 148e12)
+    short = describe(MIXTRAL)
+    assert short.mfu(1000) == pytest.approx(1000 * 6 * short.architecture.n_active / 989e12)
+    for options, message in (
+        ({"tokens_per_second": 1e9}, "times the peak of 1 NVIDIA H100 SXM"),
+        ({"tokens_per_second": -1}, "tokens_per_second=-1 must be positive"),
+        ({"tokens_per_second": 1, "gpu": "abacus"}, "gpu='abacus' is unknown"),
+    ):
+        with pytest.raises(InputError, match=message):
+            description.mfu(**options)
