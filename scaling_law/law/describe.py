@@ -192,20 +192,19 @@ class Description(Answer):
         if a.spans or a.attention_blocks is not None:
             lines["attention"] = attention_of(a)
         lines["experts"] = describe_experts(a)
-        active, active_inner = format_count(a.n_active), format_count(a.n_active_non_embedding)
-        total, total_inner = format_count(a.n_total), format_count(a.n_total_non_embedding)
-        lines["active"] = f"{active}, {active_inner} without embedding and head"
-        lines["total"] = f"{total}, {total_inner} without embedding and head"
+        sizes = {"active": (a.n_active, a.n_active_non_embedding), "total": (a.n_total, a.n_total_non_embedding)}
+        for name, (size, inner_size) in sizes.items():
+            lines[name] = f"{format_count(size)}, {format_count(inner_size)} without embedding and head"
         if a.lookup_parameters:
             lines["looked up"] = f"{format_count(a.lookup_parameters)} in tables beside the embedding, in no product"
         lines["exact"] = f"{model.parameters:,} parameters, with {_enumerate(model.left_out, format_count)}"
         flops = self.flops_per_token()
         context = flops.pop("context", None)
         lines["FLOPs per token"] = _enumerate(flops, format_flops)
-        sizes = self._bytes()
-        weights, state = format_bytes(sizes["weights"]), format_bytes(sizes["training_state"])
-        lines["memory"] = f"weights {weights}, {self.bytes_per_parameter:g} bytes a parameter; training state {state}"
-        lines["KV cache"] = self._describe_cache(sizes)
+        memory_bytes = self._bytes()
+        weights = f"weights {format_bytes(memory_bytes['weights'])}, {self.bytes_per_parameter:g} bytes a parameter"
+        lines["memory"] = f"{weights}; training state {format_bytes(memory_bytes['training_state'])}"
+        lines["KV cache"] = self._describe_cache(memory_bytes)
         if model.precision is not None:
             lines["checkpoint"] = _describe_checkpoint(a, model.precision)
         lines["E of the law"] = f"{a.experts_equivalent:.4g}, total over active feed-forward width"
@@ -230,7 +229,8 @@ class Description(Answer):
         if tokens is not None:
             text += f"; {format_bytes(sizes['kv_cache'])} for {tokens:,.0f} tokens"
             sequences = tokens / min(self.context or tokens, tokens)
-            text += f" in {sequences:,.4g} sequences" if sequences > 1 else ""
+            if sequences > 1:
+                text += f" in {sequences:,.4g} sequences"
         return text
 
 
