@@ -160,9 +160,10 @@ class _Reader:
         for source in sources if isinstance(sources, list) else [sources]:
             if not isinstance(source, dict):
                 _refuse(node, [*path, "<<"], "must be a mapping or a list of them")
-            for name in merged.keys() & source.keys():
-                _refuse(node, [*path, name], "occurs twice, in two mappings that << merges")
-            merged.update(source)
+            for name, value in source.items():
+                if name in merged:
+                    _refuse(node, [*path, name], "occurs twice, in two mappings that << merges")
+                merged[name] = value
         return {**merged, **fields}
 
 

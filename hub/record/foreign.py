@@ -65,7 +65,7 @@ def decode_text(content: bytes, name: str) -> str:
 def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
     """Read the rows of a table with any of the `DELIMITERS`: numbers, None where a cell is empty, texts, and objects.
 
-    Lines `# …` at the top are comments. RecordError for rows that are longer
+    Lines `# …` at the top are comments, and Excel's `sep=;` names the delimiter. RecordError for rows that are longer
     than the first line, and for names that occur twice.
     """
     table = _read_csv(content, name)
@@ -93,7 +93,8 @@ def csv_rows(content: bytes, name: str) -> Iterator[tuple[str, Fields]]:
 def _read_csv(content: bytes, name: str) -> list[list[str]]:
     """Read the rows of texts, the header first; rows without text are left out."""
     lines = io.StringIO(decode_text(content, name), newline="").readlines()
-    lines = list(itertools.dropwhile(_PREFACE.match, lines))
+    preface = list(itertools.takewhile(_PREFACE.match, lines))
+    lines = lines[len(preface) :]
     unquoted_header = re.sub('"[^"]*"', "", "".join(lines[:1]))
     # A table of one column has no delimiter.
     delimiter = max(DELIMITERS, key=unquoted_header.count)
@@ -101,6 +102,9 @@ def _read_csv(content: bytes, name: str) -> list[list[str]]:
     if delimiter not in unquoted_header and len(widths) == 1 and widths != {1}:
         delimiter = " "
         lines = [line.strip(" ") for line in lines]
+    excel_line = re.search(r'^"?sep=(.)', "".join(preface), re.MULTILINE)
+    if excel_line:
+        delimiter = excel_line[1]
 
     try:
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)

@@ -98,6 +98,11 @@ def test_steps_of_several_runs_by_name(tmp_path):
     assert rows == [{"run_id": "a", "step": 1}, {"run_id": "a", "step": 2}, {"run_id": "b", "step": 1}]
 
 
+def test_the_delimiter_that_excel_names_counts(tmp_path):
+    (tmp_path / "rows.csv").write_text("sep=;\nloss, in nats, of text;b\n3.5;1\n")
+    assert load_rows(tmp_path / "rows.csv").rows == [{"loss, in nats, of text": 3.5, "b": 1}]
+
+
 def test_commas_in_quoted_names_are_no_delimiters(tmp_path):
     (tmp_path / "rows.csv").write_text('"loss, in nats, of text";b\n3.5;1\n')
     assert load_rows(tmp_path / "rows.csv").rows == [{"loss, in nats, of text": 3.5, "b": 1}]
