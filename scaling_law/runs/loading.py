@@ -144,7 +144,6 @@ def load_runs(
     numbers, texts = columns_of(rows)
     final_loss = f"{loss} {RULES[final or 'last']}" if table.has_final_losses else ""
     named_columns = {*OWN_COLUMNS, "run_id", "status", loss, *table.aliases.values()}
-    recipe = recipe_of(rows)
     warmups = numbers.get("warmup_tokens", numbers.get(column_name("schedule_warmup_tokens", numbers)))
     left_out = [i for i, row in enumerate(table.rows) if not _has_ended(row, status)]
     ended = describe_left_out(table.rows, left_out, table.status_columns)
@@ -164,7 +163,7 @@ def load_runs(
         where=where or None,
         read_as=_describe_reading(format, {**table.aliases, **renamed}, final_loss),
         columns={name: values for name, values in numbers.items() if name not in named_columns},
-        recipe=recipe,
+        recipe=recipe_of(rows),
         texts={name: values for name, values in texts.items() if name not in named_columns},
     )
 

@@ -19,7 +19,8 @@ TAIL = 0.05
 # Columns that name a run, and columns that count its lines.
 RUNS = ("run_id", "run", "run_name", "Name", "name")
 STEPS = ("step", "Step", "_step", "global_step", "iteration", "iter")
-# Ends of the names of a chart's columns with the bounds of its buckets.
+# Columns that a chart may have instead of steps, and those with the bounds of its buckets.
+TIMES = ("Relative Time", "Wall Time")
 BOUNDS = ("__MIN", "__MAX")
 
 
@@ -152,11 +153,15 @@ def varies(rows: Sequence[Row], groups: Mapping[Any, Sequence[int]], column: str
 def chart_rows(rows: Sequence[Row], end: End) -> list[Row] | None:
     """Make one row for each run of a chart's export, with columns for steps and "RUN - METRIC"; None for others.
 
-    For each of them a chart has the bounds of its buckets, which are ignored.
+    Besides, a chart has the bounds of buckets, which are ignored, a metric of several runs, or an axis of steps.
     """
     axis, *columns = names_of(rows) or [""]
     series = {name: name.rpartition(" - ") for name in columns if not name.endswith(BOUNDS)}
-    if len(series) == len(columns) or not all(run for run, _, _ in series.values()):
+    metrics = {metric for _, _, metric in series.values()}
+    is_bounded = len(series) < len(columns)
+    has_axis = axis in STEPS or axis.startswith(TIMES)
+    are_runs = bool(series) and all(run for run, _, _ in series.values())
+    if not are_runs or not (is_bounded or has_axis or len(metrics) < len(series)):
         return None
 
     runs: dict[str, list[Row]] = {}

@@ -6,7 +6,7 @@ import pytest
 
 from scaling_law import load_runs
 from scaling_law.runs import trackers
-from scaling_law.runs.logged import End
+from scaling_law.runs.logged import End, chart_rows
 from scaling_law.runs.table import RunsError
 from tests.scaling_law.runs import wandb_server
 from tests.scaling_law.runs.wandb_server import AUTHORIZATION, KEY
@@ -214,3 +214,10 @@ def test_the_chart_that_a_page_of_w_and_b_exports(tmp_path, final, losses):
     assert runs.tokens.tolist() == [200 * 2**19, 100 * 2**19]
     with pytest.raises(RunsError, match=r"a chart of W&B.* missing column n_active .*there are: eval/loss \(3\.5\)"):
         load_runs(tmp_path / "chart.csv")
+
+
+def test_a_chart_without_the_bounds_of_buckets_is_told_by_its_steps():
+    lines = [{"Step": step, "small - loss": 4.0 - step / 10, "big - loss": 3.0 - step / 10} for step in (1, 2)]
+    rows = chart_rows(lines, End("last"))
+    assert [(row["run_id"], row["loss"]) for row in rows] == [("small", 3.8), ("big", 2.8)]
+    assert chart_rows([{"name": "a - b", "loss": 3.0}], End("last")) is None
