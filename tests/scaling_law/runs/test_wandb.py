@@ -1,7 +1,9 @@
 """Runs of W&B: its own client (`wandb.Api`) against its API as a server on loopback has it; and its exports."""
 
 import sys
+import threading
 
+import psutil
 import pytest
 
 from scaling_law import load_runs
@@ -31,7 +33,19 @@ def wandb(monkeypatch, tmp_path):
             monkeypatch.setenv(name, str(tmp_path))
         monkeypatch.setattr(trackers, "SECONDS", 5)
         yield server
-        client.teardown()  # which else keeps this server's address for all of the process
+        end_service(client)  # which else keeps this server's address for all of the process
+
+
+def end_service(client):
+    """End the client's service. The client waits for it without a limit; once, on a busy machine, it did not end."""
+    teardown = threading.Thread(target=client.teardown, daemon=True)
+    teardown.start()
+    teardown.join(10)
+    services = [process for process in psutil.Process().children() if process.name() == "wandb-core"]
+    if teardown.is_alive():
+        for service in services:
+            service.kill()
+        teardown.join(10)
 
 
 @pytest.mark.parametrize(("final", "loss"), [(None, 3.0), ("minimum", 2.5), ("smoothed", sum(LOSSES[-2:]) / 2)])
