@@ -137,17 +137,13 @@ class PublishedLaw(Summarised):
         return Table((), rows, title=f"{self.name}: {self.citation}", notes=notes)
 
 
-def _read() -> dict[str, PublishedLaw]:
-    entries = {}
-    names = {field.name for field in fields(PublishedLaw)}
-    for name, row in read_laws().items():
-        kind = LAWS[row["law"]] if "law" in row else None
-        values = {"kind": kind, "equation": kind.formula if kind else "", **row}
-        entries[name] = PublishedLaw(**{field: value for field, value in values.items() if field in names})
-    return entries
-
-
-SHELF = _read()
+SHELF: dict[str, PublishedLaw] = {}
+for _name, _row in read_laws().items():
+    _kind = LAWS[_row["law"]] if "law" in _row else None
+    _values = {"kind": _kind, "equation": _kind.formula if _kind else "", **_row}
+    SHELF[_name] = PublishedLaw(
+        **{field.name: _values[field.name] for field in fields(PublishedLaw) if field.name in _values}
+    )
 
 
 @dataclass(frozen=True, repr=False)
