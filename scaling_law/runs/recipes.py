@@ -68,23 +68,18 @@ def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list
     return mixed
 
 
-def names_mixed(mix: str | Collection[str]) -> set[str]:
-    """List the columns in which runs may differ."""
-    return {*parse_names(mix, "mix")}
-
-
 def check_mix(
     recipe: Recipe,
     law_has: Collection[str],
     mix: str | Collection[str],
     source: str,
     columns: Collection[str] = (),
-) -> None:
-    """Raise RunsError, in one line, if recipes differ in more than the columns `mix`; ValueError for an unknown one.
+) -> set[str]:
+    """Return the columns that `mix` names, in which runs may differ; RunsError, in one line, if recipes do in others.
 
-    `columns` are others of the runs that `mix` may name.
+    `columns` are others of the runs that `mix` may name. ValueError for an unknown one.
     """
-    agreed = {column_name(name, (*COLUMNS, *columns)) for name in names_mixed(mix)}
+    agreed = {column_name(name, (*COLUMNS, *columns)) for name in parse_names(mix, "mix")}
     for name in sorted(agreed - {*COLUMNS, *columns}):
         raise InputError(unknown("mix=", name, (*COLUMNS, *columns)))
     mixed = differences(recipe, {*law_has, *agreed})
@@ -97,6 +92,7 @@ def check_mix(
             ", or fit them as one with ",
             given("mix", names, in_shell=f"--mix {','.join(names)}"),
         )
+    return agreed
 
 
 def in_words(mixed: Mapping[str, Sequence[str]]) -> str:

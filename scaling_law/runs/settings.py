@@ -18,8 +18,7 @@ import numpy as np
 
 from hub.base.tables import join_words
 from hub.base.types import Fields, Strings
-from scaling_law.runs.rows import first_words, is_missing
-from scaling_law.runs.units import is_metric
+from scaling_law.runs.rows import first_words, is_metric, is_missing
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 # Two D within this factor are equal, because a batch times its steps is never exactly D, and two N within the next.
