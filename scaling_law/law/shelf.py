@@ -24,7 +24,7 @@ from hub.base.tables import Summarised, Table
 from hub.base.types import Fields, Strings
 from scaling_law.answer.answer import ResultTable
 from scaling_law.formulas.conditions import LABELS, Conditions, RangeCheck, rate_guard_of
-from scaling_law.formulas.files import LOSS, PUBLISHED, power_law, read_laws
+from scaling_law.formulas.files import LOSS, PUBLISHED, ROWS, power_law
 from scaling_law.formulas.law import positive
 from scaling_law.law import LAWS, JointLaw, Law
 from scaling_law.law.base import LawT
@@ -138,7 +138,7 @@ class PublishedLaw(Summarised):
 
 
 SHELF: dict[str, PublishedLaw] = {}
-for _name, _row in read_laws().items():
+for _name, _row in ROWS.items():
     _kind = LAWS[_row["law"]] if "law" in _row else None
     _values = {"kind": _kind, "equation": _kind.formula if _kind else "", **_row}
     SHELF[_name] = PublishedLaw(
