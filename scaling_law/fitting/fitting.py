@@ -46,8 +46,8 @@ from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.law import Law
 from scaling_law.runs.loading import load_runs
-from scaling_law.runs.recipes import check_mix, differences, in_words
 from scaling_law.runs.rows import RunsError
+from scaling_law.runs.settings import check_mix, differences, in_words
 from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import with_few_checkpoints
 from scaling_law.size.architecture import DESIGN_VARIABLES

@@ -33,7 +33,7 @@ from scaling_law.formulas.law import check_shapes, positive
 from scaling_law.law import JointLaw, Law, choose_kind
 from scaling_law.planning.question import Level
 from scaling_law.runs.loading import load_runs
-from scaling_law.runs.recipes import check_mix
+from scaling_law.runs.settings import check_mix
 from scaling_law.runs.table import Runs
 from scaling_law.runs.thinning import sample_of, with_few_checkpoints
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, first_largest

@@ -22,7 +22,6 @@ from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, w
 from scaling_law.runs.logged import RULES, RUNS, STEPS, End, Final, chart_rows, collect, lines_by_run, varies
 from scaling_law.runs.mapping import describe, propose, read_mapping
 from scaling_law.runs.readers import Reader, reader
-from scaling_law.runs.recipes import recipe_of
 from scaling_law.runs.rows import (
     Row,
     RunsError,
@@ -36,7 +35,7 @@ from scaling_law.runs.rows import (
     row_name,
 )
 from scaling_law.runs.run_logs import is_log, log_rows
-from scaling_law.runs.settings import codes_of
+from scaling_law.runs.settings import codes_of, recipe_of
 from scaling_law.runs.statuses import describe_left_out, read_status, status_columns, status_of
 from scaling_law.runs.table import OWN_COLUMNS, Runs
 from scaling_law.runs.trackers import is_tracker, tracker_rows

@@ -18,9 +18,8 @@ from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_rang
 from scaling_law.formulas.law import check_shapes, numbers
 from scaling_law.runs.checks import check_rows, find_rising_runs, unit_warnings
 from scaling_law.runs.columns import INPUTS
-from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
-from scaling_law.runs.settings import Blend, find_blend
+from scaling_law.runs.settings import HOLDERS, Blend, Recipe, find_blend
 from scaling_law.runs.trunks import OWN
 from scaling_law.size.architecture import training_flops
 from scaling_law.size.arrays import BoolArray, Columns, IntArray, merge_rounded
@@ -41,7 +40,7 @@ class Runs(Summarised):
     `columns` are the other numeric columns of the source, NaN where a run has no value; `runs[name]` is any of them.
     `texts` are columns of words that groups of runs share, None where a run has none. `skipped` lists the rows that
     were left out and why. `warmup_tokens` is the longest warm-up, `vocab_size` the shared vocabulary (None: unknown or
-    mixed). `recipe` has the known columns of `runs.recipes`, [n] each. `read_as` is the format and the mapping of
+    mixed). `recipe` has the known columns of `runs.settings`, [n] each. `read_as` is the format and the mapping of
     columns (None: the source had our columns). `thinned` describes the sample, if the table is one of a larger table.
     """
 
