@@ -209,17 +209,12 @@ def _metadata_of(kind: Any) -> Iterator[Any]:
         yield from _metadata_of(member)
 
 
-def _parser_of(kind: Any) -> Parser | None:
-    parsers = (metadata for metadata in _metadata_of(kind) if isinstance(metadata, Parser))
-    return next(parsers, None)
-
-
 def form_of(kind: Any) -> str:
     """Return what is typed for a type, as the help of a command shows it; empty where nothing says it."""
-    parser = _parser_of(kind)
-    if parser is not None:
-        # parse_bytes reads BYTES.
-        return parser.parse.__name__.removeprefix("parse_").upper()
+    for metadata in _metadata_of(kind):
+        if isinstance(metadata, Parser):
+            # parse_bytes reads BYTES.
+            return metadata.parse.__name__.removeprefix("parse_").upper()
     if isinstance(kind, type):
         return _FORMS.get(kind, "")
     if get_origin(kind) is Literal:
@@ -289,8 +284,7 @@ class Reader:
                 alternatives = [_range_in_words(self.kind)]
                 break
             alternatives.append(allowed_by(problem))
-        parser = _parser_of(self.kind)
-        if parser is not None and parser.is_quantity:
+        if any(isinstance(metadata, Parser) and metadata.is_quantity for metadata in _metadata_of(self.kind)):
             alternatives = [words.replace("text", "text such as '1B'") for words in alternatives]
         words = " or ".join(dict.fromkeys(alternatives))
         if is_optional:

@@ -229,6 +229,7 @@ def forecast(
     if tasks:
         forecasts = zip(columns["loss"], columns["low"], columns["high"], strict=True)
         columns["accuracy"] = [predict_accuracies(tasks, loss, (low, high), level) for loss, low, high in forecasts]
+        notes = describe_accuracies(tasks, columns["loss"])
     models = {name: getattr(points, name) for name in MODEL}
     return Forecast(
         columns=columns,
@@ -243,7 +244,6 @@ def forecast(
             *doubts,
             *_name_far_runs(fitted_law, table),
             *notes,
-            *describe_accuracies(tasks, columns["loss"]),
             *_blind_spots(table, points),
             *_say_constant(share[:, -1]),
         ),
