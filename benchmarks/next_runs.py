@@ -33,7 +33,7 @@ from scaling_law.fitting.penalty import values_of
 from scaling_law.fitting.posterior import DEPENDENCE, posterior
 from scaling_law.fitting.prior import POPULATION, Prior, for_kind, vague
 from scaling_law.fitting.repetition import count_worth
-from scaling_law.forecasting.repetition import fit_worth
+from scaling_law.forecasting.forecast import fit_worth
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.planning.design import next_runs, predicted_loss
 from studies.forecasts.members import (

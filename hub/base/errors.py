@@ -56,33 +56,30 @@ def message(*pieces: str) -> Message:
     return text
 
 
-def given(name: str, value: Any = ..., in_shell: str | None = None) -> Given:
-    """Make a parameter and its value a piece of a message.
+def given(name: str, value: Any = ..., in_shell: str | None = None, text: str | None = None) -> Given:
+    """Make a parameter and its value a piece of a message, whose `text` may say more than both.
 
     A command words it as its option: `mfu=0` is `--mfu 0`, and `loss=...`, `gpu=None` and `force=True` are `--loss`,
     `--gpu` and `--force`. Where the option has another form, `in_shell` is what to type.
     """
-    text = "..." if value is ... else literal(value)
-    return _make_given(name, f"{name}={text}", value, in_shell)
+    if text is None:
+        text = f"{name}={'...' if value is ... else literal(value)}"
+    piece = Given(text)
+    piece.name = name
+    piece.value = value
+    piece.in_shell = in_shell
+    return piece
 
 
 def _split_field(text: str) -> list[str]:
     """Split off the field that a text begins with."""
     field, equals, value = text.partition("=")
     if equals and field.isidentifier():
-        return [_make_given(field, text, value)]
+        return [given(field, value, text=text)]
     field, colon, sentence = text.partition(":")
     if colon and field.isidentifier():
-        return [_make_given(field, field, None), f":{sentence}"]
+        return [given(field, None, text=field), f":{sentence}"]
     return [text]
-
-
-def _make_given(name: str, text: str, value: Any, in_shell: str | None = None) -> Given:
-    piece = Given(text)
-    piece.name = name
-    piece.value = value
-    piece.in_shell = in_shell
-    return piece
 
 
 class InputError(ValueError):

@@ -15,7 +15,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, partial, wraps
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -50,11 +50,6 @@ class Parser(NamedTuple):
 
     parse: Callable[[Any, str], Any]
     is_quantity: bool = False
-
-    @property
-    def form(self) -> str:
-        """Return what is typed, as the help of a command shows it: parse_bytes reads BYTES."""
-        return self.parse.__name__.removeprefix("parse_").upper()
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_wrap_validator_function(self._read, handler(source))
@@ -91,10 +86,8 @@ def parse_numbers(value: Any, field: str = "value") -> Any:
         raise InputError(f"{field}={shorten(value)} must be numbers") from None
 
 
-def quantity(parse: Callable[[Any, str], float]) -> Parser:
-    """Make the part of a type whose texts have units."""
-    return Parser(parse, is_quantity=True)
-
+# The part of a type whose texts have units.
+quantity = partial(Parser, is_quantity=True)
 
 # Limits of pydantic → their words.
 _BOUNDS = {
@@ -126,23 +119,15 @@ def field(help: str, rare: bool = False) -> Any:
     return Field(description=help, json_schema_extra={"panel": "Advanced"} if rare else None)
 
 
-def reads(function: FunctionT) -> FunctionT:
+def reads(function: FunctionT, types: Mapping[str, Any] | None = None) -> FunctionT:
     """Decorate a function or dataclass so that each argument is read as its type says; a default is taken as it is.
 
-    Keywords of a TypedDict that the last parameter unpacks stand in the signature, and their meanings in the
-    docstring, where editors and `help` find them: a type checker alone reads `Unpack[...]`.
+    `types` are those of the arguments where the signature does not have them. Keywords of a TypedDict that the last
+    parameter unpacks stand in the signature, and their meanings in the docstring, where editors and `help` find them:
+    a type checker alone reads `Unpack[...]`.
     """
-    return _decorate(function)
-
-
-def reads_as(kind: Any) -> Callable[[FunctionT], FunctionT]:
-    """Decorate a dataclass so that its fields are read as those of a TypedDict."""
-    return lambda function: _decorate(function, fields_of(kind))
-
-
-def _decorate(function: FunctionT, types: Mapping[str, Any] | None = None) -> FunctionT:
     if inspect.isclass(function):
-        cast(Any, function).__init__ = _decorate(function.__init__, types)
+        cast(Any, function).__init__ = reads(function.__init__, types)
         return function
     signature, meanings = _with_keywords(function)
     readers: dict[str, Reader] = {}
@@ -186,10 +171,8 @@ def _with_keywords(function: Any) -> tuple[inspect.Signature, list[str]]:
     return signature.replace(parameters=parameters), meanings
 
 
-@cache
-def fields_of(kind: Any) -> Mapping[str, Any]:
-    """Return the types of the fields of a TypedDict."""
-    return get_type_hints(kind, include_extras=True)
+# The types of the fields of a TypedDict.
+fields_of = cache(partial(get_type_hints, include_extras=True))
 
 
 def meaning_of(kind: Any) -> str:
@@ -226,16 +209,12 @@ def _metadata_of(kind: Any) -> Iterator[Any]:
         yield from _metadata_of(member)
 
 
-def _parser_of(kind: Any) -> Parser | None:
-    parsers = (metadata for metadata in _metadata_of(kind) if isinstance(metadata, Parser))
-    return next(parsers, None)
-
-
 def form_of(kind: Any) -> str:
     """Return what is typed for a type, as the help of a command shows it; empty where nothing says it."""
-    parser = _parser_of(kind)
-    if parser is not None:
-        return parser.form
+    for metadata in _metadata_of(kind):
+        if isinstance(metadata, Parser):
+            # parse_bytes reads BYTES.
+            return metadata.parse.__name__.removeprefix("parse_").upper()
     if isinstance(kind, type):
         return _FORMS.get(kind, "")
     if get_origin(kind) is Literal:
@@ -305,8 +284,7 @@ class Reader:
                 alternatives = [_range_in_words(self.kind)]
                 break
             alternatives.append(allowed_by(problem))
-        parser = _parser_of(self.kind)
-        if parser is not None and parser.is_quantity:
+        if any(isinstance(metadata, Parser) and metadata.is_quantity for metadata in _metadata_of(self.kind)):
             alternatives = [words.replace("text", "text such as '1B'") for words in alternatives]
         words = " or ".join(dict.fromkeys(alternatives))
         if is_optional:

@@ -27,7 +27,11 @@ class GuardedStream(io.TextIOBase):
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
-        self._descriptor = _descriptor_of(stream)
+        # None for a stream that is no file, pipe or terminal, say a notebook's.
+        self._descriptor: int | None = None
+        if isinstance(stream, io.TextIOWrapper):
+            with suppress(OSError, ValueError):
+                self._descriptor = stream.fileno()
         # None is the last one.
         self._texts: Queue[str | None] = Queue(_MOST_TEXTS)
         self._thread: threading.Thread | None = None
@@ -105,14 +109,6 @@ class GuardedStream(io.TextIOBase):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._stream, name)
-
-
-def _descriptor_of(stream: TextIO | None) -> int | None:
-    """Return the file descriptor of a file, a pipe or a terminal; None for any other stream, say a notebook's."""
-    if isinstance(stream, io.TextIOWrapper):
-        with suppress(OSError, ValueError):
-            return stream.fileno()
-    return None
 
 
 def _discard_unwritten(stream: TextIO | None, descriptor: int | None) -> None:

@@ -88,7 +88,7 @@ def parse_hours(text: str | float, field: str = "hours") -> float:
 
 def _parse_amount(text: str | float, field: str, suggestion: str) -> float:
     """Read a large count: without a unit it must be at least `LEAST_AMOUNT`, or 0."""
-    value = parse_count(text, field)
+    value = _parse(text, field, _COUNTS)
     if 0 < value < LEAST_AMOUNT and (not isinstance(text, str) or _BARE.fullmatch(text)):
         typed = repr(text) if isinstance(text, str) else f"{text:g}"
         raise InputError(f"{field}={typed} has no unit: did you mean {suggestion.format(f'{value:g}')}?")

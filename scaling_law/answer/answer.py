@@ -131,27 +131,24 @@ class ResultTable(Summarised):
 
     def summary(self) -> Any:
         rows = self._cells()
+        # The columns that tell rows apart.
+        keys = []
+        for name in self._question:
+            if rows and name in rows[0] and (name == "experts" or len({row[name] for row in rows}) > 1):
+                keys.append(name)
         notes = self._footnotes()
         if len(rows) > MOST_ROWS:
             notes.append(f"… {len(rows) - MOST_ROWS:,} more rows: to_dataframe() has all")
         return tabulate(
             rows[:MOST_ROWS],
             title=self._lines(),
-            keys=self._keys(rows),
+            keys=tuple(map(label, keys)) or None,
             first=tuple(map(label, self._first)),
             details=tuple(map(label, self._details)),
             styles=self._styles(rows),
             notes=notes,
             warnings=self.warnings,
         )
-
-    def _keys(self, rows: Sequence[Mapping[str, Any]]) -> Strings | None:
-        """Return the labels of the columns that tell rows apart; None for the first."""
-        keys = []
-        for name in self._question:
-            if rows and name in rows[0] and (name == "experts" or len({row[name] for row in rows}) > 1):
-                keys.append(label(name))
-        return tuple(keys) or None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -247,7 +244,9 @@ def rows_of(columns: Mapping[str, Any]) -> list[Fields]:
     for name, values in columns.items():
         if not isinstance(values, list):
             values = np.broadcast_to(values, shape).ravel().tolist()
-        values_by_name[name] = list(map(_whole, values)) if name in COUNTS else values
+        if name in COUNTS:
+            values = [int(x) if isinstance(x, float) and x.is_integer() else x for x in values]
+        values_by_name[name] = values
     return [dict(zip(values_by_name, row, strict=True)) for row in zip(*values_by_name.values(), strict=True)]
 
 
@@ -257,11 +256,6 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> Fields:
     for name in rows[0]:
         columns[name] = [row[name] for row in rows]
     return columns
-
-
-def _whole(value: Any) -> Any:
-    """Return a whole number as an integer, any other value as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def plain(value: Any) -> Any:

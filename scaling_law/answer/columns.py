@@ -36,18 +36,13 @@ FORMS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def _read() -> dict[str, Column]:
-    columns = {}
-    for name, row in strict_json.read(REGISTRY, FORMAT, VERSION)["columns"].items():
-        form = row.pop("form")
-        if form not in FORMS:
-            digits, _, unit = form.partition(" ")
-            FORMS[form] = f"{{:{digits}}} {unit}".rstrip().format
-        columns[name] = Column(form=FORMS[form], **row)
-    return columns
-
-
-COLUMNS = _read()
+COLUMNS: dict[str, Column] = {}
+for _name, _row in strict_json.read(REGISTRY, FORMAT, VERSION)["columns"].items():
+    _form = _row.pop("form")
+    if _form not in FORMS:
+        _digits, _, _unit = _form.partition(" ")
+        FORMS[_form] = f"{{:{_digits}}} {_unit}".rstrip().format
+    COLUMNS[_name] = Column(form=FORMS[_form], **_row)
 
 
 def label(name: str) -> str:

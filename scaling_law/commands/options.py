@@ -128,7 +128,8 @@ def command(
             as_json: Json = False,
             **values: Any,
         ) -> None:
-            check_modes(ctx, modes or {})
+            if modes:
+                check_modes(ctx, modes)
             for name, (reader, default) in readers.items():
                 value = values[name]
                 values[name] = default if value is None else reader(name, value)
@@ -152,7 +153,8 @@ def command(
                 typer.echo("\n".join(lines))
             if trusted is None:
                 trusted = answer.trusted or values.get("force", False)
-            exit_untrusted(trusted)
+            if not trusted:
+                raise typer.Exit(NOT_TRUSTED)
 
         offered = {}
         for question in questions:
@@ -206,9 +208,3 @@ def find_nearest_width(d_model: float, family: Family | None = None) -> int:
         reason = f"a width of {family}" if family else f"a multiple of {HEAD_DIM}"
         typer.secho(f"d_model {d_model:g} is not {reason}: using {width}", err=True, fg="yellow")
     return width
-
-
-def exit_untrusted(trusted: bool) -> None:
-    """End with the status of an answer that is not to be trusted, unless it is."""
-    if not trusted:
-        raise typer.Exit(NOT_TRUSTED)

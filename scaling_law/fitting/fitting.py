@@ -46,10 +46,10 @@ from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas.repeated import Repetition
 from scaling_law.law import Law
 from scaling_law.runs.loading import load_runs
-from scaling_law.runs.recipes import check_mix, differences, in_words, names_mixed
 from scaling_law.runs.rows import RunsError
+from scaling_law.runs.settings import check_mix, differences, in_words
 from scaling_law.runs.table import Runs
-from scaling_law.runs.thinning import rows_of_curves, with_few_checkpoints
+from scaling_law.runs.thinning import with_few_checkpoints
 from scaling_law.size.architecture import DESIGN_VARIABLES
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval
 
@@ -445,13 +445,13 @@ def fit(
     if unique_tokens is not None:
         table = with_unique_tokens(table, unique_tokens)
     # Of a curve with many checkpoints a few are fitted, with their weights.
-    rows = rows_of_curves(table)
-    weights = _select_rows(rows, weights, len(table))
-    table = with_few_checkpoints(table, rows)
+    count = len(table)
+    table, rows = with_few_checkpoints(table)
+    weights = _select_rows(rows, weights, count)
 
     problem = make_problem(table, kind, huber_delta, weights, fixed, bounds, starts)
     variables = problem.objective.form.variables
-    check_mix(table.recipe, variables, mix, table.source, (*table.columns, *table.texts))
+    agreed = check_mix(table.recipe, variables, mix, table.source, (*table.columns, *table.texts))
     warnings = _check_design(table, problem, allow_unidentifiable or prior is not None)
     law_prior = None
     if prior is not None:
@@ -465,7 +465,7 @@ def fit(
         minimum = minimum.without(far_runs)
 
     # Repeated tokens are said apart, with the option that counts them.
-    doubts, blended = table.doubts({*variables, *DESIGN_VARIABLES, *REPEATED, *names_mixed(mix)})
+    doubts, blended = table.doubts({*variables, *DESIGN_VARIABLES, *REPEATED, *agreed})
     suspicious, deviations = _rank_suspicious(table, far_runs)
     result = describe(
         table,

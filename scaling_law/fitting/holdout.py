@@ -26,17 +26,12 @@ from scaling_law.size.arrays import FloatArray, Interval
 # Predicts the losses of the second table of runs from the first.
 Forecaster = Callable[[Runs, Runs], FloatArray]
 
-# Directions in which a point may lie furthest beyond the runs.
-DIRECTIONS = ("flops", "n_active", "tokens")
 EXTREMES = ("loss", "n_active", "flops", "tokens")
 # Each run, or each model, is held out by itself.
 EACH = ("run", "model")
 RESAMPLES = 2000
 SEED = 0
 LEVEL = (0.025, 0.975)
-
-# Sizes closer than this in ln N count as one.
-SAME_SIZE = 0.05
 
 
 class Split(NamedTuple):
@@ -88,12 +83,6 @@ def _read_order(runs: Runs, by: str) -> FloatArray:
     if missing.size:
         raise InputError(option, f": {missing.size} runs have no value, first {runs.run_id[missing[0]]!r}")
     return runs.columns[by]
-
-
-def distances(runs: Runs, points: Runs) -> FloatArray:
-    """Return ln of how far each point lies beyond the largest run, in each of `DIRECTIONS`, [3, n]."""
-    rows = [np.log(getattr(points, name)) - np.log(getattr(runs, name).max()) for name in DIRECTIONS]
-    return np.stack(rows)
 
 
 @dataclass(frozen=True)
@@ -211,11 +200,3 @@ def backtest_splits(
     row_of_run = {name: row for row, name in enumerate(runs.run_id)}
     rows = [row_of_run[name] for split in splits for name in split.test.run_id]
     return Backtest(runs, runs.take(np.array(rows)), laws_held_out, left_out)
-
-
-def count_sizes(runs: Runs) -> int:
-    """Count the sizes, those within `SAME_SIZE` of each other once."""
-    if not len(runs):
-        return 0
-    log_sizes = np.sort(np.log(runs.n_active))
-    return 1 + int(np.sum(np.diff(log_sizes) > SAME_SIZE))

@@ -38,7 +38,7 @@ from scaling_law.size.architecture import is_size
 from scaling_law.size.arrays import FloatArray
 
 # The reference is a model of 1B parameters on 20B tokens.
-LOG_SIZE = float(np.log(1e9))
+PARAMETERS = 1e9
 LOG_TOKENS = float(np.log(2e10))
 # Coordinates stand in this order.
 ROLES = (SIZE, SLOPE, CONSTANT, BY_DESIGN, INTERACTION, OUTER, TRANSFORM)
@@ -63,14 +63,14 @@ class Coordinates:
     def of(cls, form: Form, values: Mapping[str, float] | None = None) -> Coordinates:
         """Make the coordinates of laws near the one of these coefficients, which give the signs of exponents.
 
-        Without `values`, laws fall with sizes, and transforms are as at their first start.
+        Without `values`, laws fall with sizes; the form then has no transforms.
         """
         names = tuple(sorted(form.coefficients, key=lambda name: ROLES.index(form.roles[name])))
         order = [form.coefficients.index(name) for name in names]
-        logs = _reference_logs(form, values, LOG_TOKENS)
-        logs_ahead = _reference_logs(form, values, LOG_TOKENS + 1.0)
+        reference = {name: PARAMETERS if is_size(name) else 1.0 for name in form.variables}
+        logs = {**form.logs(values or {}, reference), "tokens": LOG_TOKENS}
         matrix = local_matrix(form, logs)[order]
-        matrix_ahead = local_matrix(form, logs_ahead)[order]
+        matrix_ahead = local_matrix(form, {**logs, "tokens": LOG_TOKENS + 1.0})[order]
 
         is_exponent = np.array([form.roles[name] == SLOPE for name in names])
         is_positive = np.zeros(len(names), bool)
@@ -113,21 +113,6 @@ class Coordinates:
         return np.where(self.sign == 0, 1.0, self.sign / size)
 
 
-def _reference_logs(
-    form: Form,
-    values: Mapping[str, float] | None,
-    log_tokens: float,
-) -> dict[str, float]:
-    """Return ln of every variable and transform of the reference."""
-    logs = {name: LOG_SIZE if is_size(name) else 0.0 for name in form.variables}
-    logs["tokens"] = log_tokens
-    for transform in form.transforms:
-        variables = [np.exp(logs[name]) for name in transform.variables]
-        parameters = [values[p.name] for p in transform.parameters] if values else transform.starts[0]
-        logs[transform.name] = float(transform.log(*variables, *parameters))
-    return logs
-
-
 def local_matrix(
     form: Form,
     logs: Mapping[str, float],
@@ -167,9 +152,9 @@ def natural_of(
     natural: Fields = {}
     for name in form.coefficients:
         natural[name] = np.log(values[name]) if name in form.positive else np.asarray(values[name], float)
-    bases = _bases(form, above)
     for p in form.parameters:
-        floor = values[bases[p.name]] if p.name in bases else p.floor
+        leader = p.above if above is None else above.get(p.name)
+        floor = values[leader] if leader else p.floor
         natural[p.name] = np.log(np.maximum(natural[p.name] - floor, 1e-300))
     return np.stack(np.broadcast_arrays(*natural.values()), axis=-1)
 
@@ -179,21 +164,14 @@ def values_of(
     natural: FloatArray,
     above: Mapping[str, str] | None = None,
 ) -> dict[str, FloatArray]:
-    """Return the coefficients of natural coordinates [..., k]."""
+    """Return the coefficients of natural coordinates [..., k], whose distances are those of `natural_of`."""
     columns = dict(zip(form.coefficients, np.moveaxis(natural, -1, 0), strict=True))
     values = {name: np.exp(column) if name in form.positive else column for name, column in columns.items()}
-    bases = _bases(form, above)
     for p in form.parameters:
-        floor = values[bases[p.name]] if p.name in bases else p.floor
+        leader = p.above if above is None else above.get(p.name)
+        floor = values[leader] if leader else p.floor
         values[p.name] = floor + np.exp(columns[p.name])
     return values
-
-
-def _bases(form: Form, above: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return the parameter from which the distance of each transform's parameter is measured, where there is one."""
-    if above is not None:
-        return above
-    return {p.name: p.above for p in form.parameters if p.above}
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,10 @@ class Posterior:
     ) -> tuple[FloatArray, FloatArray]:
         """Forecast ln L at points in draws [count, n], without the noise of a run, with the draws of θ, [count, p]."""
         thetas = draw_posterior(self.problem, self.theta, count, seed)
-        law = self.law
-        columns = self.problem.objective.coefficients(thetas).T[..., None]
-        log_losses = np.log(law.evaluate(columns, {name: points.column(name) for name in law.form.variables}))
+        objective = self.problem.objective
+        columns = objective.coefficients(thetas).T[..., None]
+        variables = {name: points.column(name) for name in objective.form.variables}
+        log_losses = np.log(objective.law.evaluate(columns, variables))
         if self.knots:
             log_losses = log_losses + self._slopes(thetas, seed) @ functions_of(points, self.knots).T
         return log_losses, thetas

@@ -90,6 +90,8 @@ class Prior(Summarised):
         for name, values in (("mean", mean), ("covariance", covariance)):
             values.setflags(write=False)
             object.__setattr__(self, name, values)
+        # A file has them as a list.
+        object.__setattr__(self, "sources", tuple(self.sources))
 
     @property
     def law(self) -> Law:
@@ -334,17 +336,13 @@ def prior(
 def _population(experts: str | None) -> Prior:
     """Read the population, with the prior of the terms of E where they are pooled."""
     data = strict_json.read(POPULATION, FORMAT, VERSION)
-    population = _read_estimate(data["estimated"]["population"])
+    population = Prior(**data["estimated"]["population"])
     if (experts or data["experts"]["usual"]) == "published":
         return population
     law = JointLaw.published()
     coordinates = Coordinates.of(law.form, law.coefficients)
-    pooled = _read_estimate(data["estimated"]["experts"], kind=law.name, coordinates=coordinates)
+    pooled = Prior(**data["estimated"]["experts"], kind=law.name, coordinates=coordinates)
     return replace(population, experts=pooled)
-
-
-def _read_estimate(row: Fields, **options: Any) -> Prior:
-    return Prior(**{**row, "sources": tuple(row["sources"])}, **options)
 
 
 def read_prior(value: Any, runs: Runs | None = None) -> tuple[Prior, tuple[str, ...]]:

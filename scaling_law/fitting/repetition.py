@@ -21,7 +21,7 @@ from scaling_law.fitting.diagnostics import EPOCHS, UNIQUE
 from scaling_law.fitting.objective import Logs, Objective, Prediction
 from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.law import numbers, positive
-from scaling_law.formulas.repeated import Repetition, saturate
+from scaling_law.formulas.repeated import R_STAR_PARAMETERS, R_STAR_TOKENS, Repetition, saturate
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import is_parameters
@@ -32,9 +32,9 @@ REPEATED = (UNIQUE, EPOCHS)
 # Standard error of the published ln R*: a refit to the authors' 182 runs lies a factor of 2.3 from their R*_D, and
 # more than 3 from their R*_N.
 LOG_ERROR = 1.0
-PUBLISHED = np.log([*asdict(Repetition()).values()])
+PUBLISHED = np.log([R_STAR_TOKENS, R_STAR_PARAMETERS])
 # Names of both R*.
-R_STARS = tuple(f"r_star_{name}" for name in asdict(Repetition()))
+R_STARS = ("r_star_tokens", "r_star_parameters")
 # Bounds of ln R*; at the upper end nothing is discounted.
 BOX = (np.log(0.1), np.log(1000.0))
 # The standard error of ln R* up to which the runs determine it.

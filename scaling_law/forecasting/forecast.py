@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -23,27 +23,27 @@ from scaling_law.answer.answer import Answer, span
 from scaling_law.answer.columns import COLUMNS
 from scaling_law.figures import drawing
 from scaling_law.fitting.diagnostics import UNIQUE, find_outliers
-from scaling_law.fitting.fitting import say_far_away
-from scaling_law.fitting.holdout import count_sizes, distances
+from scaling_law.fitting.fitting import FitResult, fit, say_far_away
 from scaling_law.fitting.posterior import DEPENDENCE, MISFIT, Posterior, posterior
 from scaling_law.fitting.prior import Prior, read_prior, vague
 from scaling_law.fitting.repetition import REPEATED, count_worth, with_unique_tokens
-from scaling_law.forecasting.repetition import fit_worth, say_repetition
 from scaling_law.formulas.accuracy import accuracy_cells, describe_accuracies, parse_tasks, predict_accuracies
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import check_shapes, positive
-from scaling_law.law import choose_kind
+from scaling_law.law import JointLaw, Law, choose_kind
 from scaling_law.planning.question import Level
 from scaling_law.runs.loading import load_runs
-from scaling_law.runs.recipes import check_mix, names_mixed
+from scaling_law.runs.settings import check_mix
 from scaling_law.runs.table import Runs
-from scaling_law.runs.thinning import rows_of_curves, sample_of, with_few_checkpoints
+from scaling_law.runs.thinning import sample_of, with_few_checkpoints
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, first_largest
 
 # The file of a forecast.
 FORMAT = "forecast"
 VERSION = 2
 MODEL = ("n_active", "tokens", "experts")
+# Directions in which a point may lie furthest beyond the runs.
+DIRECTIONS = ("flops", "n_active", "tokens")
 # Draws of the posterior.
 DRAWS = 200
 # Laws are fitted to at most about this many runs.
@@ -189,17 +189,16 @@ def forecast(
     kind that the prior does not serve; RunsError for an unreadable table and for runs of several recipes.
     """
     tasks = parse_tasks(accuracy)
-    table = read_table(runs)
-    check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
+    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    # Of large tables, a few checkpoints of each run and at most about `MOST` runs.
+    table = sample_of(with_few_checkpoints(table)[0], MOST)
+    agreed = check_mix(table.recipe, (), mix, table.source, (*table.columns, *table.texts))
     counts_repetition = unique_tokens is not None
     if counts_repetition:
         table = with_unique_tokens(table, unique_tokens)
-    doubts, blended = table.doubts({*REPEATED, *names_mixed(mix)})
+    doubts, blended = table.doubts({*REPEATED, *agreed})
     points = points_of(at, table)
-    law_prior = vague()
-    notes: tuple[str, ...] = ()
-    if prior is not None:
-        law_prior, notes = read_prior(prior, table)
+    law_prior, notes = (vague(), ()) if prior is None else read_prior(prior, table)
 
     # Each point is the last step of its fan.
     steps = _concatenate([_steps_to(table, points.take(np.array([i]))) for i in range(len(points))])
@@ -211,7 +210,7 @@ def forecast(
         fitted_steps = count_worth(worth.law, steps)
         notes = (*notes, f"the law counts {worth.law.repetition}", *worth.status.repetition)
     else:
-        notes = (*notes, *say_repetition(table))
+        notes = (*notes, *_say_repetition(table))
     kind = choose_kind(kind or _usual_kind(fitted_runs, fitted_steps)).name
     fitted_law = posterior(fitted_runs, law_prior, kind, misfit=MISFIT, dependence=DEPENDENCE)
     prediction = _predict(fitted_law, fitted_steps)
@@ -230,6 +229,7 @@ def forecast(
     if tasks:
         forecasts = zip(columns["loss"], columns["low"], columns["high"], strict=True)
         columns["accuracy"] = [predict_accuracies(tasks, loss, (low, high), level) for loss, low, high in forecasts]
+        notes = describe_accuracies(tasks, columns["loss"])
     models = {name: getattr(points, name) for name in MODEL}
     return Forecast(
         columns=columns,
@@ -244,17 +244,16 @@ def forecast(
             *doubts,
             *_name_far_runs(fitted_law, table),
             *notes,
-            *describe_accuracies(tasks, columns["loss"]),
             *_blind_spots(table, points),
             *_say_constant(share[:, -1]),
         ),
     )
 
 
-def read_table(runs: Any) -> Runs:
-    """Read the runs to forecast from; of large tables, a few checkpoints of each run and at most about `MOST` runs."""
-    table = runs if isinstance(runs, Runs) else load_runs(runs)
-    return sample_of(with_few_checkpoints(table, rows_of_curves(table)), MOST)
+def distances(runs: Runs, points: Runs) -> FloatArray:
+    """Return ln of how far each point lies beyond the largest run, in each of `DIRECTIONS`, [3, n]."""
+    rows = [np.log(getattr(points, name)) - np.log(getattr(runs, name).max()) for name in DIRECTIONS]
+    return np.stack(rows)
 
 
 def match_experts(runs: Runs, experts: float) -> BoolArray:
@@ -390,6 +389,36 @@ def _steps_to(runs: Runs, point: Runs) -> Runs:
     return table_of(columns)
 
 
+# ------------------------------------------------------------------ repeated tokens
+
+# One law, Chinchilla's with Muennighoff's terms on all runs, says what tokens and sizes are worth; then any law
+# forecasts from that.
+
+
+def _dense(runs: Runs) -> Runs:
+    """Make dense runs of these, of any recipe, by the published gain of experts."""
+    law = JointLaw.published()
+    loss = law.loss(runs.n_active, runs.tokens, runs.experts)
+    gain = loss / law.loss(runs.n_active, runs.tokens, 1.0)
+    return replace(runs, experts=np.ones(len(runs)), loss=runs.loss / gain, recipe={})
+
+
+def fit_worth(runs: Runs, prior: Prior | None) -> FitResult[Law]:
+    """Fit the law that says what repeated tokens and excess parameters of these runs are worth."""
+    return fit(_dense(runs), "chinchilla", unique_tokens=UNIQUE, prior=prior)
+
+
+def _say_repetition(runs: Runs) -> tuple[str, ...]:
+    """Say, with what to type, that the runs repeat tokens and their losses depend on it."""
+    if not {*REPEATED} & {*runs.columns}:
+        return ()
+    try:
+        result = fit(_dense(runs), "chinchilla")
+    except ValueError:
+        return ()
+    return tuple(text for text in result.status.omitted if UNIQUE in text)
+
+
 # ------------------------------------------------------------------ what the runs cannot tell
 
 
@@ -417,7 +446,7 @@ def _blind_spots(runs: Runs, points: Runs) -> Iterator[str]:
     log_ratios = np.log(runs.tokens / runs.n_active)
     if len(runs) == 1:
         yield "one run tells the level of the loss but no slope: slopes are those of other labs"
-    elif count_sizes(runs) == 1:
+    elif runs.n_sizes == 1:
         yield "all runs have one size: how the loss falls with N is that of other labs"
     elif np.ptp(np.log(runs.tokens)) < EQUAL_RATIOS:
         yield "all runs have one D: how the loss falls with D is that of other labs"
@@ -427,5 +456,5 @@ def _blind_spots(runs: Runs, points: Runs) -> Iterator[str]:
     if missing:
         yield f"no run has E = {', '.join(missing)}: what these experts gain is that of the prior"
     experts = np.unique(runs.experts)
-    if len(experts) > 1 and all(count_sizes(runs.subset(match_experts(runs, e))) == 1 for e in experts):
+    if len(experts) > 1 and all(runs.subset(match_experts(runs, e)).n_sizes == 1 for e in experts):
         yield "each E has one size: the runs cannot tell E from N"

@@ -253,16 +253,16 @@ class Conditions(Summarised):
             values["ranges"] = tuple(FittedRange(**_tuples(fitted_range)) for fitted_range in data.get("ranges", ()))
             for name in ("variables", "prior_limits"):
                 values[name] = _tuples(data[name]) if data.get(name) else None
-            return cls(**values)._split_joined_ranges()
+            conditions = cls(**values)
         except TypeError as error:
             raise InputError(f"conditions: {error}") from None
-
-    def _split_joined_ranges(self) -> Conditions:
-        """Take ranges that count more runs than were fitted for those of a prior: which are of which is unknown."""
-        if self.overall is None or self.n_runs is None or self.overall.runs <= self.n_runs:
-            return self
-        doubts = (*self.doubts, JOINED)
-        return replace(self, ranges=(), variables=None, prior_limits=self.fitted_limits(), doubts=doubts)
+        overall = conditions.overall
+        if overall is None or conditions.n_runs is None or overall.runs <= conditions.n_runs:
+            return conditions
+        # Ranges that count more runs than were fitted are also those of a prior: which are of which is unknown.
+        doubts = (*conditions.doubts, JOINED)
+        limits = conditions.fitted_limits()
+        return replace(conditions, ranges=(), variables=None, prior_limits=limits, doubts=doubts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -274,7 +274,7 @@ class RangeCheck(Summarised):
     answered; up to which it is trusted say backtests, or the guard, too, if `trusts_guard`.
     """
 
-    conditions: Conditions | None
+    conditions: Conditions
     needs: Strings
     at: Variables
     guard: Callable[[str], float] = guard_of
@@ -286,7 +286,7 @@ class RangeCheck(Summarised):
         """Return how many times below and above the range of this quantity an answer is trusted."""
         below, above = (self.guard(name), self.guard(name)) if self.trusts_guard else support_of(name)
         if name == "E" and self.most_experts:
-            _, most = self._known_limits[name]
+            _, most = self.conditions.known_limits()[name]
             above = max(above, self.most_experts / most)
         return below, above
 
@@ -300,14 +300,15 @@ class RangeCheck(Summarised):
     @property
     def unknown(self) -> list[str]:
         """The variables that decide the answer and have no known range."""
+        limits = self.conditions.fitted_limits()
         labels = [LABELS.get(name, name) for name in self.needs]
-        return [label for label in labels if label not in self._limits]
+        return [label for label in labels if label not in limits]
 
     @cached_property
     def beyond(self) -> BoolArray:
         """True where a model is known to lie beyond the guard."""
         bounds = {}
-        for name, (low, high) in self._known_limits.items():
+        for name, (low, high) in self.conditions.known_limits().items():
             guard = self.guard(name)
             bounds[name] = _widen(low / guard, high * guard, ROUNDING)
         return ~self._within(bounds)
@@ -339,7 +340,7 @@ class RangeCheck(Summarised):
         """
         limits = self._supported_limits
         if not of_same_experts:
-            limits = {**limits, **self._limits}
+            limits = {**limits, **self.conditions.fitted_limits()}
         sizes = [name for name in self._quantities if name in limits and (name == "N_act" or is_size(name))]
         distances = {}
         for name in names:
@@ -355,9 +356,10 @@ class RangeCheck(Summarised):
     @property
     def doublings(self) -> Any:
         """log2 of the models' E over the least E of the runs; 0 for a law without E."""
-        if "E" not in self._quantities or "E" not in self._limits:
+        limits = self.conditions.fitted_limits()
+        if "E" not in self._quantities or "E" not in limits:
             return 0.0
-        return np.log2(self._quantities["E"] / self._limits["E"][0])
+        return np.log2(self._quantities["E"] / limits["E"][0])
 
     def supported(self, name: str) -> Intervals:
         """Return the least and the largest trusted value of a quantity, for each model; 0 and infinite without one."""
@@ -407,9 +409,9 @@ class RangeCheck(Summarised):
 
         N and D are compared with the runs of the same E, where there are any.
         """
-        conditions = self.conditions or Conditions("unknown")
+        conditions = self.conditions
         sentences: list[str] = [*conditions.doubts, *conditions.omitted]
-        if not self._known_limits:
+        if not conditions.known_limits():
             return (*sentences, UNGUARDED)
         for excess in self._excesses(self._limits_of_each, SLACK):
             sentence = str(excess)
@@ -453,8 +455,7 @@ class RangeCheck(Summarised):
 
     def summary(self) -> Table:
         """Show the fitted ranges of the law, under how far the models leave them."""
-        conditions = self.conditions or Conditions("unknown")
-        return replace(conditions.summary(), title=self._headline(), warnings=self.warnings)
+        return replace(self.conditions.summary(), title=self._headline(), warnings=self.warnings)
 
     def refuse(self, force: bool = False, alternative: str = "") -> None:
         """Raise ExtrapolationError if any of the models lies beyond the guard, unless `force`.
@@ -477,24 +478,16 @@ class RangeCheck(Summarised):
         return "; ".join(reasons)
 
     def _beyond_guard(self) -> Iterator[Excess]:
-        for excess in self._excesses(self._known_limits):
+        for excess in self._excesses(self.conditions.known_limits()):
             if excess.times > self.guard(excess.name) * (1 + ROUNDING):
                 yield excess
 
     @cached_property
-    def _limits(self) -> dict[str, Interval]:
-        return self.conditions.fitted_limits() if self.conditions else {}
-
-    @cached_property
-    def _known_limits(self) -> dict[str, Interval]:
-        return self.conditions.known_limits() if self.conditions else {}
-
-    @cached_property
     def _limits_of_each(self) -> dict[str, Intervals]:
         """Fitted limits for each model: N_act and D have those of the runs of the same E, where there are any."""
-        limits: dict[str, Intervals] = dict(self._limits)
+        limits: dict[str, Intervals] = dict(self.conditions.fitted_limits())
         experts = np.asarray(self.at.get("experts"), float)
-        for fitted_range in self.conditions.ranges if self.conditions else ():
+        for fitted_range in self.conditions.ranges:
             is_same = experts == fitted_range.experts
             own_limits = {"N_act": fitted_range.n_active, "D": fitted_range.tokens}
             for name, (own_low, own_high) in own_limits.items():
@@ -511,9 +504,9 @@ class RangeCheck(Summarised):
 
         An E between the fitted ones has the lesser of its neighbours' limits. C is 6 N D of any run.
         """
-        limits: dict[str, Intervals] = dict(self._limits)
+        limits: dict[str, Intervals] = dict(self.conditions.fitted_limits())
         conditions = self.conditions
-        if conditions is None or conditions.overall is None:
+        if conditions.overall is None:
             return limits
         limits["C"] = conditions.overall.training_flops
         experts = self.at.get("experts")
@@ -579,13 +572,12 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
     e = np.asarray(experts, float)
 
     columns = (n, d, d / n, np.asarray(training_flops(n, d)))
-
-    def range_of(value: float | None, mask: BoolArray) -> FittedRange:
-        ranges = [(float(column[mask].min()), float(column[mask].max())) for column in columns]
-        return FittedRange(value, int(mask.sum()), *ranges)
-
     if not len(n):
         return ()
-    overall = range_of(None, np.ones(len(n), bool))
+    ranges = []
     # Not by `np.unique`, whose first call imports numpy.ma.
-    return (overall, *(range_of(value, e == value) for value in sorted(set(e.tolist()))))
+    for value in (None, *sorted(set(e.tolist()))):
+        is_within = np.ones(len(n), bool) if value is None else e == value
+        intervals = [(float(column[is_within].min()), float(column[is_within].max())) for column in columns]
+        ranges.append(FittedRange(value, int(is_within.sum()), *intervals))
+    return tuple(ranges)

@@ -40,7 +40,7 @@ def log_errors(check: RangeCheck, count: int, dimensions: int) -> Any:
 
     Models have so many `dimensions`; a variable may also differ between draws, along a first axis.
     """
-    if check.conditions is not None and check.conditions.draws == POSTERIOR:
+    if check.conditions.draws == POSTERIOR:
         return 0.0
     data = evidence()["extrapolation"]
     deviations = data["growth"]

@@ -13,7 +13,6 @@ rounds to the printed law except for E_start (printed 2.0732, recovered 2.0830) 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +33,24 @@ LOSS = "loss"
 PUBLISHED = "ludziejewski"
 DRAWS_FILE = Path(__file__).with_name("published_draws.npy")
 
-
-@cache
-def _files() -> tuple[Fields, ...]:
-    return tuple(strict_json.read(path, FORMAT, VERSION) for path in sorted(FOLDER.glob("*.json")))
-
-
-@cache
-def read_forms() -> dict[str, Fields]:
-    """Read the file of each form, by the name of its laws."""
-    return {file["law"]: file for file in _files() if "form" in file}
-
-
-@cache
-def read_laws() -> dict[str, Fields]:
-    """Read the rows of all published laws by their names; `answers` says what each gives, `law` the form of losses."""
-    rows = {}
-    for file in _files():
-        for name, fields in file.get("laws", {}).items():
-            row = {"answers": LOSS, **file, **fields, "name": name}
-            if row["answers"] != LOSS:
-                row.pop("law", None)
-            rows[name] = row
-    return rows
+# The file of each form, by the name of its laws.
+FORMS: dict[str, Fields] = {}
+# The rows of all published laws by their names; `answers` says what each gives, `law` the form of losses.
+ROWS: dict[str, Fields] = {}
+for _path in sorted(FOLDER.glob("*.json")):
+    _file = strict_json.read(_path, FORMAT, VERSION)
+    if "form" in _file:
+        FORMS[_file["law"]] = _file
+    for _name, _fields in _file.get("laws", {}).items():
+        ROWS[_name] = {"answers": LOSS, **_file, **_fields, "name": _name}
+        if ROWS[_name]["answers"] != LOSS:
+            ROWS[_name].pop("law", None)
 
 
 def published_loss(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
     """Compute the loss of the recovered law, as `JointLaw.published().loss` does, for rooms that know no laws."""
-    row = read_laws()[PUBLISHED]
-    form = Form.from_dict(read_forms()[row["law"]]["form"])
+    row = ROWS[PUBLISHED]
+    form = Form.from_dict(FORMS[row["law"]]["form"])
     sizes = {"n_active": n_active, "tokens": tokens, "experts": experts}
     return form.evaluate(row["coefficients"], {name: np.asarray(values, float) for name, values in sizes.items()})
 

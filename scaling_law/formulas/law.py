@@ -324,7 +324,7 @@ class Formula(Summarised):
             own_experts = np.ravel(self.default_experts())[0]
             if np.any(inputs["experts"] != own_experts):
                 needs = (*needs, "experts")
-        return RangeCheck(self.conditions, needs, inputs)
+        return RangeCheck(self.conditions or Conditions("unknown"), needs, inputs)
 
     def _experts_left_out(self) -> float | None:
         """Return the E of a check that names none."""

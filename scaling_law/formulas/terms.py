@@ -168,7 +168,9 @@ class Form:
     def __post_init__(self) -> None:
         scales = [term.scale for term in self.terms]
         slopes = set(chain.from_iterable(term.features for term in self.terms))
-        unique_names = [*scales, *(p.name for p in self.parameters), *self._outer]
+        unique_names = [*scales, *(p.name for p in self.parameters)]
+        if self.outer:
+            unique_names.append(self.outer)
         if len({*unique_names}) < len(unique_names) or slopes.intersection(unique_names):
             raise InputError(f"terms: scale names {scales} must be unique among the coefficients")
         if len(self.constants) > 1:
@@ -216,10 +218,6 @@ class Form:
         """True if a file can hold the form: it has terms, and no transform but those that files can name."""
         return bool(self.terms) and {*self.transforms} <= {*TRANSFORMS.values()}
 
-    @property
-    def _outer(self) -> Strings:
-        return (self.outer,) if self.outer else ()
-
     @cached_property
     def _factors(self) -> Factors:
         """The variables and transforms that occur in any term."""
@@ -235,7 +233,9 @@ class Form:
     def coefficients(self) -> Strings:
         """The names of all coefficients: those of the terms, the outer exponent, those of the transforms."""
         names = dict.fromkeys(chain.from_iterable(term.coefficients for term in self.terms))
-        return (*names, *self._outer, *(p.name for p in self.parameters))
+        if self.outer:
+            names[self.outer] = None
+        return (*names, *(p.name for p in self.parameters))
 
     @cached_property
     def roles(self) -> dict[str, str]:

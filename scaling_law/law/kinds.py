@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from hub.base.errors import InputError
 from hub.base.units import format_experts
 from scaling_law.formulas.conditions import Conditions
-from scaling_law.formulas.files import DRAWS_FILE, PUBLISHED, read_forms, read_laws
+from scaling_law.formulas.files import DRAWS_FILE, FORMS, PUBLISHED, ROWS
 from scaling_law.formulas.law import Values, one_positive, positive
 from scaling_law.formulas.terms import Form
 from scaling_law.law.base import LAWS, Law, LawT, register, register_form
@@ -26,7 +26,7 @@ from scaling_law.size.arrays import Columns
 
 def packaged(kind: type[LawT]) -> type[LawT]:
     """Register a class of the package, as a decorator, with the form that the file of its name has, if any."""
-    file = read_forms().get(kind.name)
+    file = FORMS.get(kind.name)
     if file is not None:
         kind.form = Form.from_dict(file["form"])
         kind.formula = file["formula"]
@@ -109,7 +109,7 @@ class JointLaw(Law):
         Only the recovered law has draws: this package's, not the authors' (see `studies.paper.draws`). Its losses
         differ from the printed one's by up to 0.0026 nats.
         """
-        row = read_laws()[PUBLISHED]
+        row = ROWS[PUBLISHED]
         conditions = Conditions.from_dict(row["conditions"])
         if rounded:
             provenance = conditions.provenance.replace("recovered", "printed")
@@ -182,6 +182,6 @@ class FiveFactorLaw(Law):
         return design_loss + a * total_power + b * tokens**-beta + c * active_power + epsilon
 
 
-for name, file in read_forms().items():
+for name, file in FORMS.items():
     if name not in LAWS:
         register_form(name, file).is_packaged = True

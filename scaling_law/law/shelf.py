@@ -24,7 +24,7 @@ from hub.base.tables import Summarised, Table
 from hub.base.types import Fields, Strings
 from scaling_law.answer.answer import ResultTable
 from scaling_law.formulas.conditions import LABELS, Conditions, RangeCheck, rate_guard_of
-from scaling_law.formulas.files import LOSS, PUBLISHED, power_law, read_laws
+from scaling_law.formulas.files import LOSS, PUBLISHED, ROWS, power_law
 from scaling_law.formulas.law import positive
 from scaling_law.law import LAWS, JointLaw, Law
 from scaling_law.law.base import LawT
@@ -137,17 +137,13 @@ class PublishedLaw(Summarised):
         return Table((), rows, title=f"{self.name}: {self.citation}", notes=notes)
 
 
-def _read() -> dict[str, PublishedLaw]:
-    entries = {}
-    names = {field.name for field in fields(PublishedLaw)}
-    for name, row in read_laws().items():
-        kind = LAWS[row["law"]] if "law" in row else None
-        values = {"kind": kind, "equation": kind.formula if kind else "", **row}
-        entries[name] = PublishedLaw(**{field: value for field, value in values.items() if field in names})
-    return entries
-
-
-SHELF = _read()
+SHELF: dict[str, PublishedLaw] = {}
+for _name, _row in ROWS.items():
+    _kind = LAWS[_row["law"]] if "law" in _row else None
+    _values = {"kind": _kind, "equation": _kind.formula if _kind else "", **_row}
+    SHELF[_name] = PublishedLaw(
+        **{field.name: _values[field.name] for field in fields(PublishedLaw) if field.name in _values}
+    )
 
 
 @dataclass(frozen=True, repr=False)

@@ -45,13 +45,9 @@ class Gpu(NamedTuple):
     precisions: tuple[str, ...] = ("bf16",)
 
 
-def _read_sheets() -> dict[str, Gpu]:
-    """Read the data sheets, by words in a driver's name of the GPU; the first that fits is taken."""
-    rows = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))
-    return {row.pop("words"): Gpu(precisions=tuple(row.pop("precisions")), **row) for row in rows}
-
-
-GPUS = _read_sheets()
+# The data sheets, by words in a driver's name of the GPU; the first that fits is taken.
+SHEETS = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))
+GPUS = {sheet.pop("words"): Gpu(precisions=tuple(sheet.pop("precisions")), **sheet) for sheet in SHEETS}
 # Fields of any other device, as "peak=148T,memory=96GB", and the function that reads each.
 DESCRIBED: dict[str, Callable[[str, str], float]] = {
     "peak": parse_count,

@@ -41,7 +41,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.widths import Sized
 
 # The batch of GPUs for which none is named: the paper's last.
-PAPER_BATCH = BatchRamp.constant(PAPER.batch_ramp[-1].sequences, PAPER.sequence_length)
+PAPER_BATCH = partial(BatchRamp.constant, PAPER.batch_ramp[-1].sequences, PAPER.sequence_length)
 # Bytes of a GPU for CUDA's context, NCCL and fragmentation.
 RESERVED = 2e9
 # Share of the least state by which rounding may lower it.
@@ -232,7 +232,7 @@ class Layouts:
 
     gpus: int
     throughput: Throughput
-    ramp: BatchRamp = field(default=PAPER_BATCH, repr=False)
+    ramp: BatchRamp = field(default_factory=PAPER_BATCH, repr=False)
     engine: str = field(default=TRAIN_PY, repr=False)
 
     @property

@@ -38,7 +38,6 @@ from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 MOST_TOKENS = 1e18
 # Share of its tokens by which a run is shorter than the first with a larger batch.
 BEFORE = 1e-9
-PAPER_RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
 
 
 @dataclass(frozen=True)

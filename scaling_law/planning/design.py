@@ -345,7 +345,6 @@ def next_runs(
     variance_before = float(np.diag(covariance)[-n_answers:].sum())
     deviation_before, deviation_after = np.sqrt(np.array([variance_before, variance]) / n_answers).tolist()
     check = law.check(**{name: values[runs] for name, values in columns.items()})
-    conditions = check.conditions and check.conditions.with_prior()
     return Design(
         columns=_columns(candidates, places, runs),
         chosen=tuple(places[runs].tolist()),
@@ -353,7 +352,7 @@ def next_runs(
         deviation_after=deviation_after,
         flops=float(candidates["training_flops"][runs].sum()),
         warmup_tokens=warmup_tokens,
-        check=replace(check, conditions=conditions, trusts_guard=True),
+        check=replace(check, conditions=check.conditions.with_prior(), trusts_guard=True),
         notes=notes,
     )
 

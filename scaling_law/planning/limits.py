@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from typing_extensions import Unpack
 
 from hub.base.errors import InputError, given
-from hub.base.fields import reads_as
+from hub.base.fields import fields_of, reads
 from hub.base.notices import Notice
 from hub.base.tables import join_words
 from hub.base.types import Fields
@@ -41,7 +41,7 @@ NARROWEST = 1e-25
 WIDEST = 1e25
 
 
-@reads_as(LimitFields)
+@partial(reads, types=fields_of(LimitFields))
 @dataclass(frozen=True)
 class Limits:
     """Limits and costs of a model; None means no limit. `Limits.of(memory="80GB")` reads text, too.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hub.base.units import format_count
-from scaling_law.formulas.files import power_law, read_laws
+from scaling_law.formulas.files import ROWS, power_law
 from scaling_law.size.architecture import training_flops
 from scaling_law.size.recipe import PAPER, published_design
 
@@ -51,7 +51,7 @@ def published_batches(flops: float, tokens: float, loss: float) -> tuple[Publish
     """Return the batches that published laws give a run of so many training FLOPs and tokens, with its final loss."""
     variables = {"flops": flops, "tokens": tokens, "loss": loss}
     batches = []
-    for row in read_laws().values():
+    for row in ROWS.values():
         if row["answers"] not in BATCHES:
             continue
         coefficients = row["coefficients"]["batch_tokens"]
@@ -157,7 +157,7 @@ def cite(source: str) -> str:
     """Write where a batch comes from, a published law by its authors and year."""
     if source == OF_PAPER:
         return "the paper's"
-    row = read_laws().get(source)
+    row = ROWS.get(source)
     return f"{row['authors']} {row['year']}" if row else source
 
 
@@ -173,7 +173,7 @@ def describe_batches(batches: tuple[PublishedBatch, ...]) -> str:
 
 def _default_coefficients() -> Mapping[str, float]:
     """Return the coefficients of the batch by `DEFAULT_LAW`."""
-    coefficients: Mapping[str, float] = read_laws()[DEFAULT_LAW]["coefficients"]["batch_tokens"]
+    coefficients: Mapping[str, float] = ROWS[DEFAULT_LAW]["coefficients"]["batch_tokens"]
     return coefficients
 
 

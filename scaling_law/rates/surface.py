@@ -29,9 +29,8 @@ from hub.base.units import format_count
 from scaling_law.answer.answer import rows_of
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.rates.law import COEFFICIENTS, PHANTOM_POSITIONS, LearningRateLaw, Reading
-from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import RunsError
-from scaling_law.runs.settings import SAME
+from scaling_law.runs.settings import SAME, check_mix
 from scaling_law.runs.table import Runs
 from scaling_law.runs.tuning import models_of
 from scaling_law.size.architecture import total_parameters

@@ -22,7 +22,6 @@ from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, w
 from scaling_law.runs.logged import RULES, RUNS, STEPS, End, Final, chart_rows, collect, lines_by_run, varies
 from scaling_law.runs.mapping import describe, propose, read_mapping
 from scaling_law.runs.readers import Reader, reader
-from scaling_law.runs.recipes import recipe_of
 from scaling_law.runs.rows import (
     Row,
     RunsError,
@@ -36,7 +35,7 @@ from scaling_law.runs.rows import (
     row_name,
 )
 from scaling_law.runs.run_logs import is_log, log_rows
-from scaling_law.runs.settings import codes_of
+from scaling_law.runs.settings import codes_of, recipe_of
 from scaling_law.runs.statuses import describe_left_out, read_status, status_columns, status_of
 from scaling_law.runs.table import OWN_COLUMNS, Runs
 from scaling_law.runs.trackers import is_tracker, tracker_rows
@@ -102,14 +101,16 @@ def load_runs(
     where not given). Of a run record that was trained in two sweeps, to the same loss, the first is read and the other
     listed in `.skipped`. RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates, sizes
     that contradict their shape (unless `columns` or `format` say what n_active is), and numbers that cannot be in
-    parameters, tokens and nats per token (`runs.units`); `hub.HubError` for what the Hub does not have.
+    parameters, tokens and nats per token (`runs.checks`); `hub.HubError` for what the Hub does not have.
     """
     for name, value in (("revision", revision), ("config", config)):
         if value is not None and is_tracker(source):
             reason = " goes with a dataset on the Hub: a tracker keeps the newest alone"
             raise InputError(given(name, value), reason)
 
-    renamed = {**read_mapping(mapping), **(columns or {})}
+    renamed = {**(columns or {})}
+    if mapping is not None:
+        renamed = {**read_mapping(mapping), **renamed}
     problems: list[str] | None = [] if on_invalid == "skip" else None
     public = reader(format) if format else None
     options: dict[str, Any] = {"revision": revision, "problems": problems, "config": config}
@@ -297,8 +298,12 @@ def _read_table(
     if table.is_logged:
         return table
 
-    groups = None if public else _group_steps(table, final)
-    if groups is None:
+    groups = None
+    if public is None:
+        groups = lines_by_run(table.rows, table.origin if final else "")
+    # If the tokens grow with the steps, each row may be a measurement, and if no run is named, a run: then one row of
+    # each run is taken only if `final` is given.
+    if groups is None or (final is None and varies(table.rows, groups, "tokens")):
         if final is not None:
             raise InputError(given("final", final), f" goes with a tracker, with logs, or with {STEP_LOG}")
         return table
@@ -350,19 +355,6 @@ def _guess_columns(rows: Sequence[Row]) -> dict[str, str]:
         aliases["status"] = ", ".join(end_columns)
 
     return aliases
-
-
-def _group_steps(table: _Table, final: Final | None) -> dict[Any, list[int]] | None:
-    """Find the rows of each run of a table of steps that is to have one row for each run; None for any other table.
-
-    If the tokens grow with the steps, each row may be a separate measurement, and if no run is named, a separate run:
-    then one row is taken only if `final` is given.
-    """
-    groups = lines_by_run(table.rows, table.origin if final else "")
-    if groups is None or (final is None and varies(table.rows, groups, "tokens")):
-        return None
-
-    return groups
 
 
 # ------------------------------------------------------------------ rows of this question

@@ -38,14 +38,11 @@ _UNIT = re.compile(r"[\W_]+(?:in[\W_]+)?(m|b|t|million|billion|trillion)s?\W*$",
 _FACTORS = {"m": "1e6", "b": "1e9", "t": "1e12"}
 
 
-def read_mapping(mapping: Mapping[str, Column] | str | Path | None) -> dict[str, Column]:
+def read_mapping(mapping: Mapping[str, Column] | str | Path) -> dict[str, Column]:
     """Read a mapping from our columns to those of a table, as `columns` of `load_runs`: a dict, or a YAML file of one.
 
     RunsError for a file that cannot be read, values that are no columns, and two fields of one column.
     """
-    if mapping is None:
-        return {}
-
     place = "mapping"
     fields: Any = mapping
     if isinstance(mapping, (str, Path)):

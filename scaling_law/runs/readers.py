@@ -111,15 +111,9 @@ def _last_versions(rows: Sequence[Row]) -> list[Row]:
 _SELECTED: Mapping[str, Callable[[Sequence[Row]], list[Row]]] = {"marin_isoflop": _last_versions}
 
 
-def _load_readers() -> dict[str, Reader]:
-    """Load the readers of `readers.json`; a row that is `like` another one overrides its fields."""
-    rows = {row["name"]: row for row in json.loads(ROWS.read_text(encoding="utf-8"))}
-    readers = {}
-    for name, row in rows.items():
-        fields = {**rows.get(row.get("like"), {}), **row}
-        fields.pop("like", None)
-        readers[name] = Reader(**fields)
-    return readers
-
-
-READERS = _load_readers()
+# A row of the file that is `like` an earlier one overrides its fields.
+READERS: dict[str, Reader] = {}
+for reader_fields in json.loads(ROWS.read_text(encoding="utf-8")):
+    like = reader_fields.pop("like", None)
+    base = vars(READERS[like]) if like else {}
+    READERS[reader_fields["name"]] = Reader(**{**base, **reader_fields})

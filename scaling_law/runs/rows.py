@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 SKIP = given("on_invalid", "skip", in_shell="--skip-invalid")
+# Names of columns that are no losses in nats: perplexities, accuracies and bits.
+PERPLEXITY = re.compile(r"(?i)(?<![a-z])(ppl|perplexity)(?![a-z])")
+ACCURACY = re.compile(
+    r"(?i)(?<![a-z])(acc|accuracy|exact[_ ]?match|f1|pass@\w+|mc[12]|rouge\w*|bleu|win[_ ]?rate|auroc)"
+    r"(?![a-z0-9])(?![^,]*(loss|error|stderr))"
+)
+BITS = re.compile(r"(?i)(?<![a-z])(bpb|bpc|bpt|bits)(?![a-z])")
 
 
 class RunsError(RecordError, FilesError):
@@ -88,6 +95,11 @@ def row_name(i: int, row: Row) -> str:
 def is_loss(name: str) -> bool:
     """Return whether a column is named as a loss: eval_loss, train/loss."""
     return re.search(r"(^|[\W_])loss$", name.lower()) is not None
+
+
+def is_metric(name: str) -> bool:
+    """Return whether a column is named as a loss or another measure of a model."""
+    return is_loss(name) or any(pattern.search(name) for pattern in (PERPLEXITY, BITS, ACCURACY))
 
 
 def label(i: int, row: Row) -> str:

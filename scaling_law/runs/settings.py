@@ -1,5 +1,9 @@
-"""Settings in which runs of equal N, D and E differ, and with them their losses: one law would blend such runs.
+"""Settings in which runs differ besides N, D and E: those of their recipe, and those that their losses tell.
 
+The recipe is what runs were trained with besides what laws ask for, and a law describes runs of one recipe. Learning
+rates, batches and tokens are tuned for each model, and are no part of it.
+
+Runs of equal N, D and E may differ in other settings, and with them in their losses: one law would blend such runs.
 Losses are compared within cells, the runs of equal N, D and E. A column matters if the differences of ln L within the
 cells follow its values by far more than seeds do: an F test of a mean for each value, which may change with ln N. What
 is set takes values that recur. So neither an id nor a measurement tells runs apart, nor does a seed, whose values have
@@ -16,10 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hub.base.tables import join_words
+from hub.base.errors import InputError, given, unknown
+from hub.base.fields import parse_names
+from hub.base.tables import column_name, join_words
 from hub.base.types import Fields, Strings
-from scaling_law.runs.rows import first_words, is_missing
-from scaling_law.runs.units import is_metric
+from scaling_law.runs.rows import Row, RunsError, first_words, is_metric, is_missing, names_of
 from scaling_law.size.arrays import BoolArray, Columns, FloatArray, IntArray
 
 # Two D within this factor are equal, because a batch times its steps is never exactly D, and two N within the next.
@@ -51,6 +56,110 @@ LISTED = 3
 UNPAIRED = 4
 # What values cannot have that stand in the braces of a filter.
 NO_WORD = re.compile("[,{}]")
+# Column of the recipe → the columns of a table that may hold it, nested fields by the names of runs.parquet. The first
+# that all rows have is read, else the first that any has.
+_HOLDERS = {
+    "optimizer": ("optimizer_name", "optimizer"),
+    # In a table without records it may be tuned.
+    "weight_decay": ("optimizer_weight_decay",),
+    "weight_decay_on": ("optimizer_weight_decay_on", "weight_decay_on"),
+    "vocab_size": ("vocab_size",),
+    "sequence_length": ("sequence_length",),
+    "dataset": ("dataset_fingerprint", "dataset_id", "dataset"),
+    "tokenizer": ("tokenizer_fingerprint", "tokenizer_id", "tokenizer"),
+    "precision": ("precision",),
+    "initialization": ("initialization",),
+    "final_norm": ("final_norm",),
+}
+RECIPE = tuple(_HOLDERS)
+HOLDERS = frozenset(_HOLDERS).union(*_HOLDERS.values())
+# Digits of a fingerprint that are shown.
+DIGITS = 8
+
+# The value of each run in each column; None is not known.
+Recipe = Mapping[str, tuple[str | None, ...]]
+
+
+# ------------------------------------------------------------------ recipes
+
+
+def recipe_of(rows: Sequence[Row]) -> Recipe:
+    """Read the recipes of n rows: each column of `RECIPE` in which a row has a value, [n]."""
+    present = names_of(rows)
+    recipe = {}
+    for name, holders in _HOLDERS.items():
+        counts = {}
+        for holder in holders:
+            column = column_name(holder, present)
+            if column in present:
+                counts[column] = sum(not is_missing(row.get(column)) for row in rows)
+        counts = {column: count for column, count in counts.items() if count}
+        if counts:
+            column = max(counts, key=lambda column: counts[column] == len(rows))
+            recipe[name] = tuple(_recorded_word(name, column, row) for row in rows)
+    return recipe
+
+
+def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list[str]]:
+    """List the columns in which recipes differ, with their values.
+
+    The variables that the law has do not count, nor do unknown values.
+    """
+    mixed = {}
+    for name, values in recipe.items():
+        distinct = sorted({value for value in values if value})
+        if len(distinct) > 1 and name not in law_has:
+            mixed[name] = distinct
+    return mixed
+
+
+def check_mix(
+    recipe: Recipe,
+    law_has: Collection[str],
+    mix: str | Collection[str],
+    source: str,
+    columns: Collection[str] = (),
+) -> set[str]:
+    """Return the columns that `mix` names, in which runs may differ; RunsError, in one line, if recipes do in others.
+
+    `columns` are others of the runs that `mix` may name. ValueError for an unknown one.
+    """
+    agreed = {column_name(name, (*RECIPE, *columns)) for name in parse_names(mix, "mix")}
+    for name in sorted(agreed - {*RECIPE, *columns}):
+        raise InputError(unknown("mix=", name, (*RECIPE, *columns)))
+    mixed = differences(recipe, {*law_has, *agreed})
+    if mixed:
+        first, values = next(iter(mixed.items()))
+        names = tuple(sorted({*mixed, *agreed}))
+        raise RunsError(
+            f"{source}: the runs differ in {in_words(mixed)}; choose with ",
+            given("where", f"{first} = {values[0]}"),
+            ", or fit them as one with ",
+            given("mix", names, in_shell=f"--mix {','.join(names)}"),
+        )
+    return agreed
+
+
+def in_words(mixed: Mapping[str, Sequence[str]]) -> str:
+    """Write the differing columns in words: `optimizer (adamw, muon) and sequence_length (256, 512)`."""
+    return join_words([f"{name} ({first_words(values, MOST)})" for name, values in mixed.items()])
+
+
+def _recorded_word(name: str, column: str, row: Row) -> str | None:
+    """Write the value as one word, which a filter can name."""
+    value = row.get(column)
+    if is_missing(value):
+        return None
+    if column.endswith("fingerprint"):
+        digits = str(value).rpartition(":")[2][:DIGITS]
+        identity = row.get(column.replace("fingerprint", "id"))
+        return digits if is_missing(identity) else f"{identity}@{digits}"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).lower() if name == "optimizer" else str(value)
+
+
+# ------------------------------------------------------------------ what losses tell
 
 
 @dataclass(frozen=True)

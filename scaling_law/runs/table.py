@@ -16,13 +16,11 @@ from hub.base.types import Fields, Strings
 from hub.base.units import format_count
 from scaling_law.formulas.conditions import Conditions, FittedRange, fitted_ranges
 from scaling_law.formulas.law import check_shapes, numbers
-from scaling_law.runs.checks import check_rows, find_rising_runs
+from scaling_law.runs.checks import check_rows, find_rising_runs, unit_warnings
 from scaling_law.runs.columns import INPUTS
-from scaling_law.runs.recipes import HOLDERS, Recipe
 from scaling_law.runs.rows import FloatArray, RunsError
-from scaling_law.runs.settings import Blend, find_blend
+from scaling_law.runs.settings import HOLDERS, Blend, Recipe, find_blend
 from scaling_law.runs.trunks import OWN
-from scaling_law.runs.units import unit_warnings
 from scaling_law.size.architecture import training_flops
 from scaling_law.size.arrays import BoolArray, Columns, IntArray, merge_rounded
 
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
 
 # Columns that every table has, in the order of the fields of `Runs`.
 OWN_COLUMNS = (*INPUTS, "loss", "trunk")
+# Sizes closer than this in ln N count as one.
+SAME_SIZE = 0.05
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +40,7 @@ class Runs(Summarised):
     `columns` are the other numeric columns of the source, NaN where a run has no value; `runs[name]` is any of them.
     `texts` are columns of words that groups of runs share, None where a run has none. `skipped` lists the rows that
     were left out and why. `warmup_tokens` is the longest warm-up, `vocab_size` the shared vocabulary (None: unknown or
-    mixed). `recipe` has the known columns of `runs.recipes`, [n] each. `read_as` is the format and the mapping of
+    mixed). `recipe` has the known columns of `runs.settings`, [n] each. `read_as` is the format and the mapping of
     columns (None: the source had our columns). `thinned` describes the sample, if the table is one of a larger table.
     """
 
@@ -189,6 +189,14 @@ class Runs(Summarised):
     @property
     def n_trunks(self) -> int:
         return len(np.unique(self.trunk))
+
+    @property
+    def n_sizes(self) -> int:
+        """The number of sizes; those within `SAME_SIZE` of each other count once."""
+        if not len(self):
+            return 0
+        log_sizes = np.sort(np.log(self.n_active))
+        return 1 + int(np.sum(np.diff(log_sizes) > SAME_SIZE))
 
     def ranges(self) -> tuple[FittedRange, ...]:
         return fitted_ranges(self.n_active, self.tokens, self.experts)

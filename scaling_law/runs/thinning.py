@@ -20,8 +20,11 @@ POINTS = 40
 KEEP_ALL = 'trunks="run" fits every row, as an independent run'
 
 
-def rows_of_curves(runs: Runs) -> IntArray:
-    """Choose the rows to fit: of each trunk of one model at most `POINTS`, evenly spaced in ln D."""
+def with_few_checkpoints(runs: Runs) -> tuple[Runs, IntArray]:
+    """Take of each trunk of one model at most `POINTS` runs, evenly spaced in ln D; return these runs and their rows.
+
+    The runs say how many of them there are.
+    """
     _, trunk, counts = np.unique(runs.trunk, return_inverse=True, return_counts=True)
     models = np.column_stack([runs.n_active, runs.experts])
     is_fitted = np.ones(len(runs), bool)
@@ -33,7 +36,14 @@ def rows_of_curves(runs: Runs) -> IntArray:
             rows = rows[np.argsort(runs.tokens[rows], kind="stable")]
             is_fitted[rows[_evenly_spaced(np.log(runs.tokens[rows]))]] = True
 
-    return np.flatnonzero(is_fitted)
+    rows = np.flatnonzero(is_fitted)
+    if is_fitted.all():
+        return runs, rows
+
+    topic = f"{len(rows):,} of {len(runs):,} rows are fitted"
+    note = f"{topic}: of a run at most {POINTS} checkpoints, evenly spaced in ln D; {KEEP_ALL}"
+
+    return replace(runs.take(rows), thinned=Notice(note, topic)), rows
 
 
 def _evenly_spaced(ascending: FloatArray) -> IntArray:
@@ -45,17 +55,6 @@ def _evenly_spaced(ascending: FloatArray) -> IntArray:
         places.append(len(ascending) - 1 - int(np.argmin(distances[::-1])))
 
     return np.unique(places)
-
-
-def with_few_checkpoints(runs: Runs, rows: IntArray) -> Runs:
-    """Take the `rows` that `rows_of_curves` chose, and say how many of them there are."""
-    if len(rows) == len(runs):
-        return runs
-
-    topic = f"{len(rows):,} of {len(runs):,} rows are fitted"
-    note = f"{topic}: of a run at most {POINTS} checkpoints, evenly spaced in ln D; {KEEP_ALL}"
-
-    return replace(runs.take(rows), thinned=Notice(note, topic))
 
 
 def spread_evenly(columns: Sequence[FloatArray], most: int) -> IntArray:

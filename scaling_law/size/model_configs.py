@@ -70,21 +70,15 @@ _FULL_ATTENTION = ("full_attention", "attention")
 _LAYER_TYPES = (*_FULL_ATTENTION, "sliding_attention", "chunked_attention")
 
 
-def _load_families() -> dict[str, Family]:
-    """Load the families of `families.json`, by model type."""
-    families: dict[str, Family] = {}
-    content = Path(__file__).with_name("families.json").read_bytes()
-    for row in strict_json.loads(content, what="families.json"):
-        base = families.get(row.get("like"), {})
-        # Windows are not inherited.
-        family = {"windows": row.get("windows", {})}
-        for section in ("architecture", "left_out", "defaults"):
-            family[section] = {**base.get(section, {}), **row.get(section, {})}
-        families.update(dict.fromkeys(row["types"], family))
-    return families
-
-
-FAMILIES: Mapping[str, Family] = _load_families()
+# Families by model type.
+FAMILIES: dict[str, Family] = {}
+for _row in strict_json.loads(Path(__file__).with_name("families.json").read_bytes(), what="families.json"):
+    _base = FAMILIES.get(_row.get("like"), {})
+    # Windows are not inherited.
+    _family = {"windows": _row.get("windows", {})}
+    for _section in ("architecture", "left_out", "defaults"):
+        _family[_section] = {**_base.get(_section, {}), **_row.get(_section, {})}
+    FAMILIES.update(dict.fromkeys(_row["types"], _family))
 # Configurations of released models, with where they were read.
 RELEASED = Path(__file__).with_name("released.json")
 # The sizes that classes of transformers have where a file leaves a field out, by model type.

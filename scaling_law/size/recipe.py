@@ -167,13 +167,9 @@ class Row(NamedTuple):
         return Architecture(self.d_model, self.experts, self.n_blocks, self.n_heads)
 
 
-def _read_rows() -> tuple[Row, ...]:
-    """Read the listing, each row in the order of the fields."""
-    listing = json.loads(Path(__file__).with_name("paper_runs.json").read_text(encoding="utf-8"))
-    return tuple(Row._make([*sizes, tuple(tokens)]) for *sizes, tokens in listing)
-
-
-ROWS = _read_rows()
+# Each line of the file has the fields of a row in their order.
+LISTING = json.loads(Path(__file__).with_name("paper_runs.json").read_text(encoding="utf-8"))
+ROWS = tuple(Row._make([*sizes, tuple(tokens)]) for *sizes, tokens in LISTING)
 
 
 class Design(NamedTuple):

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from scaling_law import Prior, Runs
-from scaling_law.fitting.holdout import distances
 from scaling_law.fitting.posterior import DEPENDENCE, MISFIT, posterior
 from scaling_law.fitting.prior import OTHER_CORPUS, POPULATION
-from scaling_law.forecasting.forecast import DRAWS, ONE_SIGMA
+from scaling_law.forecasting.forecast import DRAWS, ONE_SIGMA, distances
 from studies.common import read_csv, rows_of, write_csv
 from studies.forecasts.members import estimate, read_population
 from studies.forecasts.methods import Forecast, fit_fresh

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law import Runs, backtest, fit, published
-from scaling_law.fitting.holdout import count_sizes
 from studies.common import FloatArray, rms
 
 CONSTANT = "one constant"
@@ -71,7 +70,7 @@ def choose_fresh(runs: Runs, forms: Mapping[str, float]) -> str:
         masks.setdefault(is_below.tobytes(), is_below)
     for is_below in masks.values():
         below = runs.subset(is_below)
-        if is_below.all() or len(below) < MIN_RUNS or count_sizes(below) < MIN_SIZES:
+        if is_below.all() or len(below) < MIN_RUNS or below.n_sizes < MIN_SIZES:
             continue
         laws = backtest(below, runs.subset(~is_below), {form: form for form in forms}).laws
         if len(laws) == len(forms):

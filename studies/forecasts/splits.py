@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from scaling_law import Runs
-from scaling_law.fitting.holdout import count_sizes
 from studies.common import read_csv
 from studies.forecasts.sets import SETS, RunSet
 
@@ -86,7 +85,7 @@ def _make_split(run_set: RunSet, runs: Runs, by: str, divisor: int) -> Split:
     """Make a split, with the reasons why it is out."""
     is_below = _is_below(runs, by, divisor)
     fitted = int(is_below.sum())
-    sizes = count_sizes(runs.subset(is_below))
+    sizes = runs.subset(is_below).n_sizes
     held_out = int((~is_below).sum())
     reasons = []
     if fitted < FITTED:

@@ -9,7 +9,9 @@ import numpy as np
 from scaling_law import Architecture, JointLaw, Runs, published_design
 from scaling_law.law import InteractionLaw
 from scaling_law.size.architecture import active_parameters
+from scaling_law.size.recipe import PAPER, BatchRamp
 
+PAPER_RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
 TINY_LAW = {
     "a": 25.0,
     "alpha": -0.22,

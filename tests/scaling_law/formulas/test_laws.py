@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, StackLaw, published, register
 from scaling_law.formulas import Form, Term, expert_transform
-from scaling_law.formulas.files import read_laws
+from scaling_law.formulas.files import ROWS
 from scaling_law.formulas.terms import E_HAT
 from scaling_law.law import LAWS, CrossingLaw, LadderLaw, SaturationLaw
 from scaling_law.law.base import law_from_dict
 from tests.scaling_law.synthetic import interaction_law
 
-RECOVERED = read_laws()["ludziejewski"]["coefficients"]
-PRINTED = read_laws()["ludziejewski"]["printed"]
+RECOVERED = ROWS["ludziejewski"]["coefficients"]
+PRINTED = ROWS["ludziejewski"]["printed"]
 # E → (m, μ, n, ν), as the LaTeX source of the table "reduced to the Chinchilla scaling law" holds them.
 CHINCHILLA_TABLE = {
     1: (30.363993648167263, -0.18173956204827252, 53.98384414155987, -0.19650191228646036),

@@ -8,11 +8,12 @@ import pytest
 from hub.base.units import format_count
 from scaling_law import Architecture, JointLaw, scale_out
 from scaling_law.machine import layout
-from scaling_law.planning.batches import PAPER_RAMP, BatchRule
+from scaling_law.planning.batches import BatchRule
 from scaling_law.planning.plan import MICRO_BATCH
 from scaling_law.planning.question import parse_batches
 from scaling_law.rates.batch import batch_of, largest_paper_model, largest_paper_run, published_batches, usual_batch
 from scaling_law.size.recipe import BatchRamp, RampStage
+from tests.scaling_law.synthetic import PAPER_RAMP
 from training.configuration.arguments import RunArguments
 
 CLUSTER = {"gpu": "h100", "gpus": 8}

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hub.base.tables import as_text
 from scaling_law import Architecture, JointLaw, Limits, Throughput, published, scale_out
 from scaling_law.machine.layout import MEGATRON, TRAIN_PY
-from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.recipe import BatchRamp, RampStage
 from tests.conftest import examples
+from tests.scaling_law.synthetic import PAPER_RAMP
 
 LIMITS = Limits()
 RATES = {"steps": 0.02, "flops": 1 / 4e14, "routed_flops": 1 / 4e14, "weights": 1e-12, "update": 1e-11}

@@ -5,7 +5,7 @@ import pytest
 
 from scaling_law import ExtrapolationError, Throughput
 from scaling_law import published as shelf
-from scaling_law.planning.batches import PAPER_RAMP
+from tests.scaling_law.synthetic import PAPER_RAMP
 
 EXPERTS = [1, 2, 4, 8, 16, 32]
 

@@ -11,10 +11,10 @@ import yaml
 from scaling_law import Architecture, JointLaw, Limits, Throughput, scale_out
 from scaling_law.machine import training_memory
 from scaling_law.machine.layout import ENGINES, RESERVED, DoesNotFit, Option
-from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.ladder import PaperLadder
 from scaling_law.size.recipe import BatchRamp, RampStage
+from tests.scaling_law.synthetic import PAPER_RAMP
 from training import from_dict
 
 H100 = Throughput.assumed("h100")

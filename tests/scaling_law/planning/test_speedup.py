@@ -11,9 +11,9 @@ from scaling_law import (
     Throughput,
     published,
 )
-from scaling_law.planning.batches import PAPER_RAMP
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import total_parameters, width_of_total
+from tests.scaling_law.synthetic import PAPER_RAMP
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from scaling_law import Runs, fit, load_runs
 from scaling_law.runs import best_of
-from scaling_law.runs.recipes import COLUMNS
+from scaling_law.runs.settings import RECIPE
 from tests.scaling_law.runs import test_columns, test_recipes, test_tuning
 from tests.scaling_law.runs.test_runs import rows, tiny_table
 
@@ -50,7 +50,7 @@ BAD_INPUT = [
     (lambda: load_runs("trackio:x", final="first"), "final='first' is unknown; there are last, minimum, smoothed"),
     (lambda: load_runs([{"n_active": 1e6}], final="minimum"), "final='minimum' goes with a tracker"),
     (lambda: load_runs("trackio:x", revision="v1"), "revision='v1' goes with a dataset on the Hub"),
-    (lambda: fit(test_recipes.rows(), mix=("rate",)), f"mix='rate' is unknown.* {', '.join(COLUMNS)}"),
+    (lambda: fit(test_recipes.rows(), mix=("rate",)), f"mix='rate' is unknown.* {', '.join(RECIPE)}"),
     (lambda: best_of(test_tuning.grid(), "lr"), r"numeric column 'lr' is unknown.*learning_rate, batch"),
     (lambda: best_of(test_tuning.grid(batch=-1.0), "batch"), r"row-0: batch=-1 must be finite and not negative"),
     (lambda: best_of(test_tuning.grid(batch=np.nan), "batch"), r"row-0: batch=nan must be finite and not negative"),
