@@ -191,10 +191,18 @@ def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]
     """
     histories: list[Mapping[str, Sequence[Any]]] = []
     table = _read_table(source, {}, None, None, None, histories)
-    if not histories and is_log(table.rows):
-        # The steps of one run that has no name.
-        histories = [collect(table.rows)]
-        table.rows = [{name: column[-1] for name, column in histories[0].items()}]
+    name_column = next((column for column in RUNS if column in names_of(table.rows)), None)
+    lines: dict[Any, list[Row]] = {}
+    for row in table.rows:
+        lines.setdefault(name_column and row.get(name_column), []).append(row)
+
+    if not histories and 0 < len(lines) < len(table.rows) and all(map(is_log, lines.values())):
+        # The steps of runs whose tokens grow with them, or of one run that has no name.
+        histories = list(map(collect, lines.values()))
+        table.rows = []
+        for name, history in zip(lines, histories, strict=True):
+            settings = {column: values[-1] for column, values in history.items()}
+            table.rows.append(settings if name is None else {**settings, "run_id": str(name)})
 
     if not histories:
         columns = first_words(names_of(table.rows), 20)
