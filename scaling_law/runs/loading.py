@@ -19,7 +19,18 @@ from hub.base.types import Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import arrays_of, check_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
-from scaling_law.runs.logged import RULES, RUNS, STEPS, End, Final, chart_rows, collect, lines_by_run, varies
+from scaling_law.runs.logged import (
+    RULES,
+    RUNS,
+    STEPS,
+    End,
+    Final,
+    chart_rows,
+    collect,
+    lines_by_run,
+    places_by_run,
+    varies,
+)
 from scaling_law.runs.mapping import describe, propose, read_mapping
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.recipes import recipe_of
@@ -180,8 +191,8 @@ def read_models(source: Any) -> list[Row]:
 def is_step_log(source: Any) -> bool:
     """Return whether a table is the log of one run: its rows have no name, and are steps of one size."""
     rows = read_rows(source).rows
-    has_names = not {*RUNS}.isdisjoint(names_of(rows))
-    return not has_names and not {*STEPS}.isdisjoint(names_of(rows)) and len(rows) > 1 and is_log(rows)
+    has_steps = not {*STEPS}.isdisjoint(names_of(rows))
+    return [*places_by_run(rows)] == [None] and has_steps and len(rows) > 1 and is_log(rows)
 
 
 def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]:
@@ -191,16 +202,16 @@ def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]
     """
     histories: list[Mapping[str, Sequence[Any]]] = []
     table = _read_table(source, {}, None, None, None, histories)
-    name_column = next((column for column in RUNS if column in names_of(table.rows)), None)
-    lines: dict[Any, list[Row]] = {}
-    for row in table.rows:
-        lines.setdefault(name_column and row.get(name_column), []).append(row)
+    places = places_by_run(table.rows)
+    logs = []
+    for lines in places.values():
+        logs.append([table.rows[i] for i in lines])
 
-    if not histories and 0 < len(lines) < len(table.rows) and all(map(is_log, lines.values())):
+    if not histories and 0 < len(logs) < len(table.rows) and all(map(is_log, logs)):
         # The steps of runs whose tokens grow with them, or of one run that has no name.
-        histories = list(map(collect, lines.values()))
+        histories = list(map(collect, logs))
         table.rows = []
-        for name, history in zip(lines, histories, strict=True):
+        for name, history in zip(places, histories, strict=True):
             settings = {column: values[-1] for column, values in history.items()}
             table.rows.append(settings if name is None else {**settings, "run_id": str(name)})
 
@@ -366,7 +377,7 @@ def _group_steps(table: _Table, final: Final | None) -> dict[Any, list[int]] | N
     If the tokens grow with the steps, each row may be a separate measurement, and if no run is named, a separate run:
     then one row is taken only if `final` is given.
     """
-    groups = lines_by_run(table.rows, table.origin if final else "")
+    groups = lines_by_run(table.rows, table.origin if final else None)
     if groups is None or (final is None and varies(table.rows, groups, "tokens")):
         return None
 
