@@ -161,7 +161,9 @@ def read_curves(source: Any, are_finished: bool = False, **fallbacks: Any) -> li
     logs = read_histories(source)
     curves = []
     for settings, columns in logs:
-        has_ended = are_finished or (len(logs) > 1 and settings.get("status", "final") == "final")
+        has_ended: bool | None = are_finished
+        if len(logs) > 1 and not are_finished:
+            has_ended = settings["status"] == "final" if "status" in settings else None
         name = str(settings.get("run_id") or path.stem)
         curves.append(_read_log(name, settings, columns, has_ended, fallbacks))
     return curves
@@ -171,10 +173,13 @@ def _read_log(
     name: str,
     settings: Row,
     columns: Mapping[str, Sequence[Any]],
-    has_ended: bool,
+    has_ended: bool | None,
     fallbacks: Fields,
 ) -> TrainingCurve:
-    """Make the curve of a run's log, by what was given where it is silent. InputError names all that is missing."""
+    """Make the curve of a run's log, by what was given where it is silent. InputError names all that is missing.
+
+    A run of which nobody says whether it `has_ended` has if it is not known to be longer.
+    """
     series = {column: np.array([*map(number, cells)], float) for column, cells in columns.items()}
     if not series:
         raise InputError(f"{name}: the log has no lines yet")
@@ -199,6 +204,8 @@ def _read_log(
     if not size:
         missing["n_active"] = "its active parameters"
     horizon = fallbacks.get("tokens") or tokens[-1] / steps[-1] * (last_step or np.nan)
+    if has_ended is None:
+        has_ended = not tokens[-1] < (1 - LAST_SHARE) * horizon
     if has_ended:
         horizon = tokens[-1]
     if not np.isfinite(horizon):
@@ -251,8 +258,12 @@ def _plan_rates(shares: FloatArray, rates: FloatArray, schedule: str | None, has
         if form not in FORMS or bool(text) != (value is not None and 0 <= value <= 1):
             raise InputError(given("schedule", schedule), f" must be one of {', '.join(FORMS)}, or cosine:0.1")
         return plan_rates(form, value, warmup)
-    shape = recognize(shares, rates, warmup) if len(rates) else None
-    return plan_rates(*shape, warmup) if shape else None
+    # A log whose first line has the highest rate may be of a run without a warm-up.
+    for possible_warmup in (warmup, 0.0):
+        shape = recognize(shares, rates, possible_warmup)
+        if shape:
+            return plan_rates(*shape, possible_warmup)
+    return None
 
 
 def _read_train_py(run: Path) -> list[TrainingCurve]:

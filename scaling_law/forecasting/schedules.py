@@ -59,8 +59,8 @@ def plan_rates(form: str, value: float | None = None, warmup: float = 0.0) -> Fl
 def recognize(shares: FloatArray, rates: FloatArray, warmup: float) -> tuple[str, float] | None:
     """Find the form and the value of a schedule from the rates so far; None where they do not show it."""
     is_warm = shares >= warmup
-    levels = rates[is_warm] / rates.max()
-    if levels[-1] > 1 - 2 * SAME_RATE:
+    levels = rates[is_warm] / rates.max(initial=0.0)
+    if levels.min(initial=1.0) > 1 - 2 * SAME_RATE:
         return None
 
     def misfit(value: float, form: str) -> float:

@@ -19,7 +19,18 @@ from hub.base.types import Strings
 from scaling_law.runs.architectures import in_terms_of_laws, with_size
 from scaling_law.runs.checks import arrays_of, check_rows
 from scaling_law.runs.columns import INPUTS, Column, aliases_of, with_columns, with_counts
-from scaling_law.runs.logged import RULES, RUNS, STEPS, End, Final, chart_rows, collect, lines_by_run, varies
+from scaling_law.runs.logged import (
+    RULES,
+    RUNS,
+    STEPS,
+    End,
+    Final,
+    chart_rows,
+    collect,
+    lines_by_run,
+    places_by_run,
+    varies,
+)
 from scaling_law.runs.mapping import describe, propose, read_mapping
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.rows import (
@@ -181,8 +192,8 @@ def read_models(source: Any) -> list[Row]:
 def is_step_log(source: Any) -> bool:
     """Return whether a table is the log of one run: its rows have no name, and are steps of one size."""
     rows = read_rows(source).rows
-    has_names = not {*RUNS}.isdisjoint(names_of(rows))
-    return not has_names and not {*STEPS}.isdisjoint(names_of(rows)) and len(rows) > 1 and is_log(rows)
+    has_steps = not {*STEPS}.isdisjoint(names_of(rows))
+    return [*places_by_run(rows)] == [None] and has_steps and len(rows) > 1 and is_log(rows)
 
 
 def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]:
@@ -192,10 +203,18 @@ def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]
     """
     histories: list[Mapping[str, Sequence[Any]]] = []
     table = _read_table(source, {}, None, None, None, histories)
-    if not histories and is_log(table.rows):
-        # The steps of one run that has no name.
-        histories = [collect(table.rows)]
-        table.rows = [{name: column[-1] for name, column in histories[0].items()}]
+    places = places_by_run(table.rows)
+    logs = []
+    for lines in places.values():
+        logs.append([table.rows[i] for i in lines])
+
+    if not histories and 0 < len(logs) < len(table.rows) and all(map(is_log, logs)):
+        # The steps of runs whose tokens grow with them, or of one run that has no name.
+        histories = list(map(collect, logs))
+        table.rows = []
+        for name, history in zip(places, histories, strict=True):
+            settings = {column: values[-1] for column, values in history.items()}
+            table.rows.append({"run_id": name, **settings})
 
     if not histories:
         columns = first_words(names_of(table.rows), 20)
@@ -300,7 +319,7 @@ def _read_table(
 
     groups = None
     if public is None:
-        groups = lines_by_run(table.rows, table.origin if final else "")
+        groups = lines_by_run(table.rows, table.origin if final else None)
     # If the tokens grow with the steps, each row may be a measurement, and if no run is named, a run: then one row of
     # each run is taken only if `final` is given.
     if groups is None or (final is None and varies(table.rows, groups, "tokens")):

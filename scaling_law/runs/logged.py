@@ -107,33 +107,36 @@ def row_of(name: str, metrics: Row, settings: Row, status: str, key: str = "", g
     return row
 
 
-def lines_by_run(rows: Sequence[Row], name: str = "") -> dict[Any, list[int]] | None:
+def places_by_run(rows: Sequence[Row], name: str | None = None) -> dict[Any, list[int]]:
+    """Find the places of each run's rows, by the name that they have; all are of one `name` where no column is one."""
+    present = names_of(rows)
+    column = next((column for column in RUNS if column in present), None)
+    places: dict[Any, list[int]] = {}
+
+    for i, row in enumerate(rows):
+        places.setdefault(row.get(column) if column else name, []).append(i)
+
+    return places
+
+
+def lines_by_run(rows: Sequence[Row], name: str | None = None) -> dict[Any, list[int]] | None:
     """Find the rows of each run in a table of steps, in the order of the steps; None for any other table.
 
     A table of steps has a column of `STEPS`, and runs with rows of several steps. If it does not name runs, it must be
     a single run with this `name`.
     """
     present = names_of(rows)
-    step_column = next((column for column in STEPS if column in present), None)
-    name_column = next((column for column in RUNS if column in present), None)
-    if step_column is None or (name_column is None and not name):
-        return None
-
-    groups: dict[Any, list[int]] = {}
+    step_column = next((column for column in STEPS if column in present), "")
+    groups = places_by_run(rows, name)
     steps = [number(row.get(step_column)) for row in rows]
-
-    for i, row in enumerate(rows):
-        run = name if name_column is None else row.get(name_column)
-        if is_missing(run) or steps[i] is None:
-            return None
-
-        groups.setdefault(run, []).append(i)
+    if None in steps or any(map(is_missing, groups)):
+        return None
 
     for lines in groups.values():
         lines.sort(key=lambda i: steps[i] or 0.0)
 
     # Several runs may share a name that is no id.
-    shared = () if name_column == "run_id" else ("seed", *RATES)
+    shared = () if "run_id" in present else ("seed", *RATES)
     if not varies(rows, groups, step_column) or any(varies(rows, groups, setting) for setting in shared):
         return None
 

@@ -113,7 +113,7 @@ _SELECTED: Mapping[str, Callable[[Sequence[Row]], list[Row]]] = {"marin_isoflop"
 
 # A row of the file that is `like` an earlier one overrides its fields.
 READERS: dict[str, Reader] = {}
-for reader_fields in json.loads(ROWS.read_text(encoding="utf-8")):
-    like = reader_fields.pop("like", None)
-    base = vars(READERS[like]) if like else {}
-    READERS[reader_fields["name"]] = Reader(**{**base, **reader_fields})
+for _row in json.loads(ROWS.read_text(encoding="utf-8")):
+    _like = _row.pop("like", None)
+    _base = vars(READERS[_like]) if _like else {}
+    READERS[_row["name"]] = Reader(**{**_base, **_row})

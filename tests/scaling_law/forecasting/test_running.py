@@ -77,6 +77,31 @@ def test_a_log_tells_the_final_loss_by_the_schedule_that_its_rates_show(tmp_path
     assert with_peer["low"] < final < with_peer["high"]
 
 
+@pytest.mark.parametrize("name_column", ["run_id", "Name"])
+def test_lines_of_several_runs_in_one_table_are_told_apart_by_their_names_and_ends(tmp_path, name_column):
+    rows = []
+    for name, share, seed in (("new", 0.5, 0), ("old", 1.0, 1)):
+        lines, final = lines_of(share=share, seed=seed)
+        rows += [{name_column: name, "tokens": BATCH * line["step"], **line} for line in lines]
+    table = write_csv(tmp_path / "log.csv", rows, None)
+    (row,) = scaling_law.live(table, tokens=TOKENS, **SIZE).rows
+    assert (row["run_id"], row["share"]) == ("new", 0.5)
+    assert row["low"] < final < row["high"]
+    peer = write_csv(tmp_path / "peer.csv", lines_of(share=1.0, seed=1)[0])
+    alone = scaling_law.live(lines_of()[0], tokens=TOKENS, batch=BATCH, peers=[str(peer)], **SIZE).rows[0]
+    assert row["loss"] == pytest.approx(alone["loss"], rel=1e-3)
+    with pytest.raises(ValueError, match="all of its 2 runs have ended"):
+        scaling_law.live(table, **SIZE)
+
+
+def test_a_run_of_few_lines_without_a_warm_up_shows_its_schedule(tmp_path):
+    steps = np.arange(10, 301, 10)
+    rates = 5e-4 * (1 + np.cos(np.pi * steps / 500))
+    lines = [{"step": int(s), "loss": 3 + 4 * s**-0.4, "lr": rate} for s, rate in zip(steps, rates, strict=True)]
+    answer = scaling_law.live(lines, batch="1M", tokens="500M", n_active="100M")
+    assert answer.rows[0]["loss"] is not None
+
+
 def test_a_run_off_its_track_is_said_to_be_so(tmp_path):
     lines, _ = lines_of(share=0.7)
     worse = [{**line, "loss": line["loss"] * (1.1 if line["step"] > 80 else 1.0)} for line in lines]
