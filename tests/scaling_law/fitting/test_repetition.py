@@ -14,6 +14,8 @@ from scaling_law.fitting.problem import make_problem, start_points
 from scaling_law.fitting.repetition import LOG_ERROR, repeated, with_unique_tokens
 from scaling_law.formulas import Repetition
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 TRUTH = ChinchillaLaw(521.0, -0.35, 1488.0, -0.35, 1.87, repetition=Repetition(8.0, 2.0))
 CHINCHILLA = {"kind": "chinchilla", "unique_tokens": "unique_tokens"}
 
