@@ -97,6 +97,16 @@ def _own_precision():
         state.AcceleratorState._reset_state()
 
 
+@pytest.fixture(scope="module")
+def shared_searches():
+    """Let fits of the same runs with the same settings share the search for their optimum, which is deterministic."""
+    from tests.scaling_law.searches import search_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scaling_law.fitting.fitting._search", search_once)
+        yield
+
+
 @pytest.fixture(scope="session")
 def browser():
     """The Chromium of this machine, one for all tests: Playwright runs once in a process."""

@@ -19,6 +19,8 @@ from scaling_law.law_files import loading_code
 from tests.answers import is_same_text
 from tests.guides import DOCS, blocks, command_lines, text_of
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 PAGE = DOCS / "adding_a_law.md"
 
 

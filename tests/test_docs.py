@@ -23,6 +23,8 @@ from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
 from training.configuration.model_classes import fields_of
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 GUIDES = [
     str(path.relative_to(DOCS)) for path in [*DOCS.glob("*.md"), *DOCS.glob("studies/*.md")] if path.name != "index.md"

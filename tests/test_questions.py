@@ -17,6 +17,8 @@ from tests.guides import DOCS, ROOT, text_of
 from tests.scaling_law.configs import SWITCH
 from tests.scaling_law.synthetic import sweep_rows
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 README = text_of(ROOT / "README.md")
 LAW = JointLaw.published()
 # Where the JSON of the shell, and of a tool, has what the Python of the page gives.

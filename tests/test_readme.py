@@ -18,6 +18,8 @@ from tests.hub.samples import record_fields
 from tests.scaling_law.synthetic import sweep_rows
 from training import Run, parse_command_line
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 PAGE = ROOT / "README.md"
 README = text_of(PAGE)
 

@@ -66,8 +66,7 @@ class Prediction(NamedTuple):
     """ln L̂ − ln L at natural coordinates [S, p], and what it follows from.
 
     `logs` are of variables [n] and transforms [S, n], `slopes` are ∂ ln transform / ∂ natural coordinate by parameter,
-    `shares` are the share of each term in the loss, the derivative of ln L̂ by its exponent, [S, n]. Where all θ share
-    transforms, these have S = 1.
+    `shares` are the share of each term in the loss, the derivative of ln L̂ by its exponent, [S, n].
     """
 
     natural: FloatArray
@@ -131,6 +130,8 @@ class Objective:
     centred, to the natural coordinates of `penalty`. Terms with a fixed or bounded coefficient are not centred, and
     parameters of transforms that are keep their distance from a fixed floor.
 
+    `held` is a θ [1, p] whose parameters of transforms all θ share, if they do; a few matrix products then serve all.
+
     Coefficients that are tied to others do not move by themselves: gradients, Jacobians and curvatures are along
     `carry` [p, p], which takes any θ to one that keeps the ties, and are zero for theirs.
     """
@@ -141,6 +142,7 @@ class Objective:
     penalty: Penalty | None = None
     misfit: Misfit | None = None
     repetition: Repetition | None = None
+    held: Any = None
 
     @classmethod
     def of(cls, settings: FitSettings, columns: Columns) -> Objective:
@@ -269,22 +271,17 @@ class Objective:
         """Compute ln L̂ − ln L, [S, n], for θ [S, p]."""
         return self.absorb(self._predict(theta @ self.basis.T).residual)
 
-    def linearise(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Compute ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
-        prediction = self._predict(theta @ self.basis.T)
-        jacobian = self.absorb(self._jacobian(prediction))
-        return self.absorb(prediction.residual), np.moveaxis(jacobian, 0, -1) @ self.carry
+    def linearise_at(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Compute ln L̂ − ln L, [n], and its derivatives ∂ ln L̂ / ∂θ, [n, p], for one θ [p]."""
+        prediction = self._predict((self.basis @ theta)[None])
+        jacobian = self.absorb(self._jacobian(prediction))[:, 0]
+        return self.absorb(prediction.residual)[0], jacobian.T @ self.carry
 
     def absorb(self, values: FloatArray) -> FloatArray:
         """Take what the misfit explains from values of the runs, [..., n]."""
         if self.misfit is None:
             return values
         return values - values @ self.misfit.measure.T @ self.misfit.shape.T
-
-    def linearise_at(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Compute ln L̂ − ln L, [n], and its derivatives ∂ ln L̂ / ∂θ, [n, p], for one θ [p]."""
-        residual, jacobian = self.linearise(theta[None])
-        return residual[0], jacobian[0]
 
     def influence(self, residual: FloatArray, weight: FloatArray | None = None) -> FloatArray:
         """Return weights of the least squares that stands for the Huber loss at these residuals."""
@@ -328,28 +325,21 @@ class Objective:
         self,
         theta: FloatArray,
         weight: FloatArray | None = None,
-        *,
-        hold_transform: bool = False,
     ) -> Evaluation:
-        """Compute Q, gradient and Gauss-Newton matrix at θ [S, p].
-
-        Args:
-            weight: weights [n] or [S, n] of the runs; None for their own.
-            hold_transform: fix the transforms' parameters, which all θ share; a few matrix products then serve all.
-        """
+        """Compute Q, gradient and Gauss-Newton matrix at θ [S, p]; weights [n] or [S, n] replace those of the runs."""
         natural = theta @ self.basis.T
-        prediction = self._predict(natural, hold_transform)
+        prediction = self._predict(natural) if self.held is None else self._predict_held(theta @ self.carry.T)
         residual = self.absorb(prediction.residual)
         cost = self.cost_of_runs(residual, weight)
         influence = self.influence(residual, weight)
-        if hold_transform and self.form.outer is None and self.misfit is None:
-            gradient, curvature = self._moments(prediction, influence)
-        else:
+        if self.held is None:
             # The parameters stand first: [p, S, n], then [S, p, n].
             jacobian = self.absorb(self._jacobian(prediction)).swapaxes(0, 1)
             weighted = jacobian * influence[:, None, :]
             gradient = np.matmul(weighted, residual[..., None])[..., 0]
             curvature = np.matmul(weighted, jacobian.swapaxes(1, 2))
+        else:
+            gradient, curvature = self._moments(prediction, influence)
         if self.penalty is not None:
             prior_cost, prior_gradient, prior_curvature = self.penalty.evaluate(natural)
             cost = cost + prior_cost
@@ -361,10 +351,27 @@ class Objective:
         """Return the logarithms of the variables, [n] or [S, n], which may depend on the coefficients."""
         return self.logs
 
-    def _predict(self, natural: FloatArray, hold_transform: bool = False) -> Prediction:
+    @cached_property
+    def _held_designs(self) -> list[tuple[IntArray, FloatArray, Any]]:
+        """The indices of each term's coefficients in θ, its features along these [n, k], and its exponent without."""
+        logs, _ = self._transforms(self.held @ self.basis.T)
+        designs = []
+        for term, indices in self.terms:
+            features = [total(features, logs) for features in (SCALE, *term.features.values())]
+            # The target gives columns of constants their length.
+            design = np.stack(np.broadcast_arrays(*features, self.target[None])[:-1], axis=-1)[0]
+            designs.append((indices, design @ self.to_natural[np.ix_(indices, indices)], total(term.offset, logs)))
+        return designs
+
+    def _predict_held(self, theta: FloatArray) -> Prediction:
+        """Predict at θ [S, p] with the transforms held, by a matrix product for each term."""
+        exponents = [theta[:, indices] @ design.T + offset for indices, design, offset in self._held_designs]
+        log_loss, shares = _log_sum(exponents)
+        return Prediction(theta, {}, {}, shares, log_loss - self.target)
+
+    def _predict(self, natural: FloatArray) -> Prediction:
         """Predict ln L̂ − ln L at natural coordinates [S, p], with what its derivatives need."""
-        # Features are those of one θ where all share them.
-        logs, slopes = self._transforms(natural[:1] if hold_transform else natural)
+        logs, slopes = self._transforms(natural)
         values = self._values_of(natural)
         exponents = [values[term.scale] + term.exponent(values, logs) for term, _ in self.terms]
         if not self.form.outer:
@@ -429,26 +436,19 @@ class Objective:
         return slope
 
     def _moments(self, prediction: Prediction, influence: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] along θ from features that all θ share.
+        """Compute gradient [S, p] and Gauss-Newton matrix [S, p, p] along θ with the transforms held.
 
         `influence` are the weights of the least squares, [S, n].
         """
         count = len(influence)
         gradient = np.zeros((count, self.size))
         curvature = np.zeros((count, self.size, self.size))
-        columns = []
-        for term, indices in self.terms:
-            features = [total(features, prediction.logs) for features in (SCALE, *term.features.values())]
-            # The target gives columns of constants their length.
-            design = np.stack(np.broadcast_arrays(*features, self.target[None])[:-1], axis=-1)[0]
-            columns.append((indices, design @ self.to_natural[np.ix_(indices, indices)]))
-        for i, (rows, design) in enumerate(columns):
+        for i, (rows, design, _) in enumerate(self._held_designs):
             weighted = influence * prediction.shares[i]
             gradient[:, rows] += (weighted * prediction.residual) @ design
-            for j, (other_rows, other_design) in enumerate(columns[i:], start=i):
+            for j, (other_rows, other_design, _) in enumerate(self._held_designs[i:], start=i):
                 products = design[:, :, None] * other_design[:, None, :]
-                sums = (weighted * prediction.shares[j]) @ products.reshape(len(design), -1)
-                block = sums.reshape(count, len(rows), len(other_rows))
+                block = np.tensordot(weighted * prediction.shares[j], products, axes=1)
                 curvature[:, rows[:, None], other_rows] += block
                 if j > i:
                     curvature[:, other_rows[:, None], rows] += block.swapaxes(1, 2)

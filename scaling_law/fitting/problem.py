@@ -132,19 +132,21 @@ class Problem:
         """
         lower = self.lower.copy()
         upper = self.upper.copy()
+        objective = self.objective
         if hold_transform:
-            transform = slice(self.objective.first_transform, None)
-            lower[transform] = theta[0, transform]
-            upper[transform] = theta[0, transform]
+            if objective.form.outer is None and objective.misfit is None:
+                objective = replace(objective, held=theta[:1])
+            transform = slice(objective.first_transform, None)
+            lower[transform] = upper[transform] = theta[0, transform]
 
         def evaluate(points: FloatArray, rows: IntArray) -> Evaluation:
             weights = None if weight is None else weight[rows]
-            return self.objective.evaluate(points, weights, hold_transform=hold_transform)
+            return objective.evaluate(points, weights)
 
         solutions = minimise(evaluate, theta, lower, upper, floor=self.floor, **options)
         if not self.settings.tied:
             return solutions
-        return replace(solutions, theta=solutions.theta @ self.objective.carry.T)
+        return replace(solutions, theta=solutions.theta @ objective.carry.T)
 
 
 def make_problem(

@@ -142,7 +142,7 @@ def repeated(
     columns = {**problem.columns, UNIQUE: np.minimum(problem.columns["tokens"], unique_tokens)}
     plain = problem.objective
     objective = RepeatedObjective(
-        plain.settings, columns, plain.to_natural, plain.penalty, plain.misfit, repetition, sizes
+        plain.settings, columns, plain.to_natural, plain.penalty, plain.misfit, repetition, sizes=sizes
     )
     return replace(problem, objective=objective)
 

@@ -39,9 +39,8 @@ class Solutions:
 
         Of equal ones, as where the runs leave a direction open, the last start's is first on every processor.
         """
-        theta = np.concatenate([solution.theta for solution in solutions])
-        cost = np.concatenate([solution.cost for solution in solutions])
-        converged = np.concatenate([solution.converged for solution in solutions])
+        columns = zip(*(vars(solution).values() for solution in solutions), strict=True)
+        theta, cost, converged = map(np.concatenate, columns)
         order = np.argsort(cost, kind="stable")
         ascending = cost[order]
         is_higher = np.diff(ascending, prepend=ascending[:1]) > ROUNDING * ascending
@@ -141,17 +140,13 @@ class _State:
         high = upper - self.theta
 
         step = np.zeros_like(self.theta)
-        rows = np.arange(len(step))
         # A cut step need not descend: what would leave goes to its bound, and the rest is solved again.
         for _ in range(4):
-            free_step = self.select(rows)._solve(is_held[rows], step[rows])
-            leaves = (free_step < low[rows]) | (free_step > high[rows])
-            is_outside = ~is_held[rows] & leaves
-            cut_step = np.clip(free_step, low[rows], high[rows])
-            step[rows] = np.where(is_held[rows], step[rows], cut_step)
-            is_held[rows] |= is_outside
-            rows = rows[is_outside.any(axis=1)]
-            if not len(rows):
+            free_step = self._solve(is_held, step)
+            is_outside = ~is_held & ((free_step < low) | (free_step > high))
+            step = np.where(is_held, step, np.clip(free_step, low, high))
+            is_held |= is_outside
+            if not is_outside.any():
                 break
         return step
 

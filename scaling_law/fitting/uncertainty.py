@@ -150,8 +150,10 @@ def _refit_resamples(
             solutions = problem.solve(np.tile(theta, (size, 1)), weight, max_iterations=200, tolerance=1e-9)
             refits.append(solutions)
             advance(size, f"objective {np.median(solutions.cost):.4g}")
-    thetas = np.concatenate([solutions.theta for solutions in refits])
-    return thetas, np.concatenate([solutions.converged for solutions in refits])
+    return (
+        np.concatenate([solutions.theta for solutions in refits]),
+        np.concatenate([solutions.converged for solutions in refits]),
+    )
 
 
 def _count_determined(

@@ -31,6 +31,8 @@ from scaling_law.planning.question import QuestionFields
 from tests.scaling_law.configs import SWITCH
 from tests.scaling_law.synthetic import tiny_runs
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 LAW = JointLaw.published()
 LAW = LAW.replace(draws=LAW.draws[:60])
 LOG = [{"step": step, "tokens": 1e8 * step, "loss": 2.5 + 3 * step**-0.5} for step in range(1, 61)]

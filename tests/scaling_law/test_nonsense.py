@@ -42,6 +42,8 @@ from scaling_law import (
 )
 from scaling_law.planning.question import QuestionFields
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 NONSENSE = [None, True, "", "x", "nan", 0, -1, -1.5, float("nan"), float("inf"), 1e300, 1e-300, 10**400]
 NONSENSE += [[], ["x"], [None], [[1, 2], [3]], {}, {"a": 1}, object(), b"x", 1j, np.array([]), np.array(3), set()]
 LAW, DENSE = JointLaw.published().replace(draws=None), published("chinchilla")

@@ -13,6 +13,8 @@ from scaling_law.planning import predicted_loss
 from scaling_law.size.family import Family
 from tests.scaling_law.synthetic import tiny_runs
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):

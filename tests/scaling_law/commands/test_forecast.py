@@ -8,6 +8,8 @@ import pytest
 from tests.guides import DOCS, command_lines
 from tests.scaling_law.forecasting.test_forecast import sweep
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):

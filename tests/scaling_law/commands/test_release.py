@@ -18,6 +18,8 @@ from tests.hub.loopback import Fault
 from tests.hub.samples import make_record, record_fields, write_safetensors
 from tests.scaling_law.synthetic import sweep_rows
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 
 @cache
 def sweep_records() -> tuple[RunRecord, ...]:

@@ -12,6 +12,8 @@ from scaling_law.runs import best_of
 from tests.scaling_law.runs.test_settings import BOTH, CORPORA, bowl, table
 from tests.scaling_law.runs.test_units import rows
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 MODEL = ("--n-active", "2B", "--tokens", "40B")
 FIT = ("--kind", "chinchilla")
 

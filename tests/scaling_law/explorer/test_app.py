@@ -20,6 +20,8 @@ from scaling_law.explorer.question import PUBLISHED, VIEWS, Question
 from scaling_law.formulas.conditions import fitted_ranges
 from tests.scaling_law.synthetic import synthetic_runs
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 SKIP = app.SKIP
 FIRST = Question()
 

@@ -17,6 +17,8 @@ from scaling_law.explorer.programs import tools
 from tests.guides import DOCS, blocks
 from tests.test_questions import folder, questions  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 NAMES = ["optimal", "plan", "loss", "reach", "speedup", "describe", "fit", "diagnose", "live"]
 # A run at the half of 24,000 steps, and what its log does not say.
 LOG = "step,loss,lr\n" + "\n".join(f"{100 * i},{2.5 + 8 * (100 * i) ** -0.35:.4f},3e-4" for i in range(1, 121))

@@ -28,10 +28,11 @@ def legend_of(drawn):
 
 def test_colours_agree_between_figures(published, paper_fit):
     panel = figures.isoflop(published, [1e20], (1, 4, 16))[0]
+    by_memory = figures.memory_optimal(published)
+    points = figures.predicted_against_observed(paper_fit)[0].collections
     for e in (4, 16):
         assert curves_of(panel, e)
-        assert curves_of(figures.memory_optimal(published), e)
-        points = figures.predicted_against_observed(paper_fit)[0].collections
+        assert curves_of(by_memory, e)
         assert any(np.allclose(p.get_facecolor()[0, :3], drawing.colour_of(e)) for p in points)
 
 

@@ -159,8 +159,12 @@ def lab_laws(labs: int = 60, sets: int = 1, seed: int = 0) -> list[Member]:
     return found
 
 
-def test_the_population_is_found_and_its_members_errors_are_not_in_its_spread():
-    members = lab_laws()
+@pytest.fixture(scope="module")
+def members():
+    return lab_laws()
+
+
+def test_the_population_is_found_and_its_members_errors_are_not_in_its_spread(members):
     found = estimate(members, 0.0, np.inf, 1.0)
     spread, truth = np.sqrt(np.diag(found.covariance)), np.sqrt(np.diag(USUAL.covariance))
     np.testing.assert_allclose(found.mean, MEAN, atol=0.12)
@@ -169,13 +173,13 @@ def test_the_population_is_found_and_its_members_errors_are_not_in_its_spread():
     assert np.abs(spread / truth - 1).mean() < np.abs(naive / truth - 1).mean()
 
 
-def test_sets_of_one_lab_share_its_weight():
-    one, many = (estimate(lab_laws(8, sets), 0.5, np.inf, 1.0).mean for sets in (1, 6))
+def test_sets_of_one_lab_share_its_weight(members):
+    one, many = (estimate(labs, 0.5, np.inf, 1.0).mean for labs in (members[:8], lab_laws(8, 6)))
     assert np.abs(one - many).max() < 0.03
 
 
-def test_shrinkage_leaves_the_variances_and_drops_the_covariances():
-    whole = estimate(lab_laws(20), 1.0, 4.0, 1.0).covariance
+def test_shrinkage_leaves_the_variances_and_drops_the_covariances(members):
+    whole = estimate(members[:20], 1.0, 4.0, 1.0).covariance
     np.testing.assert_allclose(whole, np.diag(np.diag(whole)), atol=1e-12)
 
 
@@ -257,9 +261,9 @@ def test_without_a_run_that_says_otherwise_a_joint_fit_has_the_pooled_terms():
     public = prior("public", experts="pooled")
     law = for_kind(public, "joint").law
     runs = Runs.from_columns(1e9, 2e10, 1.0, law.loss(1e9, 2e10, 1.0))
-    moved = fit(runs, "joint", prior=public)
+    moved, usual = (fit(runs, "joint", prior=each, starts=[law]) for each in (public, "public"))
     assert moved.law.loss(**MOE) == pytest.approx(law.loss(**MOE), rel=1e-4)
-    assert moved.law.loss(**MOE) != pytest.approx(fit(runs, "joint", prior="public").law.loss(**MOE), rel=1e-3)
+    assert moved.law.loss(**MOE) != pytest.approx(usual.law.loss(**MOE), rel=1e-3)
 
 
 def test_labs_are_left_out_of_the_terms_of_experts():
@@ -306,7 +310,7 @@ def test_the_first_coordinates_of_a_joint_law_are_those_of_its_dense_models():
     m, mu, n, nu = (float(v) for v in JOINT.chinchilla_coefficients(1.0))
     dense = CHINCHILLA.of_natural(natural_of(ChinchillaLaw.form, {"m": m, "mu": mu, "n": n, "nu": nu, "c": JOINT.c}))
     np.testing.assert_allclose(prior(JOINT).mean[:5], dense, rtol=1e-9)
-    public, joint = prior(), fit(dense_runs(JOINT), prior="public")
+    public, joint = prior(), fit(dense_runs(JOINT), prior="public", starts=[JOINT])
     assert joint.problem.objective.penalty.mean[:5] == pytest.approx(public.mean)
     assert joint.problem.objective.penalty.mean[5:] == pytest.approx(prior(JOINT).mean[5:])
 
@@ -330,12 +334,19 @@ def test_a_law_without_draws_is_surer_of_itself_than_of_other_labs():
     assert spread[5:].min() > 0.003
 
 
-def test_dense_runs_of_another_corpus_move_the_law_and_leave_it_the_terms_of_experts():
-    """Where the irreducible loss is 0.36 nats lower."""
-    truth = JOINT.replace(c=1.0)
-    result = fit(dense_runs(truth), prior=JOINT)
+# Another corpus, where the irreducible loss is 0.36 nats lower.
+OTHER = JOINT.replace(c=1.0)
+
+
+@pytest.fixture(scope="module")
+def other_fit():
+    return fit(dense_runs(OTHER), prior=JOINT)
+
+
+def test_dense_runs_of_another_corpus_move_the_law_and_leave_it_the_terms_of_experts(other_fit):
+    result = other_fit
     assert result.rmse < 0.006
-    assert result.law.loss(**MOE) == pytest.approx(truth.loss(**MOE), abs=0.03)
+    assert result.law.loss(**MOE) == pytest.approx(OTHER.loss(**MOE), abs=0.03)
     assert "All runs have experts=1" in result.status.messages[0]
     assert "Not determined by these runs, so as in the prior from Ludziejewski" in result.status.messages[-1]
     assert result.status.standard_errors["gamma"] == pytest.approx(0.007, abs=0.003)
@@ -344,15 +355,15 @@ def test_dense_runs_of_another_corpus_move_the_law_and_leave_it_the_terms_of_exp
     assert "from your runs" in coefficients["beta"]
     assert "from the prior: " in result.status.verdict
     with pytest.raises(ValueError, match="not identifiable"):
-        fit(dense_runs(truth))
+        fit(dense_runs(OTHER))
 
 
 def test_many_runs_of_another_law_give_its_fit():
     truth = JOINT.replace(alpha=-0.25, a=120.0, beta=-0.2, b=60.0, c=1.6)
     runs = synthetic_runs(law=truth)
-    fresh = fit(runs)
+    fresh = fit(runs, starts=[truth])
     for law in (JOINT, "public"):
-        moved = fit(runs, prior=law)
+        moved = fit(runs, prior=law, starts=[JOINT])
         assert rms(errors_of(moved.law, runs)) < 1.01 * fresh.rmse
         assert moved.law.loss(3e9, 1e11, 16) == pytest.approx(fresh.law.loss(3e9, 1e11, 16), abs=0.01)
 
@@ -362,16 +373,16 @@ def test_runs_pull_a_law_from_the_prior_steadily():
     runs, far = synthetic_runs(law=truth), (3e9, 1e11, 1)
     order = np.random.default_rng(0).permutation(len(runs))
     parts = [runs.take(order[:count]) for count in (1, 6, 40, len(runs))]
-    errors = [abs(fit(part, prior=JOINT).law.loss(*far) - truth.loss(*far)) for part in parts]
+    laws = [fit(part, prior=JOINT, starts=[JOINT]).law for part in parts]
+    errors = [abs(law.loss(*far) - truth.loss(*far)) for law in laws]
     assert abs(JOINT.loss(*far) - truth.loss(*far)) > errors[0] > errors[1] > errors[2] > errors[3]
 
 
-def test_the_price_of_a_wrong_prior_is_bounded():
+def test_the_price_of_a_wrong_prior_is_bounded(paper_runs, paper_fit):
     """Exponents and levels many standard deviations off cost a sixth of the error of a fresh fit, and no more."""
     wrong = JOINT.replace(alpha=-0.6, beta=-0.6, a=4e5, b=4e6, c=0.6, draws=None)
-    runs = synthetic_runs()
-    fresh, moved = fit(runs), fit(runs, prior=wrong)
-    assert rms(errors_of(moved.law, runs)) < 1.2 * fresh.rmse
+    moved = fit(paper_runs, prior=wrong)
+    assert rms(errors_of(moved.law, paper_runs)) < 1.2 * paper_fit.rmse
     assert moved.law.loss(3e9, 1e11, 16) == pytest.approx(JOINT.loss(3e9, 1e11, 16), abs=0.02)
 
 
@@ -388,9 +399,8 @@ def test_intervals_hold_what_the_runs_left_open(law):
     assert np.mean(hits) >= 0.8
 
 
-def test_the_law_says_under_which_prior_it_was_fitted(tmp_path):
-    law = fit(dense_runs(JOINT.replace(c=1.0)), prior=JOINT).law
-    law.save_pretrained(tmp_path)
+def test_the_law_says_under_which_prior_it_was_fitted(other_fit, tmp_path):
+    other_fit.law.save_pretrained(tmp_path)
     conditions = JointLaw.from_pretrained(tmp_path).conditions
     assert "fitted on dense.csv, under a prior from Ludziejewski et al. 2025" in conditions.provenance
     assert conditions.objective["prior"] in conditions.provenance
@@ -408,7 +418,7 @@ def test_a_law_under_a_prior_is_trusted_as_far_as_its_own_runs_support(tmp_path)
     sizes = [1e8, 3e8, 6e8]
     n, d, e = (values.ravel() for values in np.meshgrid(sizes, [2e9, 8e9, 3e10], [1.0, 8.0]))
     runs = Runs.from_columns(n, d, e, JOINT.loss(n, d, e) + 0.1, "run")
-    fit(runs, prior=JOINT).law.save_pretrained(tmp_path)
+    fit(runs, prior=JOINT, starts=[JOINT]).law.save_pretrained(tmp_path)
     law = JointLaw.from_pretrained(tmp_path)
     assert law.conditions.overall.n_active == (1e8, 6e8)
     assert [*law.default_experts()] == [1, 2, 4, 8, 16, 32]
@@ -425,7 +435,7 @@ def test_a_law_under_a_prior_is_trusted_as_far_as_its_own_runs_support(tmp_path)
 
 def test_a_law_of_an_earlier_version_with_joined_ranges_loads_and_is_not_trusted(tmp_path):
     """Ranges of its runs and of its prior's were one, so what its own runs cover is unknown."""
-    law = fit(dense_runs(JOINT), prior=JOINT).law
+    law = fit(dense_runs(JOINT), prior=JOINT, starts=[JOINT]).law
     path = law.save_pretrained(tmp_path)
     data = json.loads(path.read_text())
     del data["conditions"]["prior_limits"]
@@ -453,12 +463,12 @@ def test_any_kind_of_law_can_be_a_prior():
 def test_a_bad_run_among_few_is_named_and_a_lone_one_is_not():
     """Leverage counts the prior: a lone run does not predict itself."""
     few = dense_runs(JOINT).take(np.arange(0, 15, 2))
-    assert fit(few, prior=JOINT).status.suspicious == ()
+    assert fit(few, prior=JOINT, starts=[JOINT]).status.suspicious == ()
     off = dataclasses.replace(few, loss=few.loss + 0.6 * (np.arange(len(few)) == 3))
-    status = fit(off, prior=JOINT).status
+    status = fit(off, prior=JOINT, starts=[JOINT]).status
     assert status.suspicious == (few.run_id[3],)
     assert status.deviations[0] == pytest.approx(0.6, abs=0.1)
-    assert fit(off.take([3]), prior=JOINT).status.suspicious == ()
+    assert fit(off.take([3]), prior=JOINT, starts=[JOINT]).status.suspicious == ()
 
 
 def test_a_published_law_is_a_prior_by_its_name():

@@ -5,7 +5,8 @@ import pytest
 
 from scaling_law import JointLaw, fit
 from scaling_law.fitting.uncertainty import cluster_counts
-from tests.scaling_law.synthetic import synthetic_runs, tiny_runs
+from tests.conftest import sweep
+from tests.scaling_law.synthetic import synthetic_runs, tiny_fit
 
 
 @pytest.fixture(scope="module")
@@ -23,17 +24,19 @@ def test_trunks_are_resampled_whole(paper_runs):
 
 
 def test_deterministic_for_a_seed(paper_fit, drawn):
-    np.testing.assert_array_equal(paper_fit.bootstrap(120, seed=3).draws, drawn.draws)
-    assert not np.array_equal(paper_fit.bootstrap(4, seed=4).draws, drawn.draws[:4])
+    few = [paper_fit.bootstrap(4, seed=seed).draws for seed in (3, 3, 4)]
+    np.testing.assert_array_equal(few[0], few[1])
+    np.testing.assert_allclose(few[0], drawn.draws[:4], rtol=1e-6)
+    assert not np.array_equal(few[2], few[0])
 
 
-def test_each_draw_is_the_optimum_of_its_resample(paper_fit, drawn):
+@pytest.mark.parametrize("k", sweep([0, 7, 19], [7]))
+def test_each_draw_is_the_optimum_of_its_resample(paper_fit, drawn, k):
     """Refits from the full grid of starts find nothing better than the warm start did."""
     counts = cluster_counts(paper_fit.runs, 120, seed=3)
-    for k in (0, 7, 19):
-        cold = fit(paper_fit.runs, weights=counts[k])
-        warm = fit(paper_fit.runs, weights=counts[k], starts=[JointLaw(*drawn.draws[k])])
-        assert warm.objective <= cold.objective * (1 + 1e-6)
+    cold = fit(paper_fit.runs, weights=counts[k])
+    warm = fit(paper_fit.runs, weights=counts[k], starts=[JointLaw(*drawn.draws[k])])
+    assert warm.objective <= cold.objective * (1 + 1e-6)
 
 
 def test_intervals_cover_the_truth(drawn, published):
@@ -48,10 +51,11 @@ def test_intervals_cover_the_truth(drawn, published):
     assert start < published.c < end
 
 
-def test_intervals_have_their_level():
+@pytest.mark.parametrize("sweeps", sweep([24, 12], [12]))
+def test_intervals_have_their_level(sweeps):
     """Ninety-percent intervals of a prediction, over repeated sweeps, contain the truth nine times of ten or so."""
     law, hits = JointLaw.published(), []
-    for seed in range(24):
+    for seed in range(sweeps):
         result = fit(synthetic_runs(seed=100 + seed), starts=[law])
         low, high = result.bootstrap(60, seed=seed).prediction_interval([1e9, 3e8], [1e10, 8e9], [1, 8], level=0.9)
         hits.append(
@@ -61,8 +65,8 @@ def test_intervals_have_their_level():
 
 
 def test_tiny_sweeps_bootstrap_too():
-    result = fit(tiny_runs())
-    drawn = result.bootstrap(100)
+    result = tiny_fit()
+    drawn = result.bootstrap(60)
     assert np.all(np.isfinite(drawn.draws))
     low, high = drawn.prediction_interval(1e6, 1e6, 4)
     assert low < result.law.loss(1e6, 1e6, 4) < high

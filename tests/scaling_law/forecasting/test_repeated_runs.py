@@ -10,6 +10,8 @@ from scaling_law import forecast
 from scaling_law.commands.cli import app
 from tests.scaling_law.fitting.test_repetition import TRUTH, repeated_runs
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 AT = {"n_active": 6e9, "tokens": 8e11}
 
 

@@ -9,6 +9,8 @@ from scaling_law import JointLaw, law_files
 from tests.hub.conftest import loopback, online, the_hub  # noqa: F401
 from tests.hub.loopback import TOKEN
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 
 @pytest.fixture
 def _nothing_is_drawn(monkeypatch):

@@ -170,7 +170,8 @@ def test_a_fit_knows_the_ranges_of_its_laws_own_variables():
     n = active_parameters(width)
     tokens = n * 10 ** random.uniform(0.5, 2, 200)
     losses = SPARSITY.loss(tokens=tokens, **own) * np.exp(random.normal(0, 0.002, 200))
-    law = fit(Runs.from_columns(n, tokens, experts, losses, "run", columns=own), kind="sparsity").bootstrap(20).law
+    runs = Runs.from_columns(n, tokens, experts, losses, "run", columns=own)
+    law = fit(runs, kind="sparsity", starts=[SPARSITY]).bootstrap(20).law
     assert law.conditions.variables == {k: (v.min(), v.max()) for k, v in own.items()}
     assert Conditions.from_dict(law.conditions.to_dict()) == law.conditions
     warnings = law.warnings(n_total=1e9, tokens=1e10, density=1 / 16)

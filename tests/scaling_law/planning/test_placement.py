@@ -14,6 +14,7 @@ from scaling_law.machine.layout import ENGINES, RESERVED, DoesNotFit, Option
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.ladder import PaperLadder
 from scaling_law.size.recipe import BatchRamp, RampStage
+from tests.conftest import sweep
 from tests.scaling_law.synthetic import PAPER_RAMP
 from training import from_dict
 
@@ -146,7 +147,7 @@ def test_batches_are_rounded_up_to_what_gpus_can_share():
     assert not Cluster.of(gpus=8, gpu="h100").warnings(Architecture(512), 1e10)[1:]
 
 
-@pytest.mark.parametrize("experts", [None, [4, 32]])
+@pytest.mark.parametrize("experts", sweep([None, [4, 32]], [[4, 32]]))
 def test_a_plan_is_the_best_that_the_gpus_can_train(experts):
     """Against every width of every E: the best of those that fit."""
     law, cluster = JointLaw.published(), Cluster(4, H100)
@@ -177,10 +178,11 @@ def test_a_budget_of_flops_is_planned_for_what_fits():
     )
 
 
-def test_every_question_takes_the_same_step():
+@pytest.mark.parametrize("count", sweep([200, 50], [50]))
+def test_every_question_takes_the_same_step(count):
     """The optimum's search over widths, a plan's time and `scale_out`, to the last digits."""
     random, law = np.random.default_rng(0), JointLaw.published()
-    for _ in range(200):
+    for _ in range(count):
         d_model, e = 64 * int(random.integers(4, 48)), int(random.choice([1, 2, 8, 32]))
         gpus, gpu = int(random.choice([1, 8, 64])), str(random.choice(["h100", "a100", "gb200", "rtx-4090"]))
         model, throughput = Architecture(d_model, e), Throughput.assumed(gpu)

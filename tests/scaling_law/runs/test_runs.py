@@ -1,6 +1,7 @@
 """Tables of runs: every source, every refusal; trunks, and intervals that have their level with them."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pandas
@@ -250,6 +251,7 @@ def test_the_result_says_how_many_trunks_and_whence(tmp_path):
     assert (conditions.trunks, conditions.trunk_source) == (6, "column group")
 
 
+@cache
 def interval(seed, trunks):
     """The 95 % interval of the law's value at AT; coefficients that 36 runs hardly determine are fixed."""
     fixed = {name: TINY_LAW[name] for name in ("e_start", "e_max", "gamma", "zeta")}

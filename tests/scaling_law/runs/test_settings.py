@@ -8,6 +8,8 @@ from scaling_law.runs import best_of
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.settings import find_blend, places
 
+pytestmark = pytest.mark.usefixtures("shared_searches")
+
 LAW = JointLaw.published()
 RATES = 1e-3 * 2.0 ** np.arange(-2, 3)
 FAR = {"n_active": 2e9, "tokens": 4e10}

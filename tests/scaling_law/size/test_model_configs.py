@@ -9,6 +9,7 @@ import pytest
 
 from scaling_law.size import model_configs
 from scaling_law.size.model_configs import read_model
+from tests.conftest import sweep
 from tests.scaling_law.configs import MIXTRAL
 from training.configuration.class_counts import read_class
 
@@ -23,13 +24,18 @@ def installed(monkeypatch):
     return points
 
 
-def test_a_type_of_no_table_is_counted_on_its_class():
-    """GPT-2 and a hybrid: 124,439,808 parameters, of which laws leave out the vectors."""
+@pytest.mark.parametrize(("blocks", "billions"), sweep([(48, 3.8), (4, 0.9)], [(4, 0.9)]))
+def test_a_type_of_no_table_is_counted_on_its_class(blocks, billions):
+    """GPT-2 and a hybrid: 124,439,808 parameters, of which laws leave out the vectors.
+
+    Of the hybrid's parameters 0.62B are embeddings; its 48 blocks have the rest, and four are built sooner.
+    """
     read = read_model({"model_type": "gpt2"})
     assert (read.parameters, read.architecture.n_blocks, read.architecture.gated) == (124_439_808, 12, False)
-    hybrid = read_model({"model_type": "llava", "text_config": {"model_type": "qwen3_next"}})
-    assert (hybrid.text_only, hybrid.architecture.attention_blocks) == (True, 12)  # of 48
-    assert (round(hybrid.architecture.n_active / 1e9, 1), hybrid.architecture.experts) == (3.8, 512)
+    text = {"model_type": "qwen3_next", "num_hidden_layers": blocks}
+    hybrid = read_model({"model_type": "llava", "text_config": text})
+    assert (hybrid.text_only, hybrid.architecture.attention_blocks) == (True, blocks // 4)
+    assert (round(hybrid.architecture.n_active / 1e9, 1), hybrid.architecture.experts) == (billions, 512)
 
 
 def test_a_file_a_folder_and_a_mapping_are_the_same(tmp_path):

@@ -9,8 +9,9 @@ from benchmarks.every_class import section
 from scaling_law import describe, scale_out
 from scaling_law.size.config_fields import list_unread, read_precision
 from scaling_law.size.model_configs import read_model
+from tests.conftest import sweep
 from tests.scaling_law.configs import MIXTRAL
-from training.configuration.class_counts import read_class, training_flops
+from training.configuration.class_counts import on_meta, read_class, training_flops
 from training.configuration.model_classes import ModelClassArguments, model_types
 
 # google/gemma-4-E2B
@@ -108,6 +109,25 @@ LATENT_EXPERTS = {
 }
 
 
+def test_per_layer_embeddings_of_few_blocks_are_looked_up():
+    """Ten blocks, of which the last five share the keys of others."""
+    few = {"num_hidden_layers": 10, "num_kv_shared_layers": 5, "layer_types": GEMMA_4["layer_types"][:10]}
+    fields = GEMMA_4 | few
+    read = describe(fields, context=2048)
+    a = read.architecture
+    config = transformers.CONFIG_MAPPING["gemma4_text"].from_dict(fields)
+    parameters = sum(p.numel() for p in on_meta(config).parameters())
+    table = 262_144 * 10 * 256
+    assert (read.model.parameters, a.lookup_parameters) == (parameters, table)
+    assert a.n_total - a.n_active == table
+    norms = read.model.left_out["norms"]
+    assert a.training_flops(1) == 6 * (parameters - table - norms)
+    assert a.training_flops(1, 2048) == training_flops(config, 2048)
+    assert a.weight_bytes() == 2 * a.n_total
+    assert "671M in tables beside the embedding" in str(read)
+
+
+@pytest.mark.slow
 def test_per_layer_embeddings_are_looked_up():
     """Without them and the embedding 1.88B are multiplied; the FLOPs are torch's own count of the class."""
     read = describe(GEMMA_4, context=2048)
@@ -146,7 +166,13 @@ def _count_of(fields):
     return read_class(ModelClassArguments.model_construct(**fields).config(96, 128, 0).to_dict())[0]
 
 
-@pytest.mark.parametrize(("dtype", "size", "groups"), [("float32", 4, 16), ("bfloat16", 2, 2), (None, 4, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "size", "groups"),
+    sweep(
+        [("float32", 4, 16), ("float32", 4, 2), ("bfloat16", 2, 2), (None, 4, 2)],
+        [("float32", 4, 2), ("bfloat16", 2, 2), (None, 4, 2)],
+    ),
+)
 def test_a_recurrent_state_is_kept_in_the_type_that_the_configuration_or_the_class_says(dtype, size, groups):
     """The convolution's state is in the model's; no size of a KV element changes either."""
     # The model has sixteen groups of four blocks, of which three are recurrent; two groups are built sooner.
