@@ -19,9 +19,17 @@ from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wins
-from scaling_law.planning.optimum import ROUNDING, drawn_losses, models_at_budget, optimal_widths, parse_experts
+from scaling_law.planning.optimum import (
+    ROUNDING,
+    BestModels,
+    choose_width,
+    drawn_losses,
+    models_at_budget,
+    optimal_widths,
+    parse_experts,
+)
 from scaling_law.planning.question import LimitFields, ModelFields
-from scaling_law.planning.trusted import BestModels, budgets_trusted, prefer_trusted, trusted_widths
+from scaling_law.planning.trusted import budgets_trusted, spend_enough, trusted_widths
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval, Intervals, Variables
 
 if TYPE_CHECKING:
@@ -238,11 +246,13 @@ def _best_within(
         # The largest trusted model may be smaller than its limit.
         _, largest_trusted = trusted_widths(law, experts, limits)
         d_model = np.broadcast_to(np.minimum(largest, largest_trusted), loss.shape)
-        _, tokens, trusted_loss = models_at_budget(law, law.columns, experts, budget, limits, trusted=True)(d_model)
-        variables = limits.models(law, d_model, experts, tokens)
-        has_model = np.isfinite(trusted_loss) & optimum.exists & (largest >= limits.ladder.smallest)
-        trusted = BestModels(d_model, np.where(has_model, trusted_loss, np.inf), variables)
-        models, is_compared = prefer_trusted(law, budget, limits, models, _take_best_so_far(trusted))
+        find = models_at_budget(law, law.columns, experts, budget, limits, trusted=True)
+        trusted = choose_width(find, d_model[None], optimum.exists & (largest >= limits.ladder.smallest))
+        is_trusted = models.fits & limits.check(law, models.variables).trusted
+        trusted = _take_best_so_far(trusted).replaced(is_trusted, models)
+        has_answer = spend_enough(budget, limits, trusted)
+        is_compared = trusted.fits | ~has_answer
+        models = models.replaced(has_answer & trusted.fits, trusted)
     return models, is_compared
 
 

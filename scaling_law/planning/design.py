@@ -109,7 +109,7 @@ def advantage(flops: float, experts: float, baseline: float, **limits: Unpack[Li
         of_law_limits = Limits.of(law, **limits)
         compared = parse_experts(law, [experts, baseline], of_law_limits)
         optimum = optimal_widths(law, budget, compared, of_law_limits)
-        law.check(**budget.models(law, optimum.d_model, compared, of_law_limits)).refuse()
+        law.check(**optimum.variables).refuse()
         return float(optimum.loss[1] - optimum.loss[0])
 
     return ask

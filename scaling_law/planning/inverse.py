@@ -35,11 +35,12 @@ from scaling_law.planning.budget import (
     read_question,
     refuse_served,
 )
-from scaling_law.planning.limits import WIDTHS, Limits, explain_ignored_design
+from scaling_law.planning.limits import WIDTHS, Limits, explain_ignored_design, of_law
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
+    BestModels,
     Models,
-    WidthOptimum,
+    choose_width,
     drawn_losses,
     explain_left_out,
     explain_no_optimum,
@@ -189,13 +190,22 @@ def reach(
     least: Least = "memory_bytes"
     if budget is None:
         least = "hours" if cluster else "flops"
-        losses, each_e = np.broadcast_arrays(target, e)
-        d_model, tokens = _find_cheapest(law, losses, each_e, cluster, limits, force)
-    else:
-        d_model, tokens = _find_smallest(law, target, e, budget, limits, force)
-    is_reached = np.isfinite(d_model)
-    tokens = np.where(is_reached, tokens, np.nan)
-    variables = limits.models(law, d_model, e, tokens)
+    losses, each_e = np.broadcast_arrays(target, e)
+
+    def find(trusted: bool) -> BestModels:
+        if budget is None:
+            return _find_cheapest(law, losses, each_e, cluster, limits, trusted).with_gaps()
+        return _find_smallest(law, target, e, budget, limits, trusted).with_gaps()
+
+    models = find(trusted=False)
+    check = limits.check(law, models.variables)
+    if not (force or check.unknown or check.trusted.all()):
+        trusted = find(trusted=True)
+        models = models.replaced(trusted.fits, trusted)
+    is_reached = models.fits
+    d_model = models.d_model
+    tokens = models.tokens
+    variables = {**models.variables, "experts": each_e}
     check = _check_range(law, variables, is_reached, e.ndim, limits, force)
 
     sizes = limits.widths(d_model, e)
@@ -245,62 +255,45 @@ def _intervals(draws: FloatArray | None, is_reached: BoolArray) -> list[Interval
 
 
 def _find_cheapest(
-    law: Formula, losses: FloatArray, experts: FloatArray, cluster: Cluster | None, limits: Limits, force: bool
-) -> tuple[FloatArray, FloatArray]:
-    """Find d_model and D of the models of fewest FLOPs, or of fewest hours on a cluster; trusted ones unless forced.
-
-    A width is NaN where no model reaches the loss.
-    """
+    law: Formula, losses: FloatArray, experts: FloatArray, cluster: Cluster | None, limits: Limits, trusted: bool
+) -> BestModels:
+    """Find the models of fewest FLOPs, or of fewest hours on a cluster; of the `trusted` ones, or of all."""
     refuse_other_variables(law, limits, experts)
     exists = _has_optimum(law, experts)
     if not exists.any():
         raise InputError(explain_no_optimum(law, experts, exists))
     if cluster is not None:
         refuse_served(limits)
-    models = reaching(law, law.columns, losses, experts, limits, cluster)
+    models = reaching(law, law.columns, losses, experts, limits, cluster, trusted)
+    if trusted:
+        return choose_trusted(models, law, experts, limits).only(exists)
     limit = limits.width_limit(experts)
     smallest = limits.ladder.smallest
     optimum = find_optimum(models, WIDTHS, limit, limits.ladder)
     # The smallest model is the cheapest one where the optimum would be smaller still.
-    _, _, cost = models(np.full(losses.shape, smallest))
-    is_smallest = ~optimum.fits & exists & (limit >= smallest) & np.isfinite(cost)
-    d_model = np.where(optimum.fits, optimum.d_model, np.where(is_smallest, smallest, np.nan))
-    _, tokens, _ = models(d_model)
-    if not (force or _are_trusted(law, d_model, tokens, experts, limits)):
-        trusted_models = reaching(law, law.columns, losses, experts, limits, cluster, trusted=True)
-        trusted = choose_trusted(trusted_models, law, experts, limits)
-        d_model = np.where(exists & trusted.fits, trusted.d_model, d_model)
-        _, tokens, _ = models(d_model)
-    return d_model, tokens
+    least = choose_width(models, np.full((1, *losses.shape), smallest), exists & (limit >= smallest))
+    return least.replaced(optimum.fits, optimum)
 
 
 def _find_smallest(
-    law: Formula, losses: FloatArray, experts: FloatArray, budget: Budget, limits: Limits, force: bool
-) -> tuple[FloatArray, FloatArray]:
-    """Find d_model and D of the smallest models that reach the loss within the budget: trusted ones unless forced.
-
-    A width is NaN where no model does.
-    """
+    law: Formula, losses: FloatArray, experts: FloatArray, budget: Budget, limits: Limits, trusted: bool
+) -> BestModels:
+    """Find the smallest models that reach the loss within the budget: of the `trusted` ones, or of all."""
     if limits.memory is not None:
         raise InputError(given("memory"), " is what this question solves for: leave it out")
-    models = models_at_budget(law, law.columns, experts, budget, limits)
-    width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits), limits)
-    _, tokens, _ = models(width)
-    if not (force or _are_trusted(law, width, tokens, experts, limits)):
-        models = models_at_budget(law, law.columns, experts, budget, limits, trusted=True)
-        trusted = find_trusted(law, budget, experts, limits, integral=False)
-        trusted_width = _smallest_width(models, losses, trusted, limits)
-        is_reached = np.isfinite(trusted_width)
-        width = np.where(is_reached, trusted_width, width)
-        tokens = np.where(is_reached, models(trusted_width)[1], tokens)
-    return width, tokens
+    models = models_at_budget(law, law.columns, experts, budget, limits, trusted)
+    best: BestModels = optimal_widths(law, budget, experts, limits)
+    if trusted:
+        best = find_trusted(law, budget, experts, limits, integral=False)
+    width = _smallest_width(models, losses, best, limits)
+    return choose_width(models, width[None], True)
 
 
-def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum, limits: Limits) -> FloatArray:
+def _smallest_width(models: Models, losses: FloatArray, best: BestModels, limits: Limits) -> FloatArray:
     """Return the least width whose model reaches each loss, which the best model does if any; NaN where none does."""
 
     def excess(log_width: FloatArray) -> FloatArray:
-        return np.asarray(models(np.exp(log_width))[2] - losses)
+        return np.asarray(models(np.exp(log_width))[1] - losses)
 
     smallest = limits.ladder.smallest
     largest = np.maximum(best.d_model, smallest) + 0.0 * losses
@@ -308,12 +301,6 @@ def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum, limi
     # The best model itself may be the only one that reaches it.
     width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
     return np.where(best.fits, width, np.nan)
-
-
-def _are_trusted(law: Formula, d_model: FloatArray, tokens: FloatArray, experts: FloatArray, limits: Limits) -> bool:
-    """Return whether all models are trusted; also where the law knows no range, so that none can be."""
-    check = limits.check(law, limits.models(law, d_model, experts, tokens))
-    return bool(check.unknown) or bool(check.trusted.all())
 
 
 def _check_range(
@@ -411,22 +398,23 @@ def reaching(
     cluster: Cluster | None = None,
     trusted: bool = False,
 ) -> Models:
-    """Make a function of the width: N_act, D and ln cost of the models that reach `loss`, in FLOPs or in seconds.
+    """Make a function of the width: variables and ln cost of the models that reach `loss`, in FLOPs or in seconds.
 
     Where they must be `trusted`, the cost of others is NaN.
     """
 
-    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def models(d_model: FloatArray) -> tuple[Variables, FloatArray]:
         variables = limits.variables(d_model, experts, 1.0)
         tokens = tokens_needed(law, coefficients, loss, variables, limits)
+        variables = of_law(law, {**variables, "tokens": tokens})
         if cluster is not None:
             cost = cluster.seconds(limits.widths(d_model, experts), tokens)
         else:
             cost = limits.flops(d_model, experts, tokens)
         if trusted:
-            fewest, most = tokens_trusted(law, {**variables, "tokens": tokens}, limits)
+            fewest, most = tokens_trusted(law, variables, limits)
             cost = np.where((tokens >= fewest) & (tokens <= most), cost, np.nan)
-        return variables["n_active"], tokens, np.log(cost)
+        return variables, np.log(cost)
 
     return models
 
