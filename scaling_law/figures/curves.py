@@ -237,19 +237,17 @@ def _best_within(
     """
     optimum = optimal_widths(law, budget, experts, limits)
     largest = limits.width_of_memory(memory.reshape(-1, *[1] * optimum.exists.ndim), experts)
-    d_model = np.minimum(optimum.d_model, largest)
-    variables = budget.models(law, d_model, experts, limits)
-    loss = np.where(optimum.exists, limits.loss(law, law.columns, variables), np.inf)
-    models = _take_best_so_far(BestModels(d_model, loss, variables))
-    is_compared = np.full(loss.shape, True)
-    if prefers_trusted and not limits.check(law, variables).unknown:
+    find = models_at_budget(law, law.columns, experts, budget, limits)
+    models = _take_best_so_far(choose_width(find, np.minimum(optimum.d_model, largest)[None], optimum.exists))
+    is_compared = np.full(models.loss.shape, True)
+    check = limits.check(law, models.variables)
+    if prefers_trusted and not check.unknown:
         # The largest trusted model may be smaller than its limit.
         _, largest_trusted = trusted_widths(law, experts, limits)
-        d_model = np.broadcast_to(np.minimum(largest, largest_trusted), loss.shape)
+        d_model = np.broadcast_to(np.minimum(largest, largest_trusted), models.loss.shape)
         find = models_at_budget(law, law.columns, experts, budget, limits, trusted=True)
         trusted = choose_width(find, d_model[None], optimum.exists & (largest >= limits.ladder.smallest))
-        is_trusted = models.fits & limits.check(law, models.variables).trusted
-        trusted = _take_best_so_far(trusted).replaced(is_trusted, models)
+        trusted = _take_best_so_far(trusted).replaced(models.fits & check.trusted, models)
         has_answer = spend_enough(budget, limits, trusted)
         is_compared = trusted.fits | ~has_answer
         models = models.replaced(has_answer & trusted.fits, trusted)

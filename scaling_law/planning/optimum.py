@@ -136,7 +136,7 @@ class BestModels:
 
     @property
     def fits(self) -> BoolArray:
-        """Where there is a model."""
+        """True where there is a model."""
         return np.isfinite(self.loss)
 
     @property
@@ -151,27 +151,28 @@ class BestModels:
     def experts(self) -> FloatArray:
         return self.variables["experts"]
 
-    def take(self, find: Callable[..., FloatArray], *others: BestModels) -> BestModels:
-        """Return the models that `find` makes of each array, and of those of the others."""
-        variables = {}
-        for name, values in self.variables.items():
-            variables[name] = find(values, *(models.variables[name] for models in others))
-        return BestModels(
-            d_model=find(self.d_model, *(models.d_model for models in others)),
-            loss=find(self.loss, *(models.loss for models in others)),
-            variables=variables,
-        )
+    def take(self, find: Callable[[FloatArray], FloatArray]) -> BestModels:
+        """Return the models that `find` makes of each array."""
+        variables = {name: find(values) for name, values in self.variables.items()}
+        return BestModels(find(self.d_model), find(self.loss), variables)
 
     def replaced(self, where: BoolArray, substitutes: BestModels) -> BestModels:
         """Return these models, with others in some places."""
-        return self.take(lambda values, others: np.asarray(np.where(where, others, values)), substitutes)
+        variables = {}
+        for name, values in self.variables.items():
+            variables[name] = np.where(where, substitutes.variables[name], values)
+        return BestModels(
+            d_model=np.where(where, substitutes.d_model, self.d_model),
+            loss=np.where(where, substitutes.loss, self.loss),
+            variables=variables,
+        )
 
     def only(self, where: BoolArray) -> BestModels:
         """Return these models, and none in all other places."""
         return replace(self, loss=np.where(where, self.loss, np.inf))
 
     def with_gaps(self) -> BestModels:
-        """Return these models, NaN where there is none."""
+        """Return NaN where there is no model."""
         return self.take(lambda values: np.where(self.fits, values, np.nan))
 
 
