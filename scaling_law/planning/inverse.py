@@ -43,16 +43,16 @@ from scaling_law.planning.optimum import (
     choose_width,
     drawn_losses,
     explain_left_out,
-    explain_no_optimum,
     explain_undiscounted,
     find_optimum,
     models_at_budget,
     optimal_widths,
     parse_experts,
     parse_positive,
+    reasons_without,
+    refuse_no_optimum,
     refuse_other_variables,
     tokens_trusted,
-    why_no_optimum,
 )
 from scaling_law.planning.question import BudgetFlops, Force, QuestionFields, SeveralExperts
 from scaling_law.planning.trusted import choose_trusted, find_trusted
@@ -261,7 +261,7 @@ def _find_cheapest(
     refuse_other_variables(law, limits, experts)
     exists = _has_optimum(law, experts)
     if not exists.any():
-        raise InputError(explain_no_optimum(law, experts, exists))
+        refuse_no_optimum(law, experts, exists)
     if cluster is not None:
         refuse_served(limits)
     models = reaching(law, law.columns, losses, experts, limits, cluster, trusted)
@@ -321,7 +321,7 @@ def _check_range(
 def _explain(law: Formula, experts: FloatArray, limits: Limits, check: RangeCheck, is_reached: Any) -> list[str]:
     """Say which E have no answer, and what the answers rest on."""
     exists = _has_optimum(law, experts)
-    notes = explain_left_out({e: why_no_optimum(law, e) for e in np.unique(experts[~exists]).tolist()})
+    notes = explain_left_out(reasons_without(law, experts, exists))
     notes += explain_undiscounted(law, experts[exists], limits)
     notes += explain_ignored_design(law, limits)
     if np.any(is_reached & ~check.trusted) and not check.unknown:

@@ -155,7 +155,6 @@ def optimal(
         experts_without_optimum={e: why_no_optimum(law, e) for e in candidates[~optimum.exists].tolist()},
         forced=force,
         formula=law,
-        law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
         check=limits.check(law, models.variables),
         cluster=named_gpus,
@@ -334,7 +333,8 @@ def _costs(
     tokens = models.tokens
     columns: Fields = dict.fromkeys(("hours", "mfu", "layout", "decode_seconds"))
     if limits.inference_tokens:
-        columns["serving_share"] = budget.serving_share(models.d_model, models.experts, tokens, limits)
+        training, serving = budget.costs(models.d_model, models.experts, tokens, limits)
+        columns["serving_share"] = serving / (serving + training)
     if cluster is None:
         if decode_batch is not None:
             raise InputError(given("decode_batch", decode_batch), " needs a gpu that serves, such as gpu='h100'")

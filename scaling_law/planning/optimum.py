@@ -94,8 +94,7 @@ def compute_optimal(
     budget = Budget.each(budget_flops)
     limits = Limits.of(law)
     optimum = optimal_widths(law, budget, e, limits)
-    if not optimum.exists.all():
-        raise InputError(explain_no_optimum(law, e, optimum.exists))
+    refuse_no_optimum(law, e, optimum.exists)
     variables = budget.models(law, optimum.free, e, limits)
     check = law.check(**variables)
     check.refuse(force)
@@ -235,7 +234,7 @@ def optimal_widths(
         find = find_rung if integral else find_optimum
         optimum = find(models, budget.widths(limits), limit, ladder, closed)
     if coefficients is None and not optimum.exists.any():
-        raise InputError(explain_no_optimum(law, e, optimum.exists))
+        refuse_no_optimum(law, e, optimum.exists)
     return optimum
 
 
@@ -490,10 +489,17 @@ def _group_reasons(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
     return [(f"{e:g}", reason) for e, reason in reasons.items()]
 
 
-def explain_no_optimum(law: Formula, experts: ArrayLike, exists: BoolArray) -> str:
-    """Say why a law has no optimum for those of the E where none `exists`."""
-    without = np.unique(np.broadcast_to(np.asarray(experts, float), exists.shape)[~exists]).tolist()
-    groups = _group_reasons({e: why_no_optimum(law, e) for e in without})
+def reasons_without(law: Formula, experts: FloatArray, exists: BoolArray) -> dict[float, str]:
+    """Return E → why it has no optimum, for those where none `exists`."""
+    without = np.unique(np.broadcast_to(experts, exists.shape)[~exists])
+    return {e: why_no_optimum(law, e) for e in without.tolist()}
+
+
+def refuse_no_optimum(law: Formula, experts: FloatArray, exists: BoolArray) -> None:
+    """Raise InputError for the E without an optimum."""
+    if exists.all():
+        return
+    groups = _group_reasons(reasons_without(law, experts, exists))
     reasons = "; ".join(f"E = {names}: {reason}" for names, reason in groups)
-    quantifier = "some" if exists.any() else "any"
-    return f"this law has no compute optimum for {quantifier} of these experts: {reasons}; its `loss` is still defined"
+    claim = f"this law has no compute optimum for {'some' if exists.any() else 'any'} of these experts"
+    raise InputError(f"{claim}: {reasons}; its `loss` is still defined")
