@@ -459,16 +459,25 @@ def refuse_served(limits: Limits, alternative: str = "") -> None:
         raise InputError(f"inference_tokens={limits.inference_tokens:g} cost FLOPs: {advice}")
 
 
+def read_gpus(fields: QuestionFields, count: int | None = None) -> Cluster | None:
+    """Read the GPUs that a question names, `count` of them where it does not say; None where it names none."""
+    cluster_fields = pick(ClusterFields, fields)
+    if all(value is None for value in cluster_fields.values()):
+        return None
+    if cluster_fields.get("gpus") is None:
+        cluster_fields["gpus"] = count
+    return Cluster.of(pick(RunFields, fields), **cluster_fields)
+
+
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
     """Read the GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
     limits = Limits.of(law, **pick(LimitFields, fields))
     refuse(fields, ("hours", "money"), " is a budget, which this question solves for: leave it out")
-    cluster_fields = pick(ClusterFields, fields)
-    run: RunFields = pick(RunFields, fields)
-    if any(value is not None for value in cluster_fields.values()):
-        return Cluster.of(run, **cluster_fields), limits
-    refuse(run, run, " decides hours: it goes with gpus and a gpu or throughput")
-    return None, limits
+    cluster = read_gpus(fields)
+    if cluster is None:
+        run = pick(RunFields, fields)
+        refuse(run, run, " decides hours: it goes with gpus and a gpu or throughput")
+    return cluster, limits
 
 
 def read_question(law: Formula, flops: float | str | None, **fields: Unpack[QuestionFields]) -> tuple[Budget, Limits]:

@@ -22,7 +22,7 @@ from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.serving import seconds_of_token
-from scaling_law.planning.budget import Budget, Cluster, read_question
+from scaling_law.planning.budget import Budget, Cluster, read_gpus, read_question
 from scaling_law.planning.limits import Limits, explain_ignored_design
 from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
 from scaling_law.planning.optimum import (
@@ -308,15 +308,11 @@ def _read_gpus(
     flops: float | str | None, decode_batch: float | None, fields: QuestionFields
 ) -> tuple[Cluster | None, QuestionFields]:
     """Read the GPUs that train or serve what FLOPs buy, None where none are named; and the fields of the budget."""
-    cluster_fields: ClusterFields = pick(ClusterFields, fields)
-    has_other_budget = fields.get("hours") is not None or fields.get("money") is not None
-    if flops is None or has_other_budget or all(value is None for value in cluster_fields.values()):
+    if flops is None or fields.get("hours") is not None or fields.get("money") is not None:
         return None, fields
-    if decode_batch is not None and cluster_fields.get("gpus") is None:
-        # One GPU is enough to say what a token takes.
-        cluster_fields["gpus"] = 1
-    cluster = Cluster.of(pick(RunFields, fields), **cluster_fields)
-    budget_fields: Any = {name: value for name, value in fields.items() if name not in cluster_fields}
+    # One GPU is enough to say what a token takes.
+    cluster = read_gpus(fields, None if decode_batch is None else 1)
+    budget_fields: Any = {name: value for name, value in fields.items() if name not in ClusterFields.__annotations__}
     return cluster, budget_fields
 
 

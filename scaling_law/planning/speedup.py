@@ -36,7 +36,7 @@ from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
-from scaling_law.planning.minimiser import least
+from scaling_law.planning.minimiser import choose_inner, minima
 from scaling_law.planning.optimum import coefficients_of, optimal_widths, parse_experts, parse_positive
 from scaling_law.planning.question import BudgetFlops, Force, LimitFields, QuestionFields, Tokens, refuse
 from scaling_law.planning.trusted import find_trusted, spend_enough
@@ -349,7 +349,7 @@ class _Target:
         def cost(log_width: FloatArray) -> FloatArray:
             return models(np.exp(log_width))[1]
 
-        width = np.exp(least(cost, low, high, POINTS))
+        width = np.exp(choose_inner(*minima(cost, low, high, POINTS), low, high))
         return np.broadcast_to(width, loss.shape)
 
     def row(self, size: str, variables: Variables, model: Sized, least_loss: float | None = None) -> SpeedupRow:
