@@ -273,7 +273,7 @@ def _draw_losses(
     first = np.argmax(is_shown)
     places = np.where(is_shown.ravel(), np.arange(is_shown.size), first)
     models = models.take(lambda values: values.ravel()[places])
-    draws = drawn_losses(law, budget, models.variables, models.d_model, limits)
+    draws = drawn_losses(law, budget, models, limits)
     if draws is None:
         return None
     return np.where(is_shown, draws.reshape(-1, *is_shown.shape), np.inf)

@@ -211,9 +211,8 @@ def reach(
     sizes = limits.widths(d_model, e)
     needed_flops = np.where(is_reached, limits.flops(d_model, e, tokens), np.inf)
     notes = _explain(law, e, limits, check, is_reached)
-    of_reached = {name: values[is_reached] for name, values in variables.items()}
-    budget = budget or Budget.each(needed_flops)
-    drawn_loss = drawn_losses(law, budget, of_reached, d_model[is_reached], limits)
+    reached = models.take(lambda values: values[is_reached])
+    drawn_loss = drawn_losses(law, budget or Budget.each(needed_flops), reached, limits)
     columns: Fields = {
         "loss": target,
         **limits.routed_column(e),

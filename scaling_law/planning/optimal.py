@@ -125,7 +125,7 @@ def optimal(
     cluster = budget.cluster
     rates = LearningRateLaw.named(learning_rate_law) if isinstance(learning_rate_law, str) else learning_rate_law
     most_tokens = np.where(limited_by == EVIDENCE, models.tokens, np.inf)
-    draws = drawn_losses(law, budget, models.variables, models.d_model, limits, most_tokens)
+    draws = drawn_losses(law, budget, models, limits, most_tokens)
     trains = question.get("gpus") is not None
 
     def columns_of_models(models: BestModels, limited_by: NDArray[np.str_], draws: FloatArray | None) -> Fields:

@@ -405,8 +405,7 @@ def optimum_draws(
 def drawn_losses(
     law: Formula,
     budget: Budget,
-    at: Variables,
-    d_model: FloatArray,
+    models: BestModels,
     limits: Limits,
     most_tokens: ArrayLike = np.inf,
 ) -> FloatArray | None:
@@ -419,11 +418,11 @@ def drawn_losses(
     if law.draws is None and not has_drawn_steps:
         return None
     coefficients = coefficients_of(law) if law.draws is None else law.columns_of_draws(1)
-    variables = at
+    variables = models.variables
     if budget.cluster is not None and has_drawn_steps:
-        tokens = budget.tokens(d_model, at["experts"], limits, with_draws=True)
+        tokens = budget.tokens(models.d_model, models.experts, limits, with_draws=True)
         draw = np.arange(max(len(tokens), coefficients.shape[1]))
-        variables = {**at, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
+        variables = {**variables, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
         coefficients = coefficients[:, draw % coefficients.shape[1]]
     losses = limits.loss(law, coefficients, variables)
     return losses if law.draws is None else limits.drawn_losses(law, losses, variables)

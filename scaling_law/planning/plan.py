@@ -37,7 +37,7 @@ from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
-from scaling_law.planning.optimum import drawn_losses
+from scaling_law.planning.optimum import BestModels, drawn_losses
 from scaling_law.planning.question import (
     Branches,
     BudgetFlops,
@@ -331,9 +331,9 @@ def plan(
     if gpus.throughput.draws is not None:
         drawn_hours = gpus.gpus * gpus.seconds(architecture, float(total_tokens), drawn=True) / 3600.0
     # Within hours draws are of the tokens that the drawn step times allow.
-    model = {name: np.atleast_1d(values) for name, values in variables.items()}
+    model = BestModels(row.d_model, row.loss, variables).take(np.atleast_1d)
     most_tokens = row.tokens if row.limited_by == EVIDENCE else np.inf
-    drawn_loss = drawn_losses(law, table.budget, model, np.array([row.d_model]), table.limits, most_tokens)
+    drawn_loss = drawn_losses(law, table.budget, model, table.limits, most_tokens)
     warnings = list(passed_over)
     if tokens > row.tokens:
         warnings.append(f"one step takes {tokens:,} tokens, more than the {row.tokens:,.0f} of the budget")
