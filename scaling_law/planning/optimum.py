@@ -383,7 +383,7 @@ def optimum_draws(
     *,
     force: bool = False,
     **limits: Unpack[LimitFields],
-) -> BestModels:
+) -> WidthOptimum:
     """Find the optimum under every draw: arrays [n_draws, E], NaN where a draw has none.
 
     ValueError without draws; ExtrapolationError where the law's own optimum for one of these E lies beyond the
@@ -394,8 +394,9 @@ def optimum_draws(
     e = np.atleast_1d(parse_experts(law, experts, model_limits))
     budget = Budget.each(positive("flops", flops))
 
-    def find(coefficients: Any) -> BestModels:
-        return optimal_widths(law, budget, e, model_limits, coefficients=coefficients).with_gaps()
+    def find(coefficients: Any) -> WidthOptimum:
+        optimum = optimal_widths(law, budget, e, model_limits, coefficients=coefficients)
+        return replace(optimum, **vars(optimum.with_gaps()))
 
     optimum_of_law = find(law.columns)
     law.check(optimum_of_law.n_active, optimum_of_law.tokens, e).refuse(force)
