@@ -110,6 +110,7 @@ def optimal(
     optima = optimum.take(lambda values: values[optimum.fits])
     check = limits.check(law, optima.variables)
     is_trusted = check.trusted
+    # The best trusted model of each E: its optimum, or one that spends less.
     trusted = optima.only(is_trusted)
     if not (force or check.unknown or is_trusted.all()):
         trusted = find_trusted(law, budget, optima.experts, limits, integral).replaced(is_trusted, optima)

@@ -280,14 +280,14 @@ def find_rung(
     There is no optimum where the largest of them is the best, nor where the best is smaller than any, unless `closed`.
     """
     rungs = ladder.rungs(float(np.max(widths[1])))
-    best = choose_among(models, rungs, np.full(limit.shape, np.inf))
+    endless = np.full(limit.shape, np.inf)
+    best = choose_among(models, rungs, endless)
     free = best.d_model
-    is_smallest = best.fits & (free == ladder.smallest)
+    is_smallest = free == ladder.smallest
     if is_smallest.any():
         smaller = np.geomspace(widths[0], ladder.smallest, SMALLER)[:-1]
-        below = choose_among(models, smaller, np.full(limit.shape, np.inf))
-        is_better = is_smallest & (below.loss < best.loss)
-        free = np.where(is_better, below.d_model, free)
+        below = choose_among(models, smaller, endless)
+        free = np.where(is_smallest & (below.loss < best.loss), below.d_model, free)
     is_largest = free == rungs[-1]
     is_least = (free == widths[0]) & ~np.asarray(closed)
     exists = best.fits & ~is_largest & ~is_least
