@@ -19,9 +19,17 @@ from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalTable, find_ties, share_wins
-from scaling_law.planning.optimum import ROUNDING, drawn_losses, models_at_budget, optimal_widths, parse_experts
+from scaling_law.planning.optimum import (
+    ROUNDING,
+    BestModels,
+    choose_width,
+    drawn_losses,
+    models_at_budget,
+    optimal_widths,
+    parse_experts,
+)
 from scaling_law.planning.question import LimitFields, ModelFields
-from scaling_law.planning.trusted import BestModels, budgets_trusted, prefer_trusted, trusted_widths
+from scaling_law.planning.trusted import budgets_trusted, spend_enough, trusted_widths
 from scaling_law.size.arrays import BoolArray, FloatArray, IntArray, Interval, Intervals, Variables
 
 if TYPE_CHECKING:
@@ -229,20 +237,20 @@ def _best_within(
     """
     optimum = optimal_widths(law, budget, experts, limits)
     largest = limits.width_of_memory(memory.reshape(-1, *[1] * optimum.exists.ndim), experts)
-    d_model = np.minimum(optimum.d_model, largest)
-    variables = budget.models(law, d_model, experts, limits)
-    loss = np.where(optimum.exists, limits.loss(law, law.columns, variables), np.inf)
-    models = _take_best_so_far(BestModels(d_model, loss, variables))
-    is_compared = np.full(loss.shape, True)
-    if prefers_trusted and not limits.check(law, variables).unknown:
+    find = models_at_budget(law, law.columns, experts, budget, limits)
+    models = _take_best_so_far(choose_width(find, np.minimum(optimum.d_model, largest)[None], optimum.exists))
+    is_compared = np.full(models.loss.shape, True)
+    check = limits.check(law, models.variables)
+    if prefers_trusted and not check.unknown:
         # The largest trusted model may be smaller than its limit.
         _, largest_trusted = trusted_widths(law, experts, limits)
-        d_model = np.broadcast_to(np.minimum(largest, largest_trusted), loss.shape)
-        _, tokens, trusted_loss = models_at_budget(law, law.columns, experts, budget, limits, trusted=True)(d_model)
-        variables = limits.models(law, d_model, experts, tokens)
-        has_model = np.isfinite(trusted_loss) & optimum.exists & (largest >= limits.ladder.smallest)
-        trusted = BestModels(d_model, np.where(has_model, trusted_loss, np.inf), variables)
-        models, is_compared = prefer_trusted(law, budget, limits, models, _take_best_so_far(trusted))
+        d_model = np.broadcast_to(np.minimum(largest, largest_trusted), models.loss.shape)
+        find = models_at_budget(law, law.columns, experts, budget, limits, trusted=True)
+        trusted = choose_width(find, d_model[None], optimum.exists & (largest >= limits.ladder.smallest))
+        trusted = _take_best_so_far(trusted).replaced(models.fits & check.trusted, models)
+        has_answer = spend_enough(budget, limits, trusted)
+        is_compared = trusted.fits | ~has_answer
+        models = models.replaced(has_answer & trusted.fits, trusted)
     return models, is_compared
 
 
@@ -265,7 +273,7 @@ def _draw_losses(
     first = np.argmax(is_shown)
     places = np.where(is_shown.ravel(), np.arange(is_shown.size), first)
     models = models.take(lambda values: values.ravel()[places])
-    draws = drawn_losses(law, budget, models.variables, models.d_model, limits)
+    draws = drawn_losses(law, budget, models, limits)
     if draws is None:
         return None
     return np.where(is_shown, draws.reshape(-1, *is_shown.shape), np.inf)

@@ -115,8 +115,6 @@ class Cluster(Layouts):
 
         Under each draw of the step times, [n_draws, ...], where `drawn`.
         """
-        if self.rule.ramp is not None:
-            return self._tokens_of_ramp(model, seconds, drawn)
         tokens = self._most_tokens(model, seconds)
         if not drawn:
             return tokens
@@ -370,12 +368,6 @@ class Budget:
         """Infinite for a budget of FLOPs."""
         return float("inf") if self.hours is None else 3600.0 * self.hours
 
-    def variables(self, d_model: Any, experts: Any, limits: Limits) -> Fields:
-        """Return what a law may depend on, for models of these widths that spend the budget; broadcasts."""
-        if self.cluster is None:
-            return limits.variables(d_model, experts, self.flops)
-        return {**limits.variables(d_model, experts, 1.0), "tokens": self.tokens(d_model, experts, limits)}
-
     def tokens(self, d_model: Any, experts: Any, limits: Limits, with_draws: bool = False) -> FloatArray:
         """Return the most tokens that models see in the hours that serving leaves.
 
@@ -404,14 +396,11 @@ class Budget:
             return self.cluster.seconds(models, tokens), self.serving_seconds(d_model, experts, limits)
         return training_flops(models.n_active, tokens), inference_flops(models.n_active, limits.inference_tokens)
 
-    def serving_share(self, d_model: Any, experts: Any, tokens: Any, limits: Limits) -> FloatArray:
-        """Return the share of what models spend that goes into the tokens served; broadcasts."""
-        training, serving = self.costs(d_model, experts, tokens, limits)
-        return np.asarray(serving / (serving + training))
-
     def models(self, law: Formula, d_model: Any, experts: Any, limits: Limits) -> Fields:
         """Return N_act, D, E and the law's other variables, for models that spend the budget; broadcasts."""
-        return of_law(law, self.variables(d_model, experts, limits))
+        if self.cluster is None:
+            return of_law(law, limits.variables(d_model, experts, self.flops))
+        return limits.models(law, d_model, experts, self.tokens(d_model, experts, limits))
 
     def share_spent(self, d_model: Any, variables: Variables, limits: Limits) -> FloatArray:
         """Return the share of the budget that models of these widths and variables spend; broadcasts."""
@@ -470,16 +459,25 @@ def refuse_served(limits: Limits, alternative: str = "") -> None:
         raise InputError(f"inference_tokens={limits.inference_tokens:g} cost FLOPs: {advice}")
 
 
+def read_gpus(fields: QuestionFields, count: int | None = None) -> Cluster | None:
+    """Read the GPUs that a question names, `count` of them where it does not say; None where it names none."""
+    cluster_fields = pick(ClusterFields, fields)
+    if all(value is None for value in cluster_fields.values()):
+        return None
+    if cluster_fields.get("gpus") is None:
+        cluster_fields["gpus"] = count
+    return Cluster.of(pick(RunFields, fields), **cluster_fields)
+
+
 def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
     """Read the GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
     limits = Limits.of(law, **pick(LimitFields, fields))
     refuse(fields, ("hours", "money"), " is a budget, which this question solves for: leave it out")
-    cluster_fields = pick(ClusterFields, fields)
-    run: RunFields = pick(RunFields, fields)
-    if any(value is not None for value in cluster_fields.values()):
-        return Cluster.of(run, **cluster_fields), limits
-    refuse(run, run, " decides hours: it goes with gpus and a gpu or throughput")
-    return None, limits
+    cluster = read_gpus(fields)
+    if cluster is None:
+        run = pick(RunFields, fields)
+        refuse(run, run, " decides hours: it goes with gpus and a gpu or throughput")
+    return cluster, limits
 
 
 def read_question(law: Formula, flops: float | str | None, **fields: Unpack[QuestionFields]) -> tuple[Budget, Limits]:

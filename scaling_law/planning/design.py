@@ -109,7 +109,7 @@ def advantage(flops: float, experts: float, baseline: float, **limits: Unpack[Li
         of_law_limits = Limits.of(law, **limits)
         compared = parse_experts(law, [experts, baseline], of_law_limits)
         optimum = optimal_widths(law, budget, compared, of_law_limits)
-        law.check(**budget.models(law, optimum.d_model, compared, of_law_limits)).refuse()
+        law.check(**optimum.variables).refuse()
         return float(optimum.loss[1] - optimum.loss[0])
 
     return ask
@@ -166,32 +166,40 @@ def _variables(law: Formula, candidates: Columns) -> Fields:
 
 def _find_trainable(
     candidates: Columns, conditions: Conditions | None, warmup_tokens: float, is_given: bool
-) -> IntArray:
+) -> tuple[IntArray, list[str]]:
     """Find the runs whose warm-up ends before their decay begins, and that are not far below the fitted ones.
 
     The warm-up `is_given` or that of the fitted runs. N_act and D/N are at least a third of the least of these, where
-    the law knows them. ValueError if there are none.
+    the law knows them. Also returns how many runs are left out, and why. ValueError if none is left.
     """
     n_active = candidates["n_active"]
     tokens = candidates["tokens"]
     decay_start = 1.0 - PAPER.decay_fraction
-    is_trainable = decay_start * tokens >= warmup_tokens
-    if not is_trainable.any():
+    is_long = decay_start * tokens >= warmup_tokens
+    if not is_long.any():
         least_tokens = format_count(warmup_tokens / decay_start)
         size = format_count(warmup_tokens)
         warmup = f"warmup_tokens={size}" if is_given else f"the fitted runs warm up over {size} tokens"
         raise InputError(f"{warmup}: no candidate run has the {least_tokens} tokens that warm-up and decay take")
     limits = conditions.fitted_limits() if conditions else {}
     bounds = []
+    is_trainable = is_long
     for name, values in (("N_act", n_active), ("D/N", tokens / n_active)):
         if name in limits:
             least = limits[name][0] / SMALLER
             is_trainable = is_trainable & (values >= least * (1 - 1e-9))
             bounds.append(f"{name} ≥ {format_count(least)}")
+    large = f"{' and '.join(bounds)}, a third of the least of the fitted runs"
     if not is_trainable.any():
-        few = f"none that is long enough has {' and '.join(bounds)}, a third of the least of the fitted runs"
-        raise InputError(f"candidates: {few}")
-    return np.flatnonzero(is_trainable)
+        raise InputError(f"candidates: none that is long enough has {large}")
+    reasons = []
+    n_short = int(np.sum(~is_long))
+    n_small = int(np.sum(is_long & ~is_trainable))
+    if n_short:
+        reasons.append(f"{n_short} too short for warm-up and decay")
+    if n_small:
+        reasons.append(f"{n_small} without {large}")
+    return np.flatnonzero(is_trainable), reasons
 
 
 def candidate_grid(
@@ -259,7 +267,7 @@ class Design(Answer):
 
     `chosen` are their places among the candidates. `deviation_before` and `deviation_after` are standard deviations of
     the answer; `flops` is the cost of all chosen runs, each trained separately; `warmup_tokens` None if the warm-up is
-    unknown.
+    unknown. `left_out` says how many candidates of a table are not proposed, and why.
     """
 
     _row: ClassVar[type[Row]] = DesignRow
@@ -269,6 +277,7 @@ class Design(Answer):
     deviation_after: float
     flops: float
     warmup_tokens: float | None = None
+    left_out: str = field(default="", repr=False)
 
     @property
     def trusted(self) -> bool:
@@ -283,9 +292,10 @@ class Design(Answer):
         return f"{runs}: standard deviation of the answer {change}"
 
     def _footnotes(self) -> list[str]:
-        if self.warmup_tokens is None:
-            return ["warm-up unknown: runs may be shorter than it"]
-        return [f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"]
+        warmup = "warm-up unknown: runs may be shorter than it"
+        if self.warmup_tokens is not None:
+            warmup = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
+        return [warmup, self.left_out] if self.left_out else [warmup]
 
     def _cells(self) -> list[Fields]:
         return [row.cells(*SHOWN) for row in self.rows]
@@ -332,10 +342,15 @@ def next_runs(
     if candidates is None:
         candidates = candidate_grid(budget / LEAST_RUNS, vocab_size=law.vocab_size)
     every_candidate = read_candidates(candidates)
-    places = _find_trainable(every_candidate, law.conditions, warmup_tokens or 0.0, is_given)
+    places, reasons = _find_trainable(every_candidate, law.conditions, warmup_tokens or 0.0, is_given)
+    count = len(every_candidate["tokens"])
+    left_out = ""
+    # A grid has sizes for any law.
+    if reasons and "architecture" not in every_candidate:
+        left_out = f"{count - len(places)} of {count} candidates left out: {'; '.join(reasons)}"
     candidates = {name: values[places] for name, values in every_candidate.items()}
     columns = _variables(law, candidates)
-    noises = _read_noise(noise, len(every_candidate["tokens"]), law, columns)[places]
+    noises = _read_noise(noise, count, law, columns)[places]
     notes = _check_answer(law, answer, force)
     answers, losses = _ensemble(law, answer, columns)
     draws = np.column_stack([losses, answers])
@@ -352,6 +367,7 @@ def next_runs(
         deviation_after=deviation_after,
         flops=float(candidates["training_flops"][runs].sum()),
         warmup_tokens=warmup_tokens,
+        left_out=left_out,
         check=replace(check, conditions=check.conditions.with_prior(), trusts_guard=True),
         notes=notes,
     )

@@ -35,23 +35,24 @@ from scaling_law.planning.budget import (
     read_question,
     refuse_served,
 )
-from scaling_law.planning.limits import WIDTHS, Limits, explain_ignored_design
+from scaling_law.planning.limits import WIDTHS, Limits, explain_ignored_design, of_law
 from scaling_law.planning.minimiser import first_below
 from scaling_law.planning.optimum import (
+    BestModels,
     Models,
-    WidthOptimum,
+    choose_width,
     drawn_losses,
     explain_left_out,
-    explain_no_optimum,
     explain_undiscounted,
     find_optimum,
     models_at_budget,
     optimal_widths,
     parse_experts,
     parse_positive,
+    reasons_without,
+    refuse_no_optimum,
     refuse_other_variables,
     tokens_trusted,
-    why_no_optimum,
 )
 from scaling_law.planning.question import BudgetFlops, Force, QuestionFields, SeveralExperts
 from scaling_law.planning.trusted import choose_trusted, find_trusted
@@ -189,21 +190,29 @@ def reach(
     least: Least = "memory_bytes"
     if budget is None:
         least = "hours" if cluster else "flops"
-        losses, each_e = np.broadcast_arrays(target, e)
-        d_model, tokens = _find_cheapest(law, losses, each_e, cluster, limits, force)
-    else:
-        d_model, tokens = _find_smallest(law, target, e, budget, limits, force)
-    is_reached = np.isfinite(d_model)
-    tokens = np.where(is_reached, tokens, np.nan)
-    variables = limits.models(law, d_model, e, tokens)
+    losses, each_e = np.broadcast_arrays(target, e)
+
+    def find(trusted: bool) -> BestModels:
+        if budget is None:
+            return _find_cheapest(law, losses, each_e, cluster, limits, trusted).with_gaps()
+        return _find_smallest(law, target, e, budget, limits, trusted).with_gaps()
+
+    models = find(trusted=False)
+    check = limits.check(law, models.variables)
+    if not (force or check.unknown or check.trusted.all()):
+        trusted = find(trusted=True)
+        models = models.replaced(trusted.fits, trusted)
+    is_reached = models.fits
+    d_model = models.d_model
+    tokens = models.tokens
+    variables = {**models.variables, "experts": each_e}
     check = _check_range(law, variables, is_reached, e.ndim, limits, force)
 
     sizes = limits.widths(d_model, e)
     needed_flops = np.where(is_reached, limits.flops(d_model, e, tokens), np.inf)
     notes = _explain(law, e, limits, check, is_reached)
-    of_reached = {name: values[is_reached] for name, values in variables.items()}
-    budget = budget or Budget.each(needed_flops)
-    drawn_loss = drawn_losses(law, budget, of_reached, d_model[is_reached], limits)
+    reached = models.take(lambda values: values[is_reached])
+    drawn_loss = drawn_losses(law, budget or Budget.each(needed_flops), reached, limits)
     columns: Fields = {
         "loss": target,
         **limits.routed_column(e),
@@ -245,62 +254,45 @@ def _intervals(draws: FloatArray | None, is_reached: BoolArray) -> list[Interval
 
 
 def _find_cheapest(
-    law: Formula, losses: FloatArray, experts: FloatArray, cluster: Cluster | None, limits: Limits, force: bool
-) -> tuple[FloatArray, FloatArray]:
-    """Find d_model and D of the models of fewest FLOPs, or of fewest hours on a cluster; trusted ones unless forced.
-
-    A width is NaN where no model reaches the loss.
-    """
+    law: Formula, losses: FloatArray, experts: FloatArray, cluster: Cluster | None, limits: Limits, trusted: bool
+) -> BestModels:
+    """Find the models of fewest FLOPs, or of fewest hours on a cluster; of the `trusted` ones, or of all."""
     refuse_other_variables(law, limits, experts)
     exists = _has_optimum(law, experts)
     if not exists.any():
-        raise InputError(explain_no_optimum(law, experts, exists))
+        refuse_no_optimum(law, experts, exists)
     if cluster is not None:
         refuse_served(limits)
-    models = reaching(law, law.columns, losses, experts, limits, cluster)
+    models = reaching(law, law.columns, losses, experts, limits, cluster, trusted)
+    if trusted:
+        return choose_trusted(models, law, experts, limits).only(exists)
     limit = limits.width_limit(experts)
     smallest = limits.ladder.smallest
     optimum = find_optimum(models, WIDTHS, limit, limits.ladder)
     # The smallest model is the cheapest one where the optimum would be smaller still.
-    _, _, cost = models(np.full(losses.shape, smallest))
-    is_smallest = ~optimum.fits & exists & (limit >= smallest) & np.isfinite(cost)
-    d_model = np.where(optimum.fits, optimum.d_model, np.where(is_smallest, smallest, np.nan))
-    _, tokens, _ = models(d_model)
-    if not (force or _are_trusted(law, d_model, tokens, experts, limits)):
-        trusted_models = reaching(law, law.columns, losses, experts, limits, cluster, trusted=True)
-        trusted = choose_trusted(trusted_models, law, experts, limits)
-        d_model = np.where(exists & trusted.fits, trusted.d_model, d_model)
-        _, tokens, _ = models(d_model)
-    return d_model, tokens
+    least = choose_width(models, np.full((1, *losses.shape), smallest), exists & (limit >= smallest))
+    return least.replaced(optimum.fits, optimum)
 
 
 def _find_smallest(
-    law: Formula, losses: FloatArray, experts: FloatArray, budget: Budget, limits: Limits, force: bool
-) -> tuple[FloatArray, FloatArray]:
-    """Find d_model and D of the smallest models that reach the loss within the budget: trusted ones unless forced.
-
-    A width is NaN where no model does.
-    """
+    law: Formula, losses: FloatArray, experts: FloatArray, budget: Budget, limits: Limits, trusted: bool
+) -> BestModels:
+    """Find the smallest models that reach the loss within the budget: of the `trusted` ones, or of all."""
     if limits.memory is not None:
         raise InputError(given("memory"), " is what this question solves for: leave it out")
-    models = models_at_budget(law, law.columns, experts, budget, limits)
-    width = _smallest_width(models, losses, optimal_widths(law, budget, experts, limits), limits)
-    _, tokens, _ = models(width)
-    if not (force or _are_trusted(law, width, tokens, experts, limits)):
-        models = models_at_budget(law, law.columns, experts, budget, limits, trusted=True)
-        trusted = find_trusted(law, budget, experts, limits, integral=False)
-        trusted_width = _smallest_width(models, losses, trusted, limits)
-        is_reached = np.isfinite(trusted_width)
-        width = np.where(is_reached, trusted_width, width)
-        tokens = np.where(is_reached, models(trusted_width)[1], tokens)
-    return width, tokens
+    models = models_at_budget(law, law.columns, experts, budget, limits, trusted)
+    best: BestModels = optimal_widths(law, budget, experts, limits)
+    if trusted:
+        best = find_trusted(law, budget, experts, limits, integral=False)
+    width = _smallest_width(models, losses, best, limits)
+    return choose_width(models, width[None], True)
 
 
-def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum, limits: Limits) -> FloatArray:
+def _smallest_width(models: Models, losses: FloatArray, best: BestModels, limits: Limits) -> FloatArray:
     """Return the least width whose model reaches each loss, which the best model does if any; NaN where none does."""
 
     def excess(log_width: FloatArray) -> FloatArray:
-        return np.asarray(models(np.exp(log_width))[2] - losses)
+        return np.asarray(models(np.exp(log_width))[1] - losses)
 
     smallest = limits.ladder.smallest
     largest = np.maximum(best.d_model, smallest) + 0.0 * losses
@@ -308,12 +300,6 @@ def _smallest_width(models: Models, losses: FloatArray, best: WidthOptimum, limi
     # The best model itself may be the only one that reaches it.
     width = np.where(np.isnan(width) & (best.loss <= losses), best.d_model, width)
     return np.where(best.fits, width, np.nan)
-
-
-def _are_trusted(law: Formula, d_model: FloatArray, tokens: FloatArray, experts: FloatArray, limits: Limits) -> bool:
-    """Return whether all models are trusted; also where the law knows no range, so that none can be."""
-    check = limits.check(law, limits.models(law, d_model, experts, tokens))
-    return bool(check.unknown) or bool(check.trusted.all())
 
 
 def _check_range(
@@ -334,7 +320,7 @@ def _check_range(
 def _explain(law: Formula, experts: FloatArray, limits: Limits, check: RangeCheck, is_reached: Any) -> list[str]:
     """Say which E have no answer, and what the answers rest on."""
     exists = _has_optimum(law, experts)
-    notes = explain_left_out({e: why_no_optimum(law, e) for e in np.unique(experts[~exists]).tolist()})
+    notes = explain_left_out(reasons_without(law, experts, exists))
     notes += explain_undiscounted(law, experts[exists], limits)
     notes += explain_ignored_design(law, limits)
     if np.any(is_reached & ~check.trusted) and not check.unknown:
@@ -411,22 +397,23 @@ def reaching(
     cluster: Cluster | None = None,
     trusted: bool = False,
 ) -> Models:
-    """Make a function of the width: N_act, D and ln cost of the models that reach `loss`, in FLOPs or in seconds.
+    """Make a function of the width: variables and ln cost of the models that reach `loss`, in FLOPs or in seconds.
 
     Where they must be `trusted`, the cost of others is NaN.
     """
 
-    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def models(d_model: FloatArray) -> tuple[Variables, FloatArray]:
         variables = limits.variables(d_model, experts, 1.0)
         tokens = tokens_needed(law, coefficients, loss, variables, limits)
+        variables = of_law(law, {**variables, "tokens": tokens})
         if cluster is not None:
             cost = cluster.seconds(limits.widths(d_model, experts), tokens)
         else:
             cost = limits.flops(d_model, experts, tokens)
         if trusted:
-            fewest, most = tokens_trusted(law, {**variables, "tokens": tokens}, limits)
+            fewest, most = tokens_trusted(law, variables, limits)
             cost = np.where((tokens >= fewest) & (tokens <= most), cost, np.nan)
-        return variables["n_active"], tokens, np.log(cost)
+        return variables, np.log(cost)
 
     return models
 

@@ -30,19 +30,6 @@ AROUND = np.array([-1 / 40, 0.0, 1 / 40])
 NEAR = 1 / 200
 
 
-def least(
-    function: Callable[[FloatArray], FloatArray],
-    low: float | FloatArray,
-    high: float | FloatArray,
-    points: int = POINTS,
-) -> FloatArray:
-    """Find the x of the lowest minimum of `function` between `low` and `high`, [...]; NaN if it is an end.
-
-    `function` takes arrays [points, ...]; what is not finite is not chosen.
-    """
-    return choose_inner(*minima(function, low, high, points), low, high)
-
-
 def choose_inner(
     x: FloatArray,
     y: FloatArray,
@@ -68,6 +55,8 @@ def minima(
     points: int = POINTS,
 ) -> tuple[FloatArray, FloatArray]:
     """Find the x and values of the lowest local minima of `function` in an interval, its ends among them, [k, ...].
+
+    `function` takes arrays [points, ...]; what is not finite is not chosen.
 
     A grid brackets the minima, a finer one searches each bracket, and points within narrow it: some around the vertex
     of a parabola, which is close to a smooth minimum, and some on both sides, as at a jump or a kink.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,11 @@ from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.machine.gpus import named_gpu
 from scaling_law.machine.serving import seconds_of_token
-from scaling_law.planning.budget import Budget, Cluster, read_question
+from scaling_law.planning.budget import Budget, Cluster, read_gpus, read_question
 from scaling_law.planning.limits import Limits, explain_ignored_design
 from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
 from scaling_law.planning.optimum import (
+    BestModels,
     WidthOptimum,
     drawn_losses,
     explain_undiscounted,
@@ -47,7 +48,7 @@ from scaling_law.planning.question import (
     SeveralExperts,
     pick,
 )
-from scaling_law.planning.trusted import LEAST_SHARE, BestModels, find_trusted
+from scaling_law.planning.trusted import find_trusted, spend_enough
 from scaling_law.rates.law import DEFAULT_LAW, LearningRateLaw
 from scaling_law.size.architecture import affordable_tokens, inference_flops, training_flops
 from scaling_law.size.arrays import BoolArray, FloatArray
@@ -106,38 +107,46 @@ def optimal(
         is_whole = np.all(candidates == np.round(candidates)) or limits.like is not None
         integral = bool(is_whole) and (budget.cluster or named_gpus or limits.like) is not None
     optimum = _find_optimum(law, budget, limits, candidates, integral)
-    optima = _list_models(law, budget, limits, candidates, optimum)
-    models = optima
-    trusted = models if force else _find_trusted(law, budget, limits, models, integral)
-    best_trusted = trusted.best_trusted
-    shares = budget.share_spent(trusted.d_model, trusted.variables, limits)
-    spends_enough = bool(np.any(shares[trusted.check.trusted] >= LEAST_SHARE))
-    if spends_enough:
-        models = trusted
-    elif models.check.beyond.all():
-        models.check.refuse(force, _describe_trusted(best_trusted))
+    optima = optimum.take(lambda values: values[optimum.fits])
+    check = limits.check(law, optima.variables)
+    is_trusted = check.trusted
+    # The best trusted model of each E: its optimum, or one that spends less.
+    trusted = optima.only(is_trusted)
+    if not (force or check.unknown or is_trusted.all()):
+        trusted = find_trusted(law, budget, optima.experts, limits, integral).replaced(is_trusted, optima)
+    limited_by = np.where(optimum.free < limits.ladder.smallest, "smallest", "time" if budget.cluster else "compute")
+    limited_by = np.where(optimum.truncated, "memory", limited_by)[optimum.fits]
+    is_answer = spend_enough(budget, limits, trusted) & trusted.fits
+    models = optima.replaced(is_answer, trusted)
+    limited_by = np.where(is_answer & ~is_trusted, EVIDENCE, limited_by)
+    lowest = np.argsort(trusted.loss, kind="stable")[: int(trusted.fits.any())]
+    edge_models = trusted.take(lambda values: values[lowest])
+    if not is_answer.any() and check.beyond.all():
+        check.refuse(force, _describe_trusted(edge_models))
     cluster = budget.cluster
     rates = LearningRateLaw.named(learning_rate_law) if isinstance(learning_rate_law, str) else learning_rate_law
-    draws = drawn_losses(law, budget, models.variables, models.d_model, limits, models.most_tokens)
+    most_tokens = np.where(limited_by == EVIDENCE, models.tokens, np.inf)
+    draws = drawn_losses(law, budget, models, limits, most_tokens)
     trains = question.get("gpus") is not None
 
-    def columns_of_models(models: _Models, draws: FloatArray | None) -> Fields:
+    def columns_of_models(models: BestModels, limited_by: NDArray[np.str_], draws: FloatArray | None) -> Fields:
         return {
-            **_columns(limits, models, integral),
+            **_columns(limits, models, limited_by, integral),
             **_costs(budget, named_gpus, trains, limits, models),
-            **_worth(models, tasks, draws),
+            **_worth(models, limits.check(law, models.variables), tasks, draws),
             **_learning_rates(rates, budget, limits, models),
         }
 
-    columns = columns_of_models(models, draws)
+    columns = columns_of_models(models, limited_by, draws)
     edge = None
-    if best_trusted.experts.size and not spends_enough:
-        edge = OptimalRow(*rows_of(columns_of_models(best_trusted, None)))
+    if lowest.size and not is_answer.any():
+        limited_by_trust = np.where(is_trusted, limited_by, EVIDENCE)[lowest]
+        edge = OptimalRow(*rows_of(columns_of_models(edge_models, limited_by_trust, None)))
     table = OptimalTable(
         columns=columns,
         edge=edge,
-        trusted_losses=trusted.losses(trusted.check.trusted),
-        losses_without_evidence=optima.losses(~optima.check.beyond),
+        trusted_losses=_losses(trusted, trusted.fits),
+        losses_without_evidence=_losses(optima, ~check.beyond),
         flops=float("nan") if budget.flops is None else budget.flops,
         budget=budget,
         limits=limits,
@@ -147,12 +156,11 @@ def optimal(
         experts_without_optimum={e: why_no_optimum(law, e) for e in candidates[~optimum.exists].tolist()},
         forced=force,
         formula=law,
-        law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
-        check=models.check,
+        check=limits.check(law, models.variables),
         cluster=named_gpus,
         notes=(
-            *_explain_smallest(budget, limits, models, force),
+            *_explain_smallest(budget, limits, models.experts, limited_by, force),
             *describe_accuracies(tasks, models.loss.tolist()),
             *explain_undiscounted(law, models.experts, limits),
             *explain_ignored_design(law, limits),
@@ -185,30 +193,6 @@ def _read_candidates(law: Formula, experts: ArrayLike | None, limits: Limits, in
     return candidates
 
 
-@dataclass(frozen=True)
-class _Models(BestModels):
-    """The best model of each E that has one, arrays [n]; `variables` are what a law may depend on."""
-
-    limited_by: NDArray[np.str_]
-    check: RangeCheck
-
-    @property
-    def most_tokens(self) -> FloatArray:
-        """The tokens at which models stop that could train longer; infinite for others."""
-        return np.where(self.limited_by == EVIDENCE, self.variables["tokens"], np.inf)
-
-    @property
-    def best_trusted(self) -> _Models:
-        """The trusted model of lowest loss alone, or none."""
-        i = np.flatnonzero(self.check.trusted)
-        i = i[np.argsort(self.loss[i], kind="stable")[:1]]
-        return replace(self.take(lambda values: values[i]), limited_by=self.limited_by[i], check=self.check.row(i))
-
-    def losses(self, where: BoolArray) -> dict[float, float]:
-        """Return E → loss of some of the models."""
-        return dict(zip(self.experts[where].tolist(), self.loss[where].tolist(), strict=True))
-
-
 def _find_optimum(
     law: Formula, budget: Budget, limits: Limits, candidates: FloatArray, integral: bool
 ) -> WidthOptimum:
@@ -232,53 +216,26 @@ def _find_optimum(
     return optimum
 
 
-def _list_models(
-    law: Formula, budget: Budget, limits: Limits, candidates: FloatArray, optimum: WidthOptimum
-) -> _Models:
-    """List the models of the widths that fit, trusted or not."""
-    fits = optimum.fits
-    d_model = optimum.d_model[fits]
-    variables = budget.models(law, d_model, candidates[fits], limits)
-    unlimited = np.where(optimum.free < limits.ladder.smallest, "smallest", "time" if budget.cluster else "compute")
-    return _Models(
-        d_model=d_model,
-        loss=optimum.loss[fits],
-        variables=variables,
-        limited_by=np.where(optimum.truncated, "memory", unlimited)[fits],
-        check=limits.check(law, variables),
-    )
+def _losses(models: BestModels, where: BoolArray) -> dict[float, float]:
+    """Return E → loss of some of the models."""
+    return dict(zip(models.experts[where].tolist(), models.loss[where].tolist(), strict=True))
 
 
-def _find_trusted(law: Formula, budget: Budget, limits: Limits, models: _Models, integral: bool) -> _Models:
-    """Replace each model that is not trusted by the best trusted one of its E, where there is one."""
-    if models.check.unknown or models.check.trusted.all():
-        return models
-    optimum = find_trusted(law, budget, models.experts, limits, integral)
-    is_replaced = ~models.check.trusted & optimum.fits
-    variables = limits.models(law, optimum.d_model, models.experts, optimum.tokens)
-    models = models.replaced(is_replaced, BestModels(optimum.d_model, optimum.loss, variables))
-    return replace(
-        models,
-        limited_by=np.where(is_replaced, EVIDENCE, models.limited_by),
-        check=limits.check(law, models.variables),
-    )
-
-
-def _describe_trusted(best: _Models) -> str:
+def _describe_trusted(best: BestModels) -> str:
     """Name the best trusted model as the alternative to an answer that is refused; empty where there is none."""
     if not best.experts.size:
         return ""
-    n_active = format_count(float(best.variables["n_active"][0]))
-    tokens = format_count(float(best.variables["tokens"][0]))
+    n_active = format_count(float(best.n_active[0]))
+    tokens = format_count(float(best.tokens[0]))
     model = f"E = {best.experts[0]:.5g}, {n_active} active on {tokens} tokens"
     return f"; the best model that can be trusted is {model}, with a loss of {best.loss[0]:.3f}"
 
 
-def _columns(limits: Limits, models: _Models, integral: bool) -> Fields:
+def _columns(limits: Limits, models: BestModels, limited_by: NDArray[np.str_], integral: bool) -> Fields:
     """Return the columns that follow from the widths."""
     d_model = models.d_model
     experts = models.experts
-    tokens = models.variables["tokens"]
+    tokens = models.tokens
     widths = limits.widths(d_model, experts)
     n_active = widths.n_active
     architectures = None
@@ -299,15 +256,15 @@ def _columns(limits: Limits, models: _Models, integral: bool) -> Fields:
         "memory_bytes": weight_bytes + kv_cache_bytes,
         "training_flops": training_flops(n_active, tokens),
         "inference_flops": inference_flops(n_active, limits.inference_tokens),
-        "limited_by": models.limited_by,
+        "limited_by": limited_by,
         "epochs": tokens / limits.unique_tokens if limits.unique_tokens else None,
         "architecture": architectures,
     }
 
 
-def _worth(models: _Models, tasks: Sequence[Task], draws: FloatArray | None) -> Fields:
+def _worth(models: BestModels, check: RangeCheck, tasks: Sequence[Task], draws: FloatArray | None) -> Fields:
     """Return the columns of what the law says of the models: loss, interval, accuracy, and how far it extrapolates."""
-    checks = list(map(models.check.row, range(models.loss.size)))
+    checks = list(map(check.row, range(models.loss.size)))
     intervals = [None] * models.loss.size if draws is None else list(map(percentile_interval, draws.T))
     accuracies = {}
     if tasks:
@@ -317,17 +274,17 @@ def _worth(models: _Models, tasks: Sequence[Task], draws: FloatArray | None) -> 
         "loss": models.loss,
         "loss_interval": intervals,
         "warnings": [check.warnings for check in checks],
-        "trusted": models.check.trusted,
+        "trusted": check.trusted,
         "distrust": [check.distrust for check in checks],
-        "beyond_guard": models.check.beyond,
+        "beyond_guard": check.beyond,
         **accuracies,
     }
 
 
-def _learning_rates(law: LearningRateLaw | None, budget: Budget, limits: Limits, models: _Models) -> Fields:
+def _learning_rates(law: LearningRateLaw | None, budget: Budget, limits: Limits, models: BestModels) -> Fields:
     """Return the columns of the batches, and of the peak rates for the last batch of each run."""
     law = law or LearningRateLaw.published(DEFAULT_LAW)
-    tokens = models.variables["tokens"].tolist()
+    tokens = models.tokens.tolist()
     rows = []
     for d_model, experts, run_tokens in zip(models.d_model, models.experts.tolist(), tokens, strict=True):
         model = limits.widths(d_model, experts)
@@ -352,15 +309,11 @@ def _read_gpus(
     flops: float | str | None, decode_batch: float | None, fields: QuestionFields
 ) -> tuple[Cluster | None, QuestionFields]:
     """Read the GPUs that train or serve what FLOPs buy, None where none are named; and the fields of the budget."""
-    cluster_fields: ClusterFields = pick(ClusterFields, fields)
-    has_other_budget = fields.get("hours") is not None or fields.get("money") is not None
-    if flops is None or has_other_budget or all(value is None for value in cluster_fields.values()):
+    if flops is None or fields.get("hours") is not None or fields.get("money") is not None:
         return None, fields
-    if decode_batch is not None and cluster_fields.get("gpus") is None:
-        # One GPU is enough to say what a token takes.
-        cluster_fields["gpus"] = 1
-    cluster = Cluster.of(pick(RunFields, fields), **cluster_fields)
-    budget_fields: Any = {name: value for name, value in fields.items() if name not in cluster_fields}
+    # One GPU is enough to say what a token takes.
+    cluster = read_gpus(fields, None if decode_batch is None else 1)
+    budget_fields: Any = {name: value for name, value in fields.items() if name not in ClusterFields.__annotations__}
     return cluster, budget_fields
 
 
@@ -369,15 +322,16 @@ def _costs(
     named_gpus: Cluster | None,
     trains: bool,
     limits: Limits,
-    models: _Models,
+    models: BestModels,
 ) -> Fields:
     """Return the columns of training and serving on the GPUs of the budget, or on those named beside FLOPs."""
     cluster = budget.cluster or named_gpus
     decode_batch = budget.decode_batch
-    tokens = models.variables["tokens"]
+    tokens = models.tokens
     columns: Fields = dict.fromkeys(("hours", "mfu", "layout", "decode_seconds"))
     if limits.inference_tokens:
-        columns["serving_share"] = budget.serving_share(models.d_model, models.experts, tokens, limits)
+        training, serving = budget.costs(models.d_model, models.experts, tokens, limits)
+        columns["serving_share"] = serving / (serving + training)
     if cluster is None:
         if decode_batch is not None:
             raise InputError(given("decode_batch", decode_batch), " needs a gpu that serves, such as gpu='h100'")
@@ -403,19 +357,21 @@ def _costs(
     return columns
 
 
-def _explain_smallest(budget: Budget, limits: Limits, models: _Models, force: bool) -> Strings:
+def _explain_smallest(
+    budget: Budget, limits: Limits, every_e: FloatArray, limited_by: NDArray[np.str_], force: bool
+) -> Strings:
     """Say for which E the optimum is smaller than the smallest model, which is taken instead.
 
     InputError for hours in which every optimum is, whose step times nobody knows, unless `force`.
     """
-    experts = models.experts[models.limited_by == "smallest"]
+    experts = every_e[limited_by == "smallest"]
     if not experts.size:
         return ()
     width = limits.ladder.smallest
     n_active = format_count(float(limits.widths(width, 1.0).n_active))
     smallest = f"d_model {width:g} with a vocabulary of {limits.vocab_size:,} (N_act {n_active})"
     is_assumed = budget.cluster is not None and budget.cluster.throughput.is_assumed
-    if is_assumed and experts.size == models.experts.size and not force:
+    if is_assumed and experts.size == every_e.size and not force:
         raise InputError(
             f"hours={budget.hours:g} are too few: every compute optimum on {budget.cluster} is smaller than "
             f"{smallest}, whose step times are unknown; give more hours, fewer gpus or a smaller vocab_size"

@@ -178,7 +178,7 @@ class Comparison:
 class OptimalTable(Answer):
     """Rows in the order asked for; prints as a table with rich and in notebooks, and as text with str().
 
-    `law` is its provenance, `law_error` the RMSE of its fit in nats. `experts_without_optimum`: E → why. `draw_losses`
+    `law` is its provenance. `experts_without_optimum`: E → why. `draw_losses`
     [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
     With a budget of hours, draws are those of law and step times together, `flops` those of the best row, and
     `equal_flops` the answer for that many FLOPs. `cluster` are the GPUs named beside a budget of FLOPs, to serve or to
@@ -202,7 +202,6 @@ class OptimalTable(Answer):
     edge: OptimalRow | None
     trusted_losses: Mapping[float, float]
     budget: Budget = field(repr=False)
-    law_error: float | None = field(repr=False)
     draw_losses: FloatArray | None = field(repr=False)
     losses_without_evidence: Mapping[float, float] = field(repr=False)
     cluster: Cluster | None
@@ -271,13 +270,14 @@ class OptimalTable(Answer):
             shares = share_wins(losses[np.isfinite(losses).all(axis=-1)])
             interval = percentile_interval(losses[:, 1] - losses[:, 0])
             win_shares = dict(zip(experts, shares.tolist(), strict=True))
-        ties = find_ties(differences, shares, self.law_error)
+        error = self.formula.conditions.rmse if self.formula.conditions else None
+        ties = find_ties(differences, shares, error)
         return Comparison(
             best=experts[0],
             runner_up=experts[1],
             difference=float(differences[1]),
             interval=interval,
-            error=self.law_error,
+            error=error,
             tied=tuple(compress(experts, ties)),
             win_shares={row.experts: win_shares[row.experts] for row in self.compared if win_shares},
         )

@@ -28,14 +28,14 @@ from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.minimiser import choose_inner, minima
 from scaling_law.planning.question import LimitFields
 from scaling_law.size.architecture import EXPERT_VARIABLES, affordable_tokens
-from scaling_law.size.arrays import BoolArray, FloatArray, Intervals, Variables
+from scaling_law.size.arrays import BoolArray, Columns, FloatArray, Intervals, Variables
 from scaling_law.size.ladder import ROUNDING, Ladder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# From d_model to N_act, D, and what is to be least, such as the loss.
-Models = Callable[[Any], tuple[Any, Any, Any]]
+# From d_model to N_act, D, E and the law's other variables, and what is to be least, such as the loss.
+Models = Callable[[Any], tuple[Variables, FloatArray]]
 # Share of the loss, per factor e of the width, by which the smaller of two equal models is better.
 TIE = 1e-13
 # Up to this many E, each gets a sentence of its own.
@@ -94,8 +94,7 @@ def compute_optimal(
     budget = Budget.each(budget_flops)
     limits = Limits.of(law)
     optimum = optimal_widths(law, budget, e, limits)
-    if not optimum.exists.all():
-        raise InputError(explain_no_optimum(law, e, optimum.exists))
+    refuse_no_optimum(law, e, optimum.exists)
     variables = budget.models(law, optimum.free, e, limits)
     check = law.check(**variables)
     check.refuse(force)
@@ -124,20 +123,68 @@ def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[A
 
 
 @dataclass(frozen=True)
-class WidthOptimum:
-    """The optimum as arrays that broadcast over budgets and E.
+class BestModels:
+    """The best models for several questions at once, E on the last axis; the loss is infinite where none is.
 
-    `exists`: E has an optimum; `fits`: and d_model = 64 fits (elsewhere the loss is infinite); `truncated`: a limit,
-    not compute, decides the size. `free` is the d_model of the optimum without limits, which may be below 64.
+    `variables` are N_act, D, E and the law's others.
     """
 
     d_model: FloatArray
-    n_active: FloatArray
-    tokens: FloatArray
     loss: FloatArray
-    truncated: BoolArray
-    fits: BoolArray
+    variables: Columns
+
+    @property
+    def fits(self) -> BoolArray:
+        """True where there is a model."""
+        return np.isfinite(self.loss)
+
+    @property
+    def n_active(self) -> FloatArray:
+        return self.variables["n_active"]
+
+    @property
+    def tokens(self) -> FloatArray:
+        return self.variables["tokens"]
+
+    @property
+    def experts(self) -> FloatArray:
+        return self.variables["experts"]
+
+    def take(self, find: Callable[[FloatArray], FloatArray]) -> BestModels:
+        """Return the models that `find` makes of each array."""
+        variables = {name: find(values) for name, values in self.variables.items()}
+        return BestModels(find(self.d_model), find(self.loss), variables)
+
+    def replaced(self, where: BoolArray, substitutes: BestModels) -> BestModels:
+        """Return these models, with others in some places."""
+        variables = {}
+        for name, values in self.variables.items():
+            variables[name] = np.where(where, substitutes.variables[name], values)
+        return BestModels(
+            d_model=np.where(where, substitutes.d_model, self.d_model),
+            loss=np.where(where, substitutes.loss, self.loss),
+            variables=variables,
+        )
+
+    def only(self, where: BoolArray) -> BestModels:
+        """Return these models, and none in all other places."""
+        return replace(self, loss=np.where(where, self.loss, np.inf))
+
+    def with_gaps(self) -> BestModels:
+        """Return NaN where there is no model."""
+        return self.take(lambda values: np.where(self.fits, values, np.nan))
+
+
+@dataclass(frozen=True)
+class WidthOptimum(BestModels):
+    """The optimum of each E within limits.
+
+    `exists`: E has an optimum, which `fits` if d_model = 64 does; `truncated`: a limit, not compute, decides the size.
+    `free` is the d_model of the optimum without limits, which may be below 64.
+    """
+
     exists: BoolArray
+    truncated: BoolArray
     free: FloatArray
 
 
@@ -187,32 +234,33 @@ def optimal_widths(
         find = find_rung if integral else find_optimum
         optimum = find(models, budget.widths(limits), limit, ladder, closed)
     if coefficients is None and not optimum.exists.any():
-        raise InputError(explain_no_optimum(law, e, optimum.exists))
+        refuse_no_optimum(law, e, optimum.exists)
     return optimum
 
 
 def models_at_budget(
     law: Formula, coefficients: Any, experts: ArrayLike, budget: Budget, limits: Limits, trusted: bool = False
 ) -> Models:
-    """Make a function of the width: N_act, D and loss of models that spend the budget, NaN without a token.
+    """Make a function of the width: variables and loss of models that spend the budget, NaN without a token.
 
     Where they must be `trusted`, D is less if the region ends before, and both are NaN where no model is.
     """
 
-    def models(d_model: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        variables = budget.variables(d_model, experts, limits)
+    def models(d_model: FloatArray) -> tuple[Variables, FloatArray]:
+        variables = budget.models(law, d_model, experts, limits)
         tokens = variables["tokens"]
         if trusted:
             fewest, most = tokens_trusted(law, variables, limits)
             tokens = np.minimum(tokens, most)
             tokens = np.where(tokens >= fewest, tokens, np.nan)
+        variables["tokens"] = tokens
         # Serving may leave less than no token.
         with np.errstate(all="ignore"):
-            loss = limits.loss(law, coefficients, {**variables, "tokens": tokens})
+            loss = limits.loss(law, coefficients, variables)
         if limits.unique_tokens:
             # The smaller of models is preferred that endless epochs make equal.
             loss = loss * (1.0 + TIE * np.log(d_model))
-        return variables["n_active"], tokens, np.where(tokens > 0, loss, np.nan)
+        return variables, np.where(tokens > 0, loss, np.nan)
 
     return models
 
@@ -232,34 +280,30 @@ def find_rung(
     There is no optimum where the largest of them is the best, nor where the best is smaller than any, unless `closed`.
     """
     rungs = ladder.rungs(float(np.max(widths[1])))
-    best = _choose_among(models, rungs, np.full(limit.shape, np.inf))
+    endless = np.full(limit.shape, np.inf)
+    best = choose_among(models, rungs, endless)
     free = best.d_model
-    is_smallest = best.fits & (free == ladder.smallest)
+    is_smallest = free == ladder.smallest
     if is_smallest.any():
         smaller = np.geomspace(widths[0], ladder.smallest, SMALLER)[:-1]
-        below = _choose_among(models, smaller, np.full(limit.shape, np.inf))
-        is_better = is_smallest & (below.loss < best.loss)
-        free = np.where(is_better, below.d_model, free)
+        below = choose_among(models, smaller, endless)
+        free = np.where(is_smallest & (below.loss < best.loss), below.d_model, free)
     is_largest = free == rungs[-1]
     is_least = (free == widths[0]) & ~np.asarray(closed)
     exists = best.fits & ~is_largest & ~is_least
     most = limit * (1 + ROUNDING)
     if np.any(best.d_model > most):
-        best = _choose_among(models, rungs, most)
-    return replace(
-        best,
-        fits=best.fits & exists,
-        exists=exists,
-        truncated=free > most,
-        free=np.where(exists, free, np.nan),
+        best = choose_among(models, rungs, most)
+    return WidthOptimum(
+        **vars(best.only(exists)), exists=exists, truncated=free > most, free=np.where(exists, free, np.nan)
     )
 
 
-def _choose_among(models: Models, widths: FloatArray, most: FloatArray) -> WidthOptimum:
+def choose_among(models: Models, widths: FloatArray, most: FloatArray) -> BestModels:
     """Choose the best of the same widths for each model, up to `most` of it."""
     column = widths.reshape(-1, *[1] * most.ndim)
     every_width = np.broadcast_to(column, (len(widths), *most.shape))
-    return choose_width(models, every_width, every_width <= most, np.full(most.shape, True))
+    return choose_width(models, every_width, every_width <= most)
 
 
 def find_optimum(
@@ -271,7 +315,7 @@ def find_optimum(
     """
 
     def value(x: FloatArray) -> FloatArray:
-        return models(np.exp(x))[2]
+        return models(np.exp(x))[1]
 
     def search(least_width: Any, largest_width: Any) -> tuple[FloatArray, FloatArray]:
         """Find the optimum between two widths, NaN where it is one of them, and all minima in between."""
@@ -304,31 +348,20 @@ def _choose_minimum(
     if integral:
         most, _ = ladder.beside(limit)
         widths = np.minimum(np.concatenate(ladder.beside(widths)), most)
-    optimum = choose_width(models, widths, fits, exists)
-    return replace(optimum, truncated=free > limit, free=free)
+    best = choose_width(models, widths, fits)
+    return WidthOptimum(**vars(best), exists=exists, truncated=free > limit, free=free)
 
 
-def choose_width(models: Models, widths: FloatArray, allowed: Any, exists: BoolArray) -> WidthOptimum:
-    """Choose the best of the allowed widths [k, ...], which nothing truncates."""
-    n_active, tokens, loss = models(widths)
+def choose_width(models: Models, widths: FloatArray, allowed: Any) -> BestModels:
+    """Choose the best of the allowed widths [k, ...]."""
+    variables, loss = models(widths)
     loss = np.where(allowed & ~np.isnan(loss), loss, np.inf)
     best = np.argmin(loss, axis=0)[None]
 
     def take_best(values: FloatArray) -> FloatArray:
         return np.asarray(np.take_along_axis(np.broadcast_to(values, loss.shape), best, 0)[0])
 
-    least_loss = take_best(loss)
-    d_model = take_best(widths)
-    return WidthOptimum(
-        d_model=d_model,
-        n_active=take_best(n_active),
-        tokens=take_best(tokens),
-        loss=least_loss,
-        truncated=np.zeros(least_loss.shape, bool),
-        fits=np.isfinite(least_loss),
-        exists=exists,
-        free=d_model,
-    )
+    return BestModels(widths, loss, variables).take(take_best)
 
 
 def refuse_other_variables(law: Formula, limits: Limits, experts: FloatArray) -> None:
@@ -363,10 +396,7 @@ def optimum_draws(
 
     def find(coefficients: Any) -> WidthOptimum:
         optimum = optimal_widths(law, budget, e, model_limits, coefficients=coefficients)
-        values = {}
-        for name in ("d_model", "n_active", "tokens", "loss"):
-            values[name] = np.where(optimum.fits, getattr(optimum, name), np.nan)
-        return replace(optimum, **values)
+        return replace(optimum, **vars(optimum.with_gaps()))
 
     optimum_of_law = find(law.columns)
     law.check(optimum_of_law.n_active, optimum_of_law.tokens, e).refuse(force)
@@ -376,8 +406,7 @@ def optimum_draws(
 def drawn_losses(
     law: Formula,
     budget: Budget,
-    at: Variables,
-    d_model: FloatArray,
+    models: BestModels,
     limits: Limits,
     most_tokens: ArrayLike = np.inf,
 ) -> FloatArray | None:
@@ -390,11 +419,11 @@ def drawn_losses(
     if law.draws is None and not has_drawn_steps:
         return None
     coefficients = coefficients_of(law) if law.draws is None else law.columns_of_draws(1)
-    variables = at
+    variables = models.variables
     if budget.cluster is not None and has_drawn_steps:
-        tokens = budget.tokens(d_model, at["experts"], limits, with_draws=True)
+        tokens = budget.tokens(models.d_model, models.experts, limits, with_draws=True)
         draw = np.arange(max(len(tokens), coefficients.shape[1]))
-        variables = {**at, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
+        variables = {**variables, "tokens": np.minimum(tokens[draw % len(tokens)], most_tokens)}
         coefficients = coefficients[:, draw % coefficients.shape[1]]
     losses = limits.loss(law, coefficients, variables)
     return losses if law.draws is None else limits.drawn_losses(law, losses, variables)
@@ -460,10 +489,17 @@ def _group_reasons(reasons: Mapping[float, str]) -> list[tuple[str, str]]:
     return [(f"{e:g}", reason) for e, reason in reasons.items()]
 
 
-def explain_no_optimum(law: Formula, experts: ArrayLike, exists: BoolArray) -> str:
-    """Say why a law has no optimum for those of the E where none `exists`."""
-    without = np.unique(np.broadcast_to(np.asarray(experts, float), exists.shape)[~exists]).tolist()
-    groups = _group_reasons({e: why_no_optimum(law, e) for e in without})
+def reasons_without(law: Formula, experts: FloatArray, exists: BoolArray) -> dict[float, str]:
+    """Return E → why it has no optimum, for those where none `exists`."""
+    without = np.unique(np.broadcast_to(experts, exists.shape)[~exists])
+    return {e: why_no_optimum(law, e) for e in without.tolist()}
+
+
+def refuse_no_optimum(law: Formula, experts: FloatArray, exists: BoolArray) -> None:
+    """Raise InputError for the E without an optimum."""
+    if exists.all():
+        return
+    groups = _group_reasons(reasons_without(law, experts, exists))
     reasons = "; ".join(f"E = {names}: {reason}" for names, reason in groups)
-    quantifier = "some" if exists.any() else "any"
-    return f"this law has no compute optimum for {quantifier} of these experts: {reasons}; its `loss` is still defined"
+    claim = f"this law has no compute optimum for {'some' if exists.any() else 'any'} of these experts"
+    raise InputError(f"{claim}: {reasons}; its `loss` is still defined")

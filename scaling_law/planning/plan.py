@@ -37,7 +37,7 @@ from scaling_law.planning.launch import launch_line
 from scaling_law.planning.limits import Limits, of_law
 from scaling_law.planning.optimal import optimal
 from scaling_law.planning.optimal_table import EVIDENCE, OptimalRow, OptimalTable
-from scaling_law.planning.optimum import drawn_losses
+from scaling_law.planning.optimum import BestModels, drawn_losses
 from scaling_law.planning.question import (
     Branches,
     BudgetFlops,
@@ -56,7 +56,7 @@ from scaling_law.size.architecture import (
     Architecture,
     name_size,
 )
-from scaling_law.size.arrays import FloatArray, Interval, Variables
+from scaling_law.size.arrays import Interval
 from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
@@ -325,13 +325,15 @@ def plan(
     tokens = schedule["tokens"]
     total_tokens = schedule["total_tokens"]
     variables = of_law(law, {**architecture.variables(), "tokens": float(tokens)})
-    loss = partial(table.limits.loss, law, variables=variables)
     gpus = cluster or _usual_cluster(architecture, ramp)
     seconds = float(gpus.seconds(architecture, float(total_tokens)))
     drawn_hours = None
     if gpus.throughput.draws is not None:
         drawn_hours = gpus.gpus * gpus.seconds(architecture, float(total_tokens), drawn=True) / 3600.0
-    drawn_loss = _draw_losses(law, table, row, variables)
+    # Within hours draws are of the tokens that the drawn step times allow.
+    model = BestModels(row.d_model, row.loss, variables).take(np.atleast_1d)
+    most_tokens = row.tokens if row.limited_by == EVIDENCE else np.inf
+    drawn_loss = drawn_losses(law, table.budget, model, table.limits, most_tokens)
     warnings = list(passed_over)
     if tokens > row.tokens:
         warnings.append(f"one step takes {tokens:,} tokens, more than the {row.tokens:,.0f} of the budget")
@@ -351,8 +353,8 @@ def plan(
         batch_source=table.batch_source,
         **schedule,
         **_read_rate(row, learning_rate),
-        loss=float(loss(law.columns)),
-        loss_interval=None if drawn_loss is None else percentile_interval(drawn_loss),
+        loss=float(table.limits.loss(law, law.columns, variables)),
+        loss_interval=None if drawn_loss is None else percentile_interval(drawn_loss[:, 0]),
         training_flops=architecture.training_flops(tokens),
         total_flops=architecture.training_flops(total_tokens),
         weight_bytes=row.weight_bytes,
@@ -369,17 +371,6 @@ def plan(
         placement=None if cluster is None else cluster.place(architecture),
         check=table.limits.check(law, variables),
     )
-
-
-def _draw_losses(law: Formula, table: OptimalTable, row: OptimalRow, variables: Variables) -> FloatArray | None:
-    """Draw the losses [n_draws] of the planned model, as `optimal` does; None without draws.
-
-    Within hours they are of the tokens that the drawn step times allow.
-    """
-    model = {name: np.atleast_1d(values) for name, values in variables.items()}
-    most_tokens = row.tokens if row.limited_by == EVIDENCE else np.inf
-    losses = drawn_losses(law, table.budget, model, np.array([row.d_model]), table.limits, most_tokens)
-    return None if losses is None else losses[:, 0]
 
 
 def _schedule(ramp: BatchRamp, budgeted: float, count: int) -> Fields:
@@ -456,19 +447,18 @@ def _find_trainable(
         if tables and min(other.best.loss for other in tables) <= row.loss:
             break
         width = _widest_that_fits(row, table, cluster)
-        experts = [float(table.limits.to_question(row.experts))]
+        if width:
+            # More than this width has, so that rounding does not exclude it, and less than the next.
+            _, next_width = table.limits.ladder.beside(np.array(width))
+            sizes = table.limits.widths([width, float(next_width)], row.experts).n_total
+            experts = [float(table.limits.to_question(row.experts))]
+            tables.append(ask(experts=experts, max_parameters=float(np.mean(sizes))))
         if width == row.d_model:
-            tables.append(ask(experts=experts))
             break
         size = f"d_model {row.d_model:g}, {format_count(row.n_total)} parameters, loss {row.loss:.4f}"
         passed_over.append(
             f"E = {row.experts:.5g} at its best size ({size}) takes more memory than {cluster.hardware} have"
         )
-        if width:
-            # More than this width has, so that rounding does not exclude it, and less than the next.
-            _, next_width = table.limits.ladder.beside(np.array(width))
-            sizes = table.limits.widths([width, float(next_width)], row.experts).n_total
-            tables.append(ask(experts=experts, max_parameters=float(np.mean(sizes))))
     if not tables:
         # This raises an error that says what is missing.
         architecture = table.limits.architecture(table.best.d_model, table.best.experts)
@@ -479,7 +469,7 @@ def _find_trainable(
 def _widest_that_fits(row: OptimalRow, table: OptimalTable, cluster: Cluster) -> float:
     """Return the width of the row's model, or the next below that fits; 0 where none does."""
     widths = table.limits.ladder.rungs(row.d_model)[::-1]
-    tokens = table.budget.variables(widths, row.experts, table.limits)["tokens"]
+    tokens = table.budget.models(table.formula, widths, row.experts, table.limits)["tokens"]
     fits = cluster.fits_run(table.limits.widths(widths, row.experts), tokens)
     return float(widths[np.argmax(fits)]) if fits.any() else 0.0
 

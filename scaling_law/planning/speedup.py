@@ -36,10 +36,10 @@ from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Budget, Cluster, read_costs
 from scaling_law.planning.inverse import ENDLESS, floor, reaching, tokens_needed
 from scaling_law.planning.limits import Limits, explain_ignored_design, of_law
-from scaling_law.planning.minimiser import least
+from scaling_law.planning.minimiser import choose_inner, minima
 from scaling_law.planning.optimum import coefficients_of, optimal_widths, parse_experts, parse_positive
 from scaling_law.planning.question import BudgetFlops, Force, LimitFields, QuestionFields, Tokens, refuse
-from scaling_law.planning.trusted import LEAST_SHARE, find_trusted
+from scaling_law.planning.trusted import find_trusted, spend_enough
 from scaling_law.size.architecture import (
     Architecture,
     affordable_tokens,
@@ -347,9 +347,9 @@ class _Target:
         high = np.full((n, 1), np.log(start * AROUND))
 
         def cost(log_width: FloatArray) -> FloatArray:
-            return models(np.exp(log_width))[2]
+            return models(np.exp(log_width))[1]
 
-        width = np.exp(least(cost, low, high, POINTS))
+        width = np.exp(choose_inner(*minima(cost, low, high, POINTS), low, high))
         return np.broadcast_to(width, loss.shape)
 
     def row(self, size: str, variables: Variables, model: Sized, least_loss: float | None = None) -> SpeedupRow:
@@ -436,17 +436,17 @@ def _read_spending(
     if flops is None:
         raise InputError(f"tokens={tokens!r} goes with an Architecture: E = {model:.5g} alone has no size; give flops")
     most = float(flops)
-    budget = Budget.each(np.array(most))
+    budget = Budget.each(np.array([most]))
     # The model is as free as the baseline, also below d_model 64.
-    width = float(optimal_widths(law, budget, model, limits).free)
-    variables = limits.variables(width, model, most)
+    width = optimal_widths(law, budget, model, limits).free
+    variables: Variables = budget.models(law, width, model, limits)
     check = limits.check(law, variables)
     if not (force or check.unknown or check.trusted):
-        trusted = find_trusted(law, budget, np.array(model), limits, integral=False)
-        if limits.flops(trusted.d_model, model, trusted.tokens) >= LEAST_SHARE * most:
-            width = float(trusted.d_model)
-            variables = {**limits.variables(width, model, 1.0), "tokens": trusted.tokens}
-    return of_law(law, variables), limits.widths(width, model)
+        trusted = find_trusted(law, budget, np.array([model]), limits, integral=False)
+        if spend_enough(budget, limits, trusted):
+            width = trusted.d_model
+            variables = trusted.variables
+    return {name: values[0] for name, values in variables.items()}, limits.widths(float(width[0]), model)
 
 
 def _interval(draws: FloatArray) -> Interval | None:

@@ -8,10 +8,6 @@ budget or a limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -19,11 +15,16 @@ from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.minimiser import minima
-from scaling_law.planning.optimum import ROUNDING, Models, WidthOptimum, choose_width, models_at_budget, tokens_trusted
-from scaling_law.size.arrays import BoolArray, Columns, FloatArray, Intervals
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from scaling_law.planning.optimum import (
+    ROUNDING,
+    BestModels,
+    Models,
+    choose_among,
+    choose_width,
+    models_at_budget,
+    tokens_trusted,
+)
+from scaling_law.size.arrays import BoolArray, FloatArray, Intervals
 
 # Share of the budget that a trusted model spends at least, or the answer is the best model, trusted or not.
 LEAST_SHARE = 0.5
@@ -71,7 +72,7 @@ def budgets_trusted(
     return np.where(has_models, low, np.nan), np.where(has_models, high, np.nan)
 
 
-def find_trusted(law: Formula, budget: Budget, experts: FloatArray, limits: Limits, integral: bool) -> WidthOptimum:
+def find_trusted(law: Formula, budget: Budget, experts: FloatArray, limits: Limits, integral: bool) -> BestModels:
     """Find the best trusted model of each E that the budget and the limits allow; the budget and E broadcast.
 
     `fits` says where there is one. The law must have ranges.
@@ -88,69 +89,25 @@ def choose_trusted(
     limits: Limits,
     integral: bool = False,
     most: ArrayLike = np.inf,
-) -> WidthOptimum:
+) -> BestModels:
     """Choose the width of the least loss or cost, NaN for models that are not trusted, up to the width `most`."""
     least, largest = trusted_widths(law, experts, limits)
     largest = np.minimum(largest, most)
-    exists = largest >= least * (1 - ROUNDING)
+    allowed = np.where(largest >= least * (1 - ROUNDING), largest * (1 + ROUNDING), 0.0)
     if integral:
-        rungs = limits.ladder.rungs(np.max(largest, initial=0.0))
-        widths = np.multiply.outer(rungs, np.ones(experts.shape))
-    else:
-        low = np.log(least)
-        high = np.log(np.maximum(largest, least))
-        widths = np.exp(minima(lambda log_width: models(np.exp(log_width))[2], low, high)[0])
-        # An end of the interval is itself an answer, whatever its logarithm rounds to.
-        widths = np.clip(widths, least, np.maximum(largest, least))
-    return choose_width(models, widths, exists & (widths <= largest * (1 + ROUNDING)), exists)
+        return choose_among(models, limits.ladder.rungs(np.max(largest, initial=0.0)), allowed)
+    largest = np.maximum(largest, least)
+    widths = np.exp(minima(lambda log_width: models(np.exp(log_width))[1], np.log(least), np.log(largest))[0])
+    # An end of the interval is itself an answer, whatever its logarithm rounds to.
+    widths = np.clip(widths, least, largest)
+    return choose_width(models, widths, widths <= allowed)
 
 
-@dataclass(frozen=True)
-class BestModels:
-    """The best model of each E, the last axis, for several questions at once; the loss is infinite where none is."""
+def spend_enough(budget: Budget, limits: Limits, models: BestModels) -> BoolArray:
+    """Say which questions trusted models answer, [..., 1]: those in which one spends `LEAST_SHARE` of the budget.
 
-    d_model: FloatArray
-    loss: FloatArray
-    variables: Columns
-
-    @property
-    def experts(self) -> FloatArray:
-        """The E of each model."""
-        return self.variables["experts"]
-
-    def replaced(self, where: BoolArray, substitutes: BestModels) -> Self:
-        """Return these models, with others in some places."""
-        return replace(
-            self,
-            d_model=np.where(where, substitutes.d_model, self.d_model),
-            loss=np.where(where, substitutes.loss, self.loss),
-            variables={
-                name: np.where(where, substitutes.variables[name], self.variables[name]) for name in self.variables
-            },
-        )
-
-    def take(self, find: Callable[[FloatArray], FloatArray]) -> Self:
-        """Return some of these models, which `find` picks of each array."""
-        return replace(
-            self,
-            d_model=find(self.d_model),
-            loss=find(self.loss),
-            variables={name: find(values) for name, values in self.variables.items()},
-        )
-
-
-def prefer_trusted(
-    law: Formula, budget: Budget, limits: Limits, models: BestModels, trusted: BestModels
-) -> tuple[BestModels, BoolArray]:
-    """Answer each question with its trusted models, if one spends `LEAST_SHARE` of the budget, as `optimal` does.
-
-    Returns the models that answer, and which of them are compared: trusted ones, or all of a question without one.
+    It may be of any E: the best one may change with the budget, and the answer would be trusted or not from one to the
+    next.
     """
-    check = limits.check(law, models.variables)
-    trusted = trusted.replaced(np.isfinite(models.loss) & check.trusted, models)
-    shares = budget.share_spent(trusted.d_model, trusted.variables, limits)
-    spends_enough = np.isfinite(trusted.loss) & (shares >= LEAST_SHARE)
-    # Of any E: the best one may change with the budget, and the answer would be trusted or not from one to the next.
-    has_answer = spends_enough.any(axis=-1, keepdims=True)
-    is_trusted = has_answer & np.isfinite(trusted.loss)
-    return models.replaced(is_trusted, trusted), is_trusted | ~has_answer
+    shares = budget.share_spent(models.d_model, models.variables, limits)
+    return np.any(models.fits & (shares >= LEAST_SHARE), axis=-1, keepdims=True)

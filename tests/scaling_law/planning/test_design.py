@@ -212,6 +212,20 @@ def test_no_candidate_is_near_the_fitted_runs(law):
     assert design.columns["row"].tolist() == [0]
 
 
+def test_candidates_of_a_table_that_are_left_out_are_counted(law):
+    """One that ends before its warm-up, two that are too small; those of a grid are not counted."""
+    table = {"n_active": [3e7, 3e6, 3e6, 4e8], "tokens": [1e8, 1e9, 2e9, 1.6e10]}
+    design = law.next_runs(LOSS, 2e20, table, noise=NOISE, warmup_tokens=1e8)
+    expected = (
+        "3 of 4 candidates left out: 1 too short for warm-up and decay; "
+        "2 without N_act ≥ 9.71M and D/N ≥ 0.761, a third of the least of the fitted runs"
+    )
+    assert expected in design.summary().notes
+    assert design.columns["row"].tolist() == [3]
+    for without in (law.next_runs(LOSS, 2e20, noise=NOISE, warmup_tokens=1e9), law.next_runs(LOSS, 2e20, TABLE)):
+        assert "left out" not in str(without)
+
+
 def test_under_a_prior_the_promise_is_what_the_posterior_says():
     """The deviation before is that of the posterior's draws, and the one after that of the next posterior."""
 
