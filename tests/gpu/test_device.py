@@ -243,7 +243,7 @@ def test_training_steps_equal_the_cpus(experts, record_property):
 
 def state_of(session) -> list[torch.Tensor]:
     """Weights and moments, on the CPU."""
-    states = [(o.optimizer.state, group["params"]) for o in session.optimizers for group in o.param_groups]
+    states = [(o.state, group["params"]) for o in session.optimizers for group in o.param_groups]
     moments = [value for state, of in states for p in of for _, value in sorted(state[p].items())]
     return [tensor.detach().cpu().clone() for tensor in (*session.model.parameters(), *moments)]
 
