@@ -50,7 +50,6 @@ def dry_run(arguments: TrainingArguments) -> int:
     has_callers_group = devices.has_process_group()
     accelerator = devices.make_accelerator(a.run)
     check_layout(a, accelerator)
-    a.check_processes(Layout.of(accelerator, a.run).readers)
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
     vocab_size = vocabulary_size(tokenizer)
     data = RandomTokens(vocab_size, a.data.sequence_length, a.run.micro_batch_sequences)
@@ -72,7 +71,8 @@ def dry_run(arguments: TrainingArguments) -> int:
     hardware = devices.describe(accelerator.device, accelerator.num_processes)
     _show(console, f"One step, measured on {hardware}", _describe_speed(session, result, seconds))
     accelerator.wait_for_everyone()
-    devices.end_processes(accelerator, keep_group=has_callers_group)
+    if not has_callers_group:
+        accelerator.end_training()
     return 0
 
 

@@ -44,12 +44,11 @@ ON_GPU: Fields = {
     "compile": True,
 }
 ON_CPU: Fields = {
+    **ON_GPU,
     "shapes": ("64x2", "128x2", "128x6", "256x4"),
     "widths": ("128", "256", "384"),
-    "experts": (1, 4, 16),
     "micro_batch_sequences": 4,
     "sequence_length": 128,
-    "vocab_size": VOCAB_SIZE,
     "compile": False,
 }
 
