@@ -458,6 +458,13 @@ class TrainingArguments(_Section):
         """Tokens in one forward pass of one device."""
         return self.run.micro_batch_sequences * self.data.sequence_length
 
+    def micro_batch_of(self, sequences: int, processes: int) -> int:
+        """Return the sequences of a micro-batch of a global batch.
+
+        The first batches of a ramp may have fewer for each process than a micro-batch.
+        """
+        return math.gcd(self.run.micro_batch_sequences, sequences // processes)
+
     def with_capacity_group(self, tokens: int | None = None) -> TrainingArguments:
         """Copy with `model.capacity_group_tokens` set: as configured, else `tokens`, else as at a first start."""
         if self.model.capacity_group_tokens is not None:
@@ -498,7 +505,7 @@ class TrainingArguments(_Section):
         size = self.run.micro_batch_sequences
         largest = self.schedule.largest_batch
         for stage in self.schedule.stages():
-            own_size = size if stage.sequences == largest else math.gcd(size, stage.sequences // processes)
+            own_size = size if stage.sequences == largest else self.micro_batch_of(stage.sequences, processes)
             if stage.sequences // own_size % processes or not self.holds_whole_groups(own_size):
                 raise ConfigurationError(
                     f"run.micro_batch_sequences: {size} cuts the batch of {stage.sequences} sequences into a number "

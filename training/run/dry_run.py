@@ -52,7 +52,7 @@ def dry_run(arguments: TrainingArguments) -> int:
     check_layout(a, accelerator)
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
     vocab_size = vocabulary_size(tokenizer)
-    data = RandomTokens(vocab_size, a.data.sequence_length, a.run.micro_batch_sequences)
+    data = RandomTokens(vocab_size, a.data.sequence_length)
     console = Console(quiet=not accelerator.is_main_process)
     arch = architecture(a.model, vocab_size)
     config = model_config(a, vocab_size, tokenizer.eos_token_id)

@@ -142,10 +142,7 @@ def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
     first, memory = peak_bytes(accelerator.device, make_first)
     sessions = []
     for batch in batches:
-        # The data are `RandomTokens`, a dataclass.
-        data = replace(first.data, micro_batch_sequences=batch.run.micro_batch_sequences)
-        schedule = batch.schedule_at(first.schedule.peak)
-        sessions.append(replace(first, arguments=batch, data=data, schedule=schedule))
+        sessions.append(replace(first, arguments=batch, schedule=batch.schedule_at(first.schedule.peak)))
     # These steps warm up.
     for session in sessions:
         timed_step(session)

@@ -229,13 +229,12 @@ def add_gradients(session: Session, step: int) -> StepResult:
     sequences = ramp.sequences(step)
     tokens = sequences * session.data.sequence_length
     world = session.layout.readers
-    # The first batches of a ramp may have fewer sequences for each process than a micro-batch.
-    micro_batch_sequences = math.gcd(session.data.micro_batch_sequences, sequences // world)
+    micro_batch_sequences = session.arguments.micro_batch_of(sequences, world)
     n_micro = sequences // micro_batch_sequences
     position = ramp.position(step)
     rank = session.reader
     micro_batches = range(rank, n_micro, world)
-    batches = session.data.micro_batches(position, sequences, rank, world, device)
+    batches = session.data.micro_batches(position, sequences, micro_batch_sequences, rank, world, device)
 
     zeros = [torch.zeros((), device=device) for _ in range(3)]
     result = StepResult(lm_loss=zeros[0], balance_loss=zeros[1], z_loss=zeros[2])
