@@ -472,26 +472,23 @@ class TrainingArguments(_Section):
         group = tokens or min(CAPACITY_GROUP_TOKENS, self.micro_batch_tokens)
         return self.replaced(model={"capacity_group_tokens": group})
 
-    def holds_whole_groups(self, micro_batch_sequences: int | None = None) -> bool:
-        """Return whether a micro-batch holds whole capacity groups, or nothing is counted by group.
-
-        By default, a micro-batch of the run.
-        """
-        size = micro_batch_sequences or self.run.micro_batch_sequences
+    def holds_whole_groups(self, micro_batch_sequences: int) -> bool:
+        """Return whether a micro-batch holds whole capacity groups, or nothing is counted by group."""
         group = self.model.capacity_group_tokens
         has_limit = self.model.capacity_factor > 0 or self.model.balance_loss > 0
         if self.model.experts == 1 or not has_limit or group is None:
             return True
-        return size * self.data.sequence_length % group == 0
+        return micro_batch_sequences * self.data.sequence_length % group == 0
 
     def check_capacity_group(self) -> None:
         """Raise ConfigurationError if a micro-batch does not hold whole capacity groups, and say what would."""
-        if self.holds_whole_groups():
+        size = self.run.micro_batch_sequences
+        if self.holds_whole_groups(size):
             return
         group = self.model.capacity_group_tokens or 0
         length = self.data.sequence_length
         raise ConfigurationError(
-            f"model.capacity_group_tokens: {group}; a micro-batch ({self.run.micro_batch_sequences} sequences of "
+            f"model.capacity_group_tokens: {group}; a micro-batch ({size} sequences of "
             f"{length} tokens) must hold whole groups: make the group smaller ({self.micro_batch_tokens} or a divisor "
             f"of it), make run.micro_batch_sequences a multiple of {group // math.gcd(group, length)}, or train "
             "dropless and without balance loss (model.capacity_factor 0, model.balance_loss 0)"

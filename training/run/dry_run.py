@@ -186,14 +186,14 @@ def _describe_speed(session: Session, result: StepResult, seconds: float) -> dic
     """Show what a step of so many seconds tells of the run."""
     a = session.arguments
     tokens = session.schedule.ramp.tokens(1)
-    peak = session.peak_flops
     speed = tokens / seconds
+    mfu = session.mfu(speed)
     hours = total_tokens(a.branches()) / speed / 3600
     sequences = f"{a.run.micro_batch_sequences} sequences of {a.data.sequence_length} tokens"
     return {
         "loss": f"{result.loss:.3f} on random ids, gradient norm {result.gradient_norm:.3g}",
         "time": f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s",
-        "MFU": f"{session.flops.multiplied * speed / peak:.1%}" if peak else "",
+        "MFU": f"{mfu:.1%}" if mfu else "",
         "micro-batch": f"{sequences}; {a.run.precision}",
         "weights": str(session.layout) if session.accelerator.is_fsdp2 else "",
         "estimated for the whole run": f"{hours:.3g} hours (from this one step)",

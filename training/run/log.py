@@ -182,7 +182,6 @@ class StepLog(ExitStack):
     def _line(self, progress: Progress, result: StepResult, rate: float) -> Fields:
         """Return the line of the log that ends with this step. Collective."""
         accelerator = self.session.accelerator
-        peak = self.session.peak_flops
         start = self._line_start
         end = _LineStart(progress.step, progress.wall_seconds, self.session.data.wait_seconds)
         self._line_start = end
@@ -201,7 +200,7 @@ class StepLog(ExitStack):
             "balance_loss": balance_loss,
             "z_loss": z_loss,
             "tokens_per_second": speed,
-            "mfu": speed * self.session.flops.multiplied / peak if speed and peak else None,
+            "mfu": self.session.mfu(speed) if speed else None,
             "data_wait_seconds": end.wait_seconds - start.wait_seconds,
             "memory_bytes": peak_memory(accelerator.device),
             "wall_seconds": progress.wall_seconds,

@@ -137,12 +137,12 @@ def _own_accelerate_state() -> Iterator[None]:
             state.update(values)
 
 
-def _show_bars(shown: tuple[bool, bool]) -> None:
+def _show_bars(visible: tuple[bool, bool]) -> None:
     """Show or hide the bars of transformers and those of huggingface_hub, which would break that of the training.
 
     HF_HUB_DISABLE_PROGRESS_BARS decides about those of the Hub where it is set.
     """
-    of_transformers, of_hub = shown
+    of_transformers, of_hub = visible
     with warnings.catch_warnings():
         # A warning says that the environment decides.
         warnings.simplefilter("ignore")

@@ -81,11 +81,12 @@ class Session:
         can_skip = all(isinstance(opt, StackedMuon) or opt.defaults.get("fused", False) for opt in self.optimizers)
         return can_skip and not self.accelerator.is_fsdp2
 
-    @property
-    def peak_flops(self) -> float | None:
-        """Dense bf16 FLOP/s of all devices together; None where unknown."""
+    def mfu(self, tokens_per_second: float) -> float | None:
+        """Return the share of all devices' dense bf16 FLOP/s that a speed is; None where these are unknown."""
         peak = devices.peak_flops(self.accelerator.device)
-        return peak * self.accelerator.num_processes if peak else None
+        if peak is None:
+            return None
+        return self.flops.multiplied * tokens_per_second / (peak * self.accelerator.num_processes)
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over all micro-batches, of which each reader has its own; collective."""
@@ -118,7 +119,7 @@ def make_session(a: TrainingArguments, accelerator: Accelerator, tokenizer: Any,
         is_compiled=is_compiled,
         captures=is_single_gpu and not a.run.gradient_checkpointing,
     )
-    # FSDP2 has the optimizers move its own parameters.
+    # FSDP2 puts its own parameters into the optimizers.
     prepared_model, *_ = accelerator.prepare(model, *optimizers)
     return Session(
         a,
