@@ -523,14 +523,15 @@ def data(options: Options, work: Path, keep: Keep) -> None:
             },
         }
     )
+    size = arguments.micro_batch_of(sequences, 1)
     batches = training_data(arguments, load_tokenizer(section["tokenizer"]))
     try:
         # The first pass waits until the cache is there.
-        for _ in batches.micro_batches(0, sequences, 0, 1, DEVICE):
+        for _ in batches.micro_batches(0, sequences, size, 0, 1, DEVICE):
             pass
         wait_before = batches.wait_seconds
         started = time.perf_counter()
-        tokens = sum(inputs.numel() for inputs, _ in batches.micro_batches(0, sequences, 0, 1, DEVICE))
+        tokens = sum(inputs.numel() for inputs, _ in batches.micro_batches(0, sequences, size, 0, 1, DEVICE))
         finish(DEVICE)
         seconds = time.perf_counter() - started
     finally:

@@ -194,13 +194,13 @@ def test_waits_are_counted_without_the_warning_that_the_mode_is_a_prototype(wait
 class SameTokens:
     """The same batch at every step, which lies on the device."""
 
-    sequence_length, micro_batch_sequences = LENGTH, SEQUENCES // 2
+    sequence_length = LENGTH
 
     def __init__(self, device: torch.device) -> None:
         self.tokens = ids().to(device)
 
-    def micro_batches(self, position, sequences, rank, world_size, device):
-        for tokens in self.tokens.split(self.micro_batch_sequences):
+    def micro_batches(self, position, sequences, size, rank, world_size, device):
+        for tokens in self.tokens.split(size):
             yield tokens, tokens.roll(-1, 1)
 
 
@@ -243,7 +243,7 @@ def test_training_steps_equal_the_cpus(experts, record_property):
 
 def state_of(session) -> list[torch.Tensor]:
     """Weights and moments, on the CPU."""
-    states = [(o.optimizer.state, group["params"]) for o in session.optimizers for group in o.param_groups]
+    states = [(o.state, group["params"]) for o in session.optimizers for group in o.param_groups]
     moments = [value for state, of in states for p in of for _, value in sorted(state[p].items())]
     return [tensor.detach().cpu().clone() for tensor in (*session.model.parameters(), *moments)]
 

@@ -458,6 +458,13 @@ class TrainingArguments(_Section):
         """Tokens in one forward pass of one device."""
         return self.run.micro_batch_sequences * self.data.sequence_length
 
+    def micro_batch_of(self, sequences: int, processes: int) -> int:
+        """Return the sequences of a micro-batch of a global batch.
+
+        The first batches of a ramp may have fewer for each process than a micro-batch.
+        """
+        return math.gcd(self.run.micro_batch_sequences, sequences // processes)
+
     def with_capacity_group(self, tokens: int | None = None) -> TrainingArguments:
         """Copy with `model.capacity_group_tokens` set: as configured, else `tokens`, else as at a first start."""
         if self.model.capacity_group_tokens is not None:
@@ -465,26 +472,23 @@ class TrainingArguments(_Section):
         group = tokens or min(CAPACITY_GROUP_TOKENS, self.micro_batch_tokens)
         return self.replaced(model={"capacity_group_tokens": group})
 
-    def holds_whole_groups(self, micro_batch_sequences: int | None = None) -> bool:
-        """Return whether a micro-batch holds whole capacity groups, or nothing is counted by group.
-
-        By default, a micro-batch of the run.
-        """
-        size = micro_batch_sequences or self.run.micro_batch_sequences
+    def holds_whole_groups(self, micro_batch_sequences: int) -> bool:
+        """Return whether a micro-batch holds whole capacity groups, or nothing is counted by group."""
         group = self.model.capacity_group_tokens
         has_limit = self.model.capacity_factor > 0 or self.model.balance_loss > 0
         if self.model.experts == 1 or not has_limit or group is None:
             return True
-        return size * self.data.sequence_length % group == 0
+        return micro_batch_sequences * self.data.sequence_length % group == 0
 
     def check_capacity_group(self) -> None:
         """Raise ConfigurationError if a micro-batch does not hold whole capacity groups, and say what would."""
-        if self.holds_whole_groups():
+        size = self.run.micro_batch_sequences
+        if self.holds_whole_groups(size):
             return
         group = self.model.capacity_group_tokens or 0
         length = self.data.sequence_length
         raise ConfigurationError(
-            f"model.capacity_group_tokens: {group}; a micro-batch ({self.run.micro_batch_sequences} sequences of "
+            f"model.capacity_group_tokens: {group}; a micro-batch ({size} sequences of "
             f"{length} tokens) must hold whole groups: make the group smaller ({self.micro_batch_tokens} or a divisor "
             f"of it), make run.micro_batch_sequences a multiple of {group // math.gcd(group, length)}, or train "
             "dropless and without balance loss (model.capacity_factor 0, model.balance_loss 0)"
@@ -498,7 +502,7 @@ class TrainingArguments(_Section):
         size = self.run.micro_batch_sequences
         largest = self.schedule.largest_batch
         for stage in self.schedule.stages():
-            own_size = size if stage.sequences == largest else math.gcd(size, stage.sequences // processes)
+            own_size = size if stage.sequences == largest else self.micro_batch_of(stage.sequences, processes)
             if stage.sequences // own_size % processes or not self.holds_whole_groups(own_size):
                 raise ConfigurationError(
                     f"run.micro_batch_sequences: {size} cuts the batch of {stage.sequences} sequences into a number "

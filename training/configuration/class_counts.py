@@ -31,7 +31,13 @@ from training.configuration.class_fields import is_causal_type, text_model_class
 
 # The entry point of `scaling_law.size.model_configs` looks for it beside `read_class`.
 from training.configuration.class_fields import names_read_by as names_read_by
-from training.configuration.class_layers import FlopsByModule, is_matrix, spans_of_blocks
+from training.configuration.class_layers import (
+    FlopsByModule,
+    count_elements,
+    is_matrix,
+    list_matrices,
+    spans_of_blocks,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -241,7 +247,7 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     """Count a class: architecture, what laws leave out, and FLOPs of one token and of each position that it sees."""
     config = _read_config(json.loads(fields))
     model = on_meta(config)
-    blocks = max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=_size)
+    blocks = max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=count_elements)
     _check_layers(blocks, config)
     experts = _experts(blocks)
     architecture = _read_architecture(model, blocks, experts, config)
@@ -354,7 +360,7 @@ def _count_left_out(
         label = _LOOKUPS if id(parameter) in tables else _left_out_as(name, parameter, architecture)
         left_out[label] += parameter.numel()
     expert_parameters = itertools.chain(*(module.parameters() for module in experts))
-    biases = sum(parameter.numel() for parameter in expert_parameters) - _size(*experts)
+    biases = sum(parameter.numel() for parameter in expert_parameters) - count_elements(*experts)
     if biases:
         idle = biases - biases * architecture.experts_per_token // architecture.experts
         left_out.update({"biases": -idle, "idle biases": idle})
@@ -387,18 +393,6 @@ def _left_out_as(name: str, parameter: Tensor, architecture: Architecture) -> st
     routers = {(architecture.experts, architecture.d_model), (1, architecture.d_model)}
     is_router = tuple(parameter.shape) in routers and "_proj" not in name
     return "router" if is_router else ""
-
-
-def _matrices(*modules: nn.Module) -> list[tuple[str, Tensor]]:
-    matrices: list[tuple[str, Tensor]] = []
-    for module in modules:
-        matrices += [item for item in module.named_parameters() if is_matrix(*item)]
-    return matrices
-
-
-def _size(*modules: nn.Module, word: str = "") -> int:
-    """Count the elements of the matrices whose names have the `word`."""
-    return sum(matrix.numel() for name, matrix in _matrices(*modules) if word in name)
 
 
 def _check_layers(blocks: nn.ModuleList, config: Any) -> None:
@@ -469,19 +463,19 @@ def _dense_fields(dense: list[nn.Module], config: Any) -> Fields:
     unit = d_model * len(dense)
     width = _first(config, *_WIDTHS) or 4 * d_model
     shapes = ({d_model, width}, {d_model, 2 * width})
-    sizes = [p.numel() for name, p in _matrices(*dense) if "att" not in name and {*p.shape} in shapes]
+    sizes = [p.numel() for name, p in list_matrices(*dense) if "att" not in name and {*p.shape} in shapes]
     matrices = sum(sizes) / (unit * width)
     if matrices not in (2, 3):
         # There is no such feed-forward: take one as large as the blocks.
         matrices = 3
-        width = max(1, _size(*dense) // (3 * unit))
+        width = max(1, count_elements(*dense) // (3 * unit))
     return {"d_ff": width, "gated": matrices == 3}
 
 
 def _sparse_fields(sparse: list[nn.Module], experts: list[nn.Module], config: Any) -> Fields:
     """Read the number and widths of routed and shared experts."""
     unit = config.hidden_size * len(sparse)
-    size = _size(*experts)
+    size = count_elements(*experts)
     number = _count_experts(experts[0])
     gated = all(getattr(module, "has_gate", True) for module in experts) and size % (3 * unit * number) == 0
     unit *= 3 if gated else 2
@@ -497,7 +491,7 @@ def _sparse_fields(sparse: list[nn.Module], experts: list[nn.Module], config: An
         "d_expert": size // (unit * number),
     }
     shared = _first(config, *_SHARED) or 1
-    d_shared = _size(*sparse, word="shared") // (unit * shared)
+    d_shared = count_elements(*sparse, word="shared") // (unit * shared)
     if d_shared:
         fields.update(shared_experts=shared, d_shared=d_shared)
     return fields

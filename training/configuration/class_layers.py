@@ -23,6 +23,7 @@ _WITHOUT_KEYS = ("conv", "linear_attention", "moe", "mlp")
 _STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 # Layer types that see so many keys as a field says.
 _LIMITS = {"local": "window_size", "chunked_attention": "attention_chunk_size", "indexed_attention": "index_topk"}
+_INDEXER = "indexer"
 # Layer types whose keys an indexer selects.
 _SELECTING = ("indexed_attention", "minimax_m3_sparse")
 
@@ -30,6 +31,19 @@ _SELECTING = ("indexed_attention", "minimax_m3_sparse")
 def is_matrix(name: str, parameter: Tensor) -> bool:
     """Return whether a parameter is neither a vector nor a bias."""
     return parameter.ndim > 1 and not name.endswith("bias")
+
+
+def list_matrices(*modules: nn.Module) -> list[tuple[str, Tensor]]:
+    """List the matrices of modules with their names."""
+    matrices: list[tuple[str, Tensor]] = []
+    for module in modules:
+        matrices += [item for item in module.named_parameters() if is_matrix(*item)]
+    return matrices
+
+
+def count_elements(*modules: nn.Module, word: str = "") -> int:
+    """Count the elements of the matrices whose names have the `word`."""
+    return sum(matrix.numel() for name, matrix in list_matrices(*modules) if word in name)
 
 
 def spans_of_blocks(
@@ -97,7 +111,7 @@ def _keys_in_sight(span: Span, kind: str, fields: Any, block: nn.Module) -> list
     limit = _limit(kind, fields)
     if kind not in _SELECTING or limit is None:
         return [replace(span, limit=limit)]
-    weights = _indexer_weights(block)
+    weights = count_elements(block, word=_INDEXER)
     if not weights:
         return selected_keys(span, limit)
     return selected_keys(span, limit, fields.index_n_heads, fields.index_head_dim, weights)
@@ -109,7 +123,7 @@ def _pooled_selection(span: Span, fields: Any, block: nn.Module) -> list[Span]:
     return [
         *selected_keys(span, fields.indexer_budget, index_width=width),
         Span(1, stride=fields.indexer_compress_ratio, multiplied=fields.indexer_n_heads * width, cached=0),
-        Span(1, once=True, multiplied=_indexer_weights(block), cached=0),
+        Span(1, once=True, multiplied=count_elements(block, word=_INDEXER), cached=0),
     ]
 
 
@@ -133,13 +147,8 @@ def _compressed_keys(attention: Span, fields: Any, block: nn.Module, layer: Any)
         window,
         Span(1, fields.index_topk, stride, multiplied=attention.multiplied, cached=0),
         Span(1, stride=stride, multiplied=index_width, cached=sum(widths.values())),
-        Span(1, once=True, multiplied=_indexer_weights(block), cached=0),
+        Span(1, once=True, multiplied=count_elements(block, word=_INDEXER), cached=0),
     ]
-
-
-def _indexer_weights(block: nn.Module) -> int:
-    """Count the elements of an indexer's matrices."""
-    return sum(p.numel() for name, p in block.named_parameters() if "indexer" in name and is_matrix(name, p))
 
 
 def _products_of_keys(slopes: FlopsByModule, has_state: bool) -> int:

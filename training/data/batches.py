@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -129,12 +128,10 @@ class TrainingData:
         tokens: GrowingCache,
         order: SequenceOrder,
         sequence_length: int,
-        micro_batch_sequences: int,
         max_sequences: int | None = None,
     ):
         self.tokens = tokens
         self.sequence_length = sequence_length
-        self.micro_batch_sequences = micro_batch_sequences
         self.wait_seconds = 0.0
         self._order = order
         self._max_sequences = max_sequences
@@ -167,23 +164,18 @@ class TrainingData:
         return self._order.indices(position, count, self._n_sequences())
 
     def micro_batches(
-        self, position: int, sequences: int, rank: int, world_size: int, device: torch.device
+        self, position: int, sequences: int, size: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield (inputs, targets) of a process in a global batch: int64 (micro_batch_sequences, sequence_length).
-
-        They have fewer sequences where those of the process are not a multiple.
-        """
+        """Yield (inputs, targets) of a process in a global batch: int64 (size, sequence_length)."""
         self.tokens.check_shards()
         n_sequences = self._n_sequences()
         epoch = position // n_sequences if n_sequences else 0
         if rank == 0 and epoch > self._reported_epoch:
             self._reported_epoch = epoch
             logger.warning("the data repeats: epoch %d of %s tokens", epoch + 1, f"{self.unique_tokens:,}")
-        size = math.gcd(self.micro_batch_sequences, sequences // world_size)
-        end = position + sequences
-        for start in range(position + rank * size, end, world_size * size):
+        for start in range(position + rank * size, position + sequences, world_size * size):
             began = time.perf_counter()
-            indices = self.indices(start, min(size, end - start))
+            indices = self.indices(start, size)
             batch = self.tokens.cache.sequences(indices, self.sequence_length)
             self.wait_seconds += time.perf_counter() - began
             yield inputs_and_targets(batch, device)

@@ -125,26 +125,24 @@ def encoder(tokenizer_json: str, eos_token_id: int, dtype: str) -> Callable[[lis
     tokenizer = Tokenizer.from_str(tokenizer_json)
 
     def encode(texts: list[str]) -> list[bytes]:
-        try:
-            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as error:
-            # The library raises nothing narrower.
-            raise InputError(f"data.tokenizer: it cannot encode a document: {error}") from error
-        return [np.asarray([*encoding.ids, eos_token_id], dtype=dtype).tobytes() for encoding in encodings]
-
-    def encode_in_bounds(texts: list[str]) -> list[bytes]:
         """Encode up to `_CHARACTERS` and a text more at once."""
         documents: list[bytes] = []
         begin = characters = 0
         for end, text in enumerate(texts, start=1):
             characters += len(text)
-            if characters > _CHARACTERS or end == len(texts):
-                documents += encode(texts[begin:end])
-                begin = end
-                characters = 0
+            if characters <= _CHARACTERS and end < len(texts):
+                continue
+            try:
+                encodings = tokenizer.encode_batch_fast(texts[begin:end], add_special_tokens=False)
+            except Exception as error:
+                # The library raises nothing narrower.
+                raise InputError(f"data.tokenizer: it cannot encode a document: {error}") from error
+            documents += [np.asarray([*encoding.ids, eos_token_id], dtype=dtype).tobytes() for encoding in encodings]
+            begin = end
+            characters = 0
         return documents
 
-    return encode_in_bounds
+    return encode
 
 
 def _write_shard(documents: Iterator[EncodedDocument], cache: TokenCache, name: str, min_tokens: float) -> dict | None:

@@ -79,12 +79,10 @@ def pinned(
     """
     pins = []
     for kind, name, revision in _names_on_hub(arguments):
-        pin = _pin_of_run(folder, kind, name, revision)
-        if pin is None:
-            pin = next((pin for pin in shared if (pin.kind, pin.id, pin.revision) == (kind, name, revision)), None)
-        if pin is None:
-            pin = _resolve(kind, name, revision, Path(arguments.data.cache_dir))
-        if pin is not None:
+        pins_of_sweep = (pin for pin in shared if (pin.kind, pin.id, pin.revision) == (kind, name, revision))
+        pin = _pin_of_run(folder, kind, name, revision) or next(pins_of_sweep, None)
+        pin = pin or _resolve(kind, name, revision, Path(arguments.data.cache_dir))
+        if pin:
             pins.append(pin)
     return arguments.replaced(data={FIELDS[pin.kind]: pin.commit for pin in pins}), pins
 

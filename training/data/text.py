@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
-import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from hub.base.atomic import sha256_of, write_bytes
+from hub.base import atomic
+from hub.base.atomic import sha256_of
 from hub.base.errors import InputError
 from hub.base.paths import check_links
 from hub.base.types import Fields
@@ -429,10 +429,8 @@ def _digest(text: str) -> str:
 
 def _checksums(paths: list[Path], memory: Path | None) -> Iterator[tuple[str, str]]:
     """Yield (name, sha256) of files; those that `memory` has with their size and time of change are not read."""
-    remembered: Fields = {}
-    if memory is not None and memory.exists():
-        remembered = json.loads(memory.read_text())
-    current: Fields = {}
+    remembered: Fields = atomic.read_json(memory, {}, Fields) if memory else {}
+    current: Fields = {**remembered}
     for path in paths:
         status = path.stat()
         name = str(path.resolve())
@@ -442,8 +440,8 @@ def _checksums(paths: list[Path], memory: Path | None) -> Iterator[tuple[str, st
             entry = [*size_and_time, sha256_of(path)]
         current[name] = entry
         yield path.name, entry[2]
-    if memory is not None and any(remembered.get(name) != entry for name, entry in current.items()):
-        write_bytes(memory, json.dumps({**remembered, **current}, indent=0).encode())
+    if memory and current != remembered:
+        atomic.write_json(memory, current)
 
 
 def is_local_path(name: str) -> bool:

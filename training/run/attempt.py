@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -111,6 +112,12 @@ def note_end(exit_status: int, message: str = "") -> None:
     path = os.environ.get(STATE_FILE)
     if path and exit_status:
         Attempt(exit_status, stopped=exit_status > 128, message=message).save(Path(path).parent)
+
+
+def signals_to_stop() -> list[signal.Signals]:
+    """List the signals that ask a process to stop; nohup ignores SIGHUP."""
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    return numbers[:2] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else numbers
 
 
 def lock_run(folder: Path) -> FileLock:

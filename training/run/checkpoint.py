@@ -157,13 +157,8 @@ def _state_of(session: Session, with_optimizer: bool) -> Fields:
 
     An optimizer without a state is left out: asking torch for it would count a step that was not taken.
     """
-    model, optimizer = get_state_dict(session.model, _optimizers(session) if with_optimizer else [])
+    model, optimizer = get_state_dict(session.model, session.optimizers if with_optimizer else [])
     return {"model": model, "optimizer": optimizer}
-
-
-def _optimizers(session: Session) -> list[torch.optim.Optimizer]:
-    """Return the optimizers inside Accelerate's wrappers."""
-    return [wrapper.optimizer for wrapper in session.optimizers]
 
 
 def load(path: Path, session: Session) -> Progress:
@@ -178,7 +173,7 @@ def load(path: Path, session: Session) -> Progress:
     groups = state["optimizer"].pop("param_groups", None)
     dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     state["optimizer"]["param_groups"] = groups
-    optimizers = _optimizers(session) if has_stepped else []
+    optimizers = session.optimizers if has_stepped else []
     set_state_dict(session.model, optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return Progress(**json.loads((path / "progress.json").read_text()))
 

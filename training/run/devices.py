@@ -26,6 +26,7 @@ import torch
 
 from scaling_law.machine.gpus import find_gpu
 from training.configuration.arguments import ConfigurationError, RunArguments
+from training.run.attempt import signals_to_stop
 from training.run.environment import check_environment, count_launched, describe_environment, read_count
 
 if TYPE_CHECKING:
@@ -166,12 +167,6 @@ def has_process_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def end_processes(accelerator: Accelerator, keep_group: bool) -> None:
-    """End the group of the processes, if a run started it."""
-    if not keep_group:
-        accelerator.end_training()
-
-
 def any_process(accelerator: Accelerator, *flags: bool) -> list[bool]:
     """Return for each flag whether it is set on any process; collective."""
     # One process need not wait for the device.
@@ -238,11 +233,7 @@ class StopSignal:
         """Set the handlers of signals, for which only the main thread of a process may ask."""
         if threading.current_thread() is not threading.main_thread():
             return
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        # nohup ignores it.
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
+        for number in signals_to_stop():
             self._handlers[number] = signal.signal(number, self._remember)
 
     def uninstall(self) -> None:

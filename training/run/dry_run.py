@@ -50,10 +50,9 @@ def dry_run(arguments: TrainingArguments) -> int:
     has_callers_group = devices.has_process_group()
     accelerator = devices.make_accelerator(a.run)
     check_layout(a, accelerator)
-    a.check_processes(Layout.of(accelerator, a.run).readers)
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
     vocab_size = vocabulary_size(tokenizer)
-    data = RandomTokens(vocab_size, a.data.sequence_length, a.run.micro_batch_sequences)
+    data = RandomTokens(vocab_size, a.data.sequence_length)
     console = Console(quiet=not accelerator.is_main_process)
     arch = architecture(a.model, vocab_size)
     config = model_config(a, vocab_size, tokenizer.eos_token_id)
@@ -72,7 +71,8 @@ def dry_run(arguments: TrainingArguments) -> int:
     hardware = devices.describe(accelerator.device, accelerator.num_processes)
     _show(console, f"One step, measured on {hardware}", _describe_speed(session, result, seconds))
     accelerator.wait_for_everyone()
-    devices.end_processes(accelerator, keep_group=has_callers_group)
+    if not has_callers_group:
+        accelerator.end_training()
     return 0
 
 
@@ -186,14 +186,14 @@ def _describe_speed(session: Session, result: StepResult, seconds: float) -> dic
     """Show what a step of so many seconds tells of the run."""
     a = session.arguments
     tokens = session.schedule.ramp.tokens(1)
-    peak = session.peak_flops
     speed = tokens / seconds
+    mfu = session.mfu(speed)
     hours = total_tokens(a.branches()) / speed / 3600
     sequences = f"{a.run.micro_batch_sequences} sequences of {a.data.sequence_length} tokens"
     return {
         "loss": f"{result.loss:.3f} on random ids, gradient norm {result.gradient_norm:.3g}",
         "time": f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s",
-        "MFU": f"{session.flops.multiplied * speed / peak:.1%}" if peak else "",
+        "MFU": f"{mfu:.1%}" if mfu else "",
         "micro-batch": f"{sequences}; {a.run.precision}",
         "weights": str(session.layout) if session.accelerator.is_fsdp2 else "",
         "estimated for the whole run": f"{hours:.3g} hours (from this one step)",

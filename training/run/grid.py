@@ -44,12 +44,11 @@ ON_GPU: Fields = {
     "compile": True,
 }
 ON_CPU: Fields = {
+    **ON_GPU,
     "shapes": ("64x2", "128x2", "128x6", "256x4"),
     "widths": ("128", "256", "384"),
-    "experts": (1, 4, 16),
     "micro_batch_sequences": 4,
     "sequence_length": 128,
-    "vocab_size": VOCAB_SIZE,
     "compile": False,
 }
 
@@ -143,10 +142,7 @@ def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
     first, memory = peak_bytes(accelerator.device, make_first)
     sessions = []
     for batch in batches:
-        # The data are `RandomTokens`, a dataclass.
-        data = replace(first.data, micro_batch_sequences=batch.run.micro_batch_sequences)
-        schedule = batch.schedule_at(first.schedule.peak)
-        sessions.append(replace(first, arguments=batch, data=data, schedule=schedule))
+        sessions.append(replace(first, arguments=batch, schedule=batch.schedule_at(first.schedule.peak)))
     # These steps warm up.
     for session in sessions:
         timed_step(session)

@@ -241,7 +241,6 @@ def training_data(
         training_tokens(arguments, tokenizer, patience),
         _order(arguments),
         arguments.data.sequence_length,
-        arguments.run.micro_batch_sequences,
         epoch_sequences,
     )
 

@@ -35,7 +35,7 @@ from training.configuration.arguments import ConfigurationError, TrainingArgumen
 from training.run.devices import on_main, peak_memory
 from training.run.evaluation import HeldOutLoss
 from training.run.progress import Progress
-from training.run.step import Session, StepResult
+from training.run.step import Routing, Session, StepResult
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -182,7 +182,6 @@ class StepLog(ExitStack):
     def _line(self, progress: Progress, result: StepResult, rate: float) -> Fields:
         """Return the line of the log that ends with this step. Collective."""
         accelerator = self.session.accelerator
-        peak = self.session.peak_flops
         start = self._line_start
         end = _LineStart(progress.step, progress.wall_seconds, self.session.data.wait_seconds)
         self._line_start = end
@@ -201,26 +200,23 @@ class StepLog(ExitStack):
             "balance_loss": balance_loss,
             "z_loss": z_loss,
             "tokens_per_second": speed,
-            "mfu": speed * self.session.flops.multiplied / peak if speed and peak else None,
+            "mfu": self.session.mfu(speed) if speed else None,
             "data_wait_seconds": end.wait_seconds - start.wait_seconds,
             "memory_bytes": peak_memory(accelerator.device),
             "wall_seconds": progress.wall_seconds,
             "devices": accelerator.num_processes,
         }
-        if result.tokens_per_expert is not None:
-            line.update(self._routing(result, result.tokens_per_expert))
+        if result.routing is not None:
+            line.update(self._routing(result.routing))
         return line
 
-    def _routing(self, result: StepResult, tokens_per_expert: torch.Tensor) -> Fields:
+    def _routing(self, routing: Routing) -> Fields:
         """Return what a line says of the experts. Collective."""
-        assert result.dropped_tokens is not None
-        assert result.router_entropy is not None
-        routed = self.session.total(tokens_per_expert)
-        dropped = self.session.total(result.dropped_tokens)
+        routed, dropped, entropy = map(self.session.total, routing)
         return {
             "drop_rate": (dropped.sum() / routed.sum()).item(),
             "expert_load_max_over_mean": balance(routed.tolist()),
-            "router_entropy": self.session.total(result.router_entropy).mean().item(),
+            "router_entropy": entropy.mean().item(),
             "tokens_per_expert": [list(map(int, row)) for row in routed.tolist()],
         }
 

@@ -33,7 +33,7 @@ from training.data.tokenizer import load_tokenizer
 from training.run import checkpoint, inputs, releaser, results
 from training.run.attempt import lock_run, note_end, note_error
 from training.run.checkpoint import CheckpointWriter
-from training.run.devices import StopSignal, any_process, end_processes, has_process_group, make_accelerator, on_main
+from training.run.devices import StopSignal, any_process, has_process_group, make_accelerator, on_main
 from training.run.dry_run import advice_on_memory, dry_run
 from training.run.environment import describe_environment
 from training.run.evaluation import HeldOutLoss, evaluate
@@ -41,7 +41,7 @@ from training.run.forecast import law_of, watch_run
 from training.run.log import StepLog, StepTrace, Trackers, write_log
 from training.run.process import borrow_process
 from training.run.progress import Progress, count
-from training.run.sharding import Layout, check_layout
+from training.run.sharding import check_layout
 from training.run.step import make_session, train_step
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,6 @@ class Run:
         self.accelerator = accelerator
         check_layout(a, accelerator)
         a, self.pins = on_main(accelerator, partial(pins.pinned, a, self.folder))
-        a.check_processes(Layout.of(accelerator, a.run).readers)
         self.arguments = a
 
         # The data. The first process of each node begins to tokenise; the others take over if it does not.
@@ -165,7 +164,8 @@ class Run:
             # A process may not tear the group down under another.
             self.accelerator.wait_for_everyone()
             self.writer.close()
-            end_processes(self.accelerator, keep_group=self._has_callers_group)
+            if not self._has_callers_group:
+                self.accelerator.end_training()
         return status
 
     def _close(self) -> None:
@@ -246,12 +246,9 @@ class Run:
         lost_branches = [branch for branch in pending if branch.decay_step in lost_points]
         for branch in lost_branches:
             self._save_model(self._folder(branch), branch, progress, DIVERGED)
-        is_finished = True
-        for branch in pending:
-            # One that diverges does not stop the rest.
-            if branch not in lost_branches and not self._train_branch(branch):
-                is_finished = False
-        return is_finished and not has_diverged and not diverged
+        # One that diverges does not stop the rest.
+        finished = [self._train_branch(branch) for branch in pending if branch not in lost_branches]
+        return all(finished) and not has_diverged and not diverged
 
     def _train_trunk(self, pending: list[Branch]) -> tuple[Progress, bool]:
         """Train the trunk to every branch point that a pending branch needs.
@@ -262,10 +259,8 @@ class Run:
         if not missing:
             return Progress(), False
         progress = self._resume(self.trunk, at_most=missing[0])
-        if progress is None:
-            progress = Progress()
-            if 0 in self.branch_points:
-                self.writer.save(self.trunk, progress, self.branch_points)
+        if 0 in missing:
+            self.writer.save(self.trunk, progress, self.branch_points)
         has_diverged = self._loop(progress, max(missing), None, self.trunk)
         self.writer.wait()
         return progress, has_diverged
@@ -274,7 +269,6 @@ class Run:
         """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""
         folder = self._folder(branch)
         progress = self._resume(folder, otherwise=checkpoint.path_of(self.trunk, branch.decay_step))
-        assert progress is not None
         has_diverged = self._loop(progress, branch.end_step, branch, folder)
         # Without a finite step in the whole window of the final loss there is no loss to report.
         status = DIVERGED if has_diverged or not progress.window_steps else "final"
@@ -283,15 +277,15 @@ class Run:
         self._save_model(folder, branch, progress, status)
         return status != DIVERGED
 
-    def _resume(self, folder: Path, at_most: int | None = None, otherwise: Path | None = None) -> Progress | None:
-        """Load the newest intact checkpoint in `folder`, up to a step, or another; None without either."""
+    def _resume(self, folder: Path, at_most: int | None = None, otherwise: Path | None = None) -> Progress:
+        """Load the newest intact checkpoint in `folder`, up to a step, or another; begin anew without either."""
 
         def newest() -> Path | None:
             folder.mkdir(parents=True, exist_ok=True)
             return checkpoint.newest_intact(folder, at_most) or otherwise
 
         start = on_main(self.accelerator, newest)
-        return checkpoint.load(start, self.session) if start else None
+        return checkpoint.load(start, self.session) if start else Progress()
 
     def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path) -> bool:
         """Train on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.

@@ -99,14 +99,19 @@ def peak_learning_rate(arguments: TrainingArguments, arch: Architecture) -> tupl
     A law's rate changes with its file and with the longest run, at whose end it is asked, but a trunk is one run.
     """
     peak, law = _configured_peak(arguments, arch)
-    folder = arguments.run.output_dir
-    first_peak = RunData.of(Path(folder)).peak_learning_rate if folder else None
+    first_peak = _first_peak(arguments)
     if first_peak is None:
         return peak, law
     if math.isclose(first_peak, peak, rel_tol=1e-9):
         return first_peak, law
     logger.warning("peak learning rate: %.4g, as at the first start; the law now gives %.4g", first_peak, peak)
     return first_peak, f"as at the first start; now {peak:.4g} by {law}"[:300]
+
+
+def _first_peak(arguments: TrainingArguments) -> float | None:
+    """Read the peak learning rate with which the run in the output folder was begun; None without such a run."""
+    folder = arguments.run.output_dir
+    return RunData.of(Path(folder)).peak_learning_rate if folder else None
 
 
 def _configured_peak(arguments: TrainingArguments, arch: Architecture) -> tuple[float, str]:
@@ -131,8 +136,7 @@ def check_rate(arguments: TrainingArguments, arch: Architecture) -> list[str]:
     if arguments.optimizer.learning_rate is not None:
         return []
     law = LearningRateLaw.named(arguments.optimizer.learning_rate_law)
-    folder = arguments.run.output_dir
     peak = law.of(arch, *arguments.longest_run())
-    if peak.refusal and not (folder and RunData.of(Path(folder)).peak_learning_rate):
+    if peak.refusal and _first_peak(arguments) is None:
         raise ConfigurationError(f"optimizer.learning_rate: {peak.refusal}")
     return [f"optimizer.learning_rate: {text}" for text in peak.check.warnings]

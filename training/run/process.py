@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers.utils.logging
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from huggingface_hub import utils as hub_utils
+from transformers.utils import logging as bars
 
 from training.configuration.arguments import ConfigurationError
 
@@ -52,7 +52,6 @@ def borrow_process() -> Iterator[None]:
         for value, set_value in _settings():
             stack.callback(set_value, value)
         stack.enter_context(_own_accelerate_state())
-        stack.enter_context(_without_bars_of_libraries())
         _set_defaults()
         yield
 
@@ -60,24 +59,28 @@ def borrow_process() -> Iterator[None]:
 def _settings() -> list[tuple[Any, Setter]]:
     """Read all settings: each value with the function that sets it, to be called in reverse order."""
     cudnn = torch.backends.cudnn
-    matmul = torch.backends.cuda.matmul
-    # torch adds it to its module when it is imported, which mypy does not see.
-    mkldnn = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    attributes: tuple[tuple[Any, str], ...] = (
+        (sys, "excepthook"),
+        (threading, "excepthook"),
+        (cudnn, "deterministic"),
+        (cudnn, "benchmark"),
+        (torch.backends.cuda.matmul, "fp32_precision"),
+        # torch adds it to its module when it is imported, which mypy does not see.
+        (torch.backends.mkldnn.matmul, "fp32_precision"),  # type: ignore[attr-defined]
+    )
     settings: list[tuple[Any, Setter]] = [
+        (getattr(owner, name), partial(setattr, owner, name)) for owner, name in attributes
+    ]
+    settings += [
         (dict(os.environ), _set_environment),
-        (sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
-        (threading.excepthook, lambda hook: setattr(threading, "excepthook", hook)),
         (random.getstate(), random.setstate),
         (np.random.get_state(), np.random.set_state),  # noqa: NPY002 (of libraries)
         (torch.get_rng_state(), torch.set_rng_state),
+        ((bars.is_progress_bar_enabled(), not hub_utils.are_progress_bars_disabled()), _show_bars),
         (torch.get_default_dtype(), torch.set_default_dtype),
         (torch.get_num_threads(), torch.set_num_threads),
-        (matmul.fp32_precision, lambda value: setattr(matmul, "fp32_precision", value)),
-        (mkldnn.fp32_precision, lambda value: setattr(mkldnn, "fp32_precision", value)),
-        # It sets the two before it, too.
+        # It sets the precisions of the two backends, too, which come after it.
         (_matmul_precision(), torch.set_float32_matmul_precision),
-        (cudnn.deterministic, lambda value: setattr(cudnn, "deterministic", value)),
-        (cudnn.benchmark, lambda value: setattr(cudnn, "benchmark", value)),
     ]
     if torch.are_deterministic_algorithms_enabled():
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -99,7 +102,8 @@ def _matmul_precision() -> str:
 
 
 def _set_defaults() -> None:
-    """Set the defaults that decide numbers, as torch sets them when it is imported."""
+    """Set the defaults that decide numbers, as torch sets them when it is imported, and hide bars of libraries."""
+    _show_bars((False, False))
     if torch.get_default_device().type != "cpu":
         torch.set_default_device(None)
     if torch.are_deterministic_algorithms_enabled():
@@ -133,30 +137,18 @@ def _own_accelerate_state() -> Iterator[None]:
             state.update(values)
 
 
-@contextmanager
-def _without_bars_of_libraries() -> Iterator[None]:
-    """Hide the bars of transformers and huggingface_hub, which would break that of the training.
+def _show_bars(visible: tuple[bool, bool]) -> None:
+    """Show or hide the bars of transformers and those of huggingface_hub, which would break that of the training.
 
-    HF_HUB_DISABLE_PROGRESS_BARS=0 keeps those of the Hub.
+    HF_HUB_DISABLE_PROGRESS_BARS decides about those of the Hub where it is set.
     """
-    log_of_transformers = transformers.utils.logging
-    libraries = [(log_of_transformers.disable_progress_bar, log_of_transformers.enable_progress_bar)]
-    if not log_of_transformers.is_progress_bar_enabled():
-        libraries = []
-    if not hub_utils.are_progress_bars_disabled():
-        libraries.append((hub_utils.disable_progress_bars, hub_utils.enable_progress_bars))
+    of_transformers, of_hub = visible
     with warnings.catch_warnings():
         # A warning says that the environment decides.
         warnings.simplefilter("ignore")
-        for hide, _ in libraries:
-            hide()
-    try:
-        yield
-    finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for _, show in libraries:
-                show()
+        # It sets those of the Hub, too.
+        (bars.enable_progress_bar if of_transformers else bars.disable_progress_bar)()
+        (hub_utils.enable_progress_bars if of_hub else hub_utils.disable_progress_bars)()
 
 
 def _free_memory() -> None:

@@ -83,12 +83,11 @@ def count(session: Session, progress: Progress, result: StepResult, branch: Bran
         return
     progress.window_steps += 1
     progress.window_loss += result.loss
-    if result.tokens_per_expert is not None:
-        assert result.dropped_tokens is not None
-        routed = session.total(result.tokens_per_expert)
+    if result.routing is not None:
+        routed = session.total(result.routing.tokens_per_expert)
         before = torch.tensor(progress.window_routed or 0.0, dtype=routed.dtype, device=routed.device)
         progress.window_routed = (before + routed).tolist()
-        progress.window_dropped += session.total(result.dropped_tokens).sum().item()
+        progress.window_dropped += session.total(result.routing.dropped_tokens).sum().item()
 
 
 def is_spike(before: list[float], loss: float) -> bool:

@@ -150,7 +150,7 @@ def _cost(session: Session, progress: Progress, tokens: int) -> Fields:
         "training_flops": flops.recorded * tokens,
         "flops_count": flops.count,
         "tokens_per_second": speed,
-        "mfu": flops.multiplied * speed / session.peak_flops if session.peak_flops else None,
+        "mfu": session.mfu(speed),
         "step_seconds": step_seconds(progress, session.schedule.ramp),
         "peak_memory_bytes": devices.peak_memory(accelerator.device),
         "hardware": devices.describe(accelerator.device, accelerator.num_processes),

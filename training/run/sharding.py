@@ -141,20 +141,21 @@ class Layout:
 
 
 def check_layout(a: TrainingArguments, accelerator: Accelerator) -> None:
-    """Raise ConfigurationError if experts or widths cannot be divided so, by these processes or at all."""
-    shards = Layout.of(accelerator, a.run).shards
+    """Raise ConfigurationError if experts, widths or batches cannot be divided so, by these processes or at all."""
+    layout = Layout.of(accelerator, a.run)
     for name, explain_problem in (("expert_parallel", _problem_of_experts), ("tensor_parallel", _problem_of_widths)):
         size = getattr(a.run, name)
         if size == 1:
             continue
         if not accelerator.is_fsdp2:
             problem: str | None = "it needs FSDP2, as in training/configs/accelerate/one_node_fsdp2.yaml"
-        elif shards % size:
-            problem = f"it must divide the {shards} processes that share a model"
+        elif layout.shards % size:
+            problem = f"it must divide the {layout.shards} processes that share a model"
         else:
             problem = problem_of_libraries() or explain_problem(a)
         if problem:
             raise ConfigurationError(f"run.{name}: {size}; {problem}")
+    a.check_processes(layout.readers)
 
 
 def _problem_of_experts(a: TrainingArguments) -> str | None:

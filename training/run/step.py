@@ -12,7 +12,7 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -55,9 +55,10 @@ class Session:
     schedule: Schedule
     # The source of the peak.
     learning_rate_law: str
-    # Both are prepared by Accelerate; on the optimizers see `training.run.optimizers`.
+    # It is prepared by Accelerate.
     model: torch.nn.Module
-    optimizers: list[Any]
+    # Without Accelerate's wrappers; see `training.run.optimizers`.
+    optimizers: list[torch.optim.Optimizer]
     runner: passes.PassRunner
     # Muon's rate in terms of the schedule's.
     muon_share: float = 1.0
@@ -77,15 +78,15 @@ class Session:
     @cached_property
     def updates_on_device(self) -> bool:
         """True if optimizers skip steps on the device: Muon and fused AdamW do, but not of sharded parameters."""
-        optimizers = [_unwrapped(optimizer) for optimizer in self.optimizers]
-        can_skip = all(isinstance(opt, StackedMuon) or opt.defaults.get("fused", False) for opt in optimizers)
+        can_skip = all(isinstance(opt, StackedMuon) or opt.defaults.get("fused", False) for opt in self.optimizers)
         return can_skip and not self.accelerator.is_fsdp2
 
-    @property
-    def peak_flops(self) -> float | None:
-        """Dense bf16 FLOP/s of all devices together; None where unknown."""
+    def mfu(self, tokens_per_second: float) -> float | None:
+        """Return the share of all devices' dense bf16 FLOP/s that a speed is; None where these are unknown."""
         peak = devices.peak_flops(self.accelerator.device)
-        return peak * self.accelerator.num_processes if peak else None
+        if peak is None:
+            return None
+        return self.flops.multiplied * tokens_per_second / (peak * self.accelerator.num_processes)
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over all micro-batches, of which each reader has its own; collective."""
@@ -118,7 +119,8 @@ def make_session(a: TrainingArguments, accelerator: Accelerator, tokenizer: Any,
         is_compiled=is_compiled,
         captures=is_single_gpu and not a.run.gradient_checkpointing,
     )
-    prepared_model, *prepared_optimizers = accelerator.prepare(model, *optimizers)
+    # FSDP2 puts its own parameters into the optimizers.
+    prepared_model, *_ = accelerator.prepare(model, *optimizers)
     return Session(
         a,
         accelerator,
@@ -129,7 +131,7 @@ def make_session(a: TrainingArguments, accelerator: Accelerator, tokenizer: Any,
         a.schedule_at(peak),
         law,
         prepared_model,
-        prepared_optimizers,
+        optimizers,
         runner,
         muon_share=muon_rate(a.optimizer, peak) / peak,
         reduces_once=memory.reduces_once(a, accelerator, arch),
@@ -176,6 +178,17 @@ def wants_compiled_blocks(a: TrainingArguments, accelerator: Accelerator) -> boo
     return True
 
 
+class Routing(NamedTuple):
+    """Routing of a step, over its micro-batches."""
+
+    # (layers, experts), before dropping.
+    tokens_per_expert: torch.Tensor
+    # (layers,)
+    dropped_tokens: torch.Tensor
+    # (layers,), mean over micro-batches, nats.
+    router_entropy: torch.Tensor
+
+
 @dataclass
 class StepResult:
     """Sums of one step over its micro-batches; only `loss` and `gradient_norm` leave the device at every step."""
@@ -185,12 +198,8 @@ class StepResult:
     # Unscaled, summed over layers, mean over capacity groups.
     balance_loss: torch.Tensor
     z_loss: torch.Tensor
-    # (layers, experts), before dropping; this and the next two are None for a dense model.
-    tokens_per_expert: torch.Tensor | None = None
-    # (layers,)
-    dropped_tokens: torch.Tensor | None = None
-    # (layers,), mean over micro-batches, nats.
-    router_entropy: torch.Tensor | None = None
+    # None for a dense model.
+    routing: Routing | None = None
     # Cross-entropy, mean over the tokens of the global batch.
     loss: float = math.nan
     # Norm over all processes' parameters, before clipping.
@@ -208,10 +217,9 @@ class StepResult:
         self.z_loss += out.z_loss.detach() / n_micro
         if out.routing is None:
             return
-        for name, divisor in {"tokens_per_expert": 1, "dropped_tokens": 1, "router_entropy": n_micro}.items():
-            value = getattr(out.routing, name).double() / divisor
-            total = getattr(self, name)
-            setattr(self, name, value if total is None else total + value)
+        routed, dropped, entropy = (value.double() for value in out.routing.to_tuple())
+        routing = Routing(routed, dropped, entropy / n_micro)
+        self.routing = Routing(*map(torch.add, self.routing, routing)) if self.routing else routing
 
 
 def add_gradients(session: Session, step: int) -> StepResult:
@@ -222,13 +230,12 @@ def add_gradients(session: Session, step: int) -> StepResult:
     sequences = ramp.sequences(step)
     tokens = sequences * session.data.sequence_length
     world = session.layout.readers
-    # The first batches of a ramp may have fewer sequences for each process than a micro-batch.
-    micro_batch_sequences = math.gcd(session.data.micro_batch_sequences, sequences // world)
+    micro_batch_sequences = session.arguments.micro_batch_of(sequences, world)
     n_micro = sequences // micro_batch_sequences
     position = ramp.position(step)
     rank = session.reader
     micro_batches = range(rank, n_micro, world)
-    batches = session.data.micro_batches(position, sequences, rank, world, device)
+    batches = session.data.micro_batches(position, sequences, micro_batch_sequences, rank, world, device)
 
     zeros = [torch.zeros((), device=device) for _ in range(3)]
     result = StepResult(lm_loss=zeros[0], balance_loss=zeros[1], z_loss=zeros[2])
@@ -300,16 +307,11 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
                 optimizer.step()
     if not session.runner.keeps_gradients:
         for optimizer in session.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
     if a.model.bias_rate and result.is_finite:
-        assert result.tokens_per_expert is not None
-        causal_model.move_biases(session.model, session.total(result.tokens_per_expert), a.model.bias_rate)
+        assert result.routing is not None
+        causal_model.move_biases(session.model, session.total(result.routing.tokens_per_expert), a.model.bias_rate)
     return result
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer that Accelerate's wrapper holds."""
-    return getattr(optimizer, "optimizer", optimizer)
 
 
 def _update_on_device(session: Session, loss: torch.Tensor, limit: float) -> list[float]:
@@ -321,10 +323,10 @@ def _update_on_device(session: Session, loss: torch.Tensor, limit: float) -> lis
     gradients = [parameter.grad for parameter in session.model.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     wait_for_values = devices.begin_reading(torch.stack([loss, norm]))
+    optimizer: Any
     for optimizer in session.optimizers:
-        skipping = _unwrapped(optimizer)
-        skipping.found_inf = (~(loss + norm).isfinite()).float()
+        optimizer.found_inf = (~(loss + norm).isfinite()).float()
         # The step divides gradients by it. 1e-6 as in torch's own clipping.
-        skipping.grad_scale = ((norm + 1e-6) / limit).clamp(min=1.0)
+        optimizer.grad_scale = ((norm + 1e-6) / limit).clamp(min=1.0)
         optimizer.step()
     return wait_for_values()

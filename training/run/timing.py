@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ class RandomTokens:
 
     vocab_size: int
     sequence_length: int
-    micro_batch_sequences: int
     eos_token_id: int = 0
 
     def get_vocab(self) -> dict[str, int]:
@@ -41,11 +39,10 @@ class RandomTokens:
         return {"": self.vocab_size - 1}
 
     def micro_batches(
-        self, position: int, sequences: int, rank: int, world_size: int, device: torch.device
+        self, position: int, sequences: int, size: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         # The processes of a reader have the same generator.
         generator = np.random.default_rng(rank)
-        size = math.gcd(self.micro_batch_sequences, sequences // world_size)
         shape = (size, self.sequence_length + 1)
         for _ in range(rank, sequences // size, world_size):
             yield inputs_and_targets(generator.integers(self.vocab_size, size=shape), device)
@@ -70,7 +67,7 @@ def arguments_of_steps(run: Fields, model: Fields, sequence_length: int, passes:
 
 def session_on_random_tokens(a: TrainingArguments, vocab_size: int) -> Session:
     """Make a session in training mode that needs no text and no tokenizer."""
-    data = RandomTokens(vocab_size, a.data.sequence_length, a.run.micro_batch_sequences)
+    data = RandomTokens(vocab_size, a.data.sequence_length)
     session = make_session(a, devices.make_accelerator(a.run), data, data)
     session.model.train()
     return session

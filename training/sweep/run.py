@@ -24,7 +24,7 @@ from hub.base import atomic
 from hub.base.progress import format_rate, progress_bars
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
-from training.run.attempt import STATE_FILE, Attempt, Holder, find_trainer
+from training.run.attempt import STATE_FILE, Attempt, Holder, find_trainer, signals_to_stop
 from training.run.inputs import resolve_arguments
 from training.run.model import check_rate
 from training.sweep.engine import EngineError, Outcome
@@ -284,11 +284,8 @@ def stop_on_signals() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in signals_to_stop():
         signal.signal(number, stop)
-    # nohup ignores it.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, stop)
 
 
 def write_configuration(run: SweepRun) -> Path:

@@ -141,7 +141,7 @@ def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_pa
     started.set()
     data.tokens._thread.join(10)
     with pytest.raises(CorruptCacheError, match="wrong sha256"):
-        list(data.micro_batches(0, 2, 0, 1, None))
+        list(data.micro_batches(0, 2, 2, 0, 1, None))
     data.tokens.close()
 
 

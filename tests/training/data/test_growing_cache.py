@@ -152,7 +152,7 @@ def test_a_full_disk_is_one_error_here(growing):
 
 def batches(data: TrainingData, steps):
     """Inputs and targets of the global batches (position, sequences), one array."""
-    parts = [part for step in steps for part in data.micro_batches(*step, 0, 1, CPU)]
+    parts = [part for step in steps for part in data.micro_batches(*step, 2, 0, 1, CPU)]
     return torch.stack([torch.cat(part) for part in parts]).numpy()
 
 
@@ -165,7 +165,7 @@ def complete(growing, text_file, tokenizer, tmp_path):
 
 def test_batches_are_what_the_order_says_from_any_position(complete):
     order = SequenceOrder(0, 16)
-    data = TrainingData(complete(), order, LENGTH, 2)
+    data = TrainingData(complete(), order, LENGTH)
     cache, n = data.tokens.cache, data.tokens.cache.n_sequences(LENGTH)
     steps = [(0, 2), (2, 2), (4, 4), (8, 4), (12, 8), (20, 8)]
     steps += [(4, 2), (6, 2), (30, 8), (n - 4, 8), (n + 4, 8)]  # back to a branch point, and over the end
@@ -182,18 +182,18 @@ def test_batches_are_what_the_order_says_from_any_position(complete):
 def test_training_reads_the_same_from_a_cache_that_grows(complete, growing, text_file, tokenizer, tmp_path):
     """And it begins long before the cache is whole."""
     steps = [(position, 4) for position in range(0, 120, 4)]
-    whole = TrainingData(complete(), SequenceOrder(0, 16), LENGTH, 2)
+    whole = TrainingData(complete(), SequenceOrder(0, 16), LENGTH)
     expected = batches(whole, steps)
     source = TextSource(text_file)
     cache = open_cache(source, tokenizer, tmp_path / "new")
     part = GrowingCache(cache, source, 16 * LENGTH + 1)
-    data = TrainingData(part, SequenceOrder(0, 16), LENGTH, 2)
+    data = TrainingData(part, SequenceOrder(0, 16), LENGTH)
     assert np.array_equal(batches(data, steps[:4]), expected[:8])
     assert not cache.complete
     assert data.unique_tokens is None
     identity = cache.dataset
     data.tokens.close()
-    data = TrainingData(GrowingCache(cache, source, None), SequenceOrder(0, 16), LENGTH, 2)
+    data = TrainingData(GrowingCache(cache, source, None), SequenceOrder(0, 16), LENGTH)
     assert np.array_equal(batches(data, steps), expected)
     data.tokens.wait_for(None)
     assert cache.dataset == identity == whole.tokens.cache.dataset
@@ -202,7 +202,7 @@ def test_training_reads_the_same_from_a_cache_that_grows(complete, growing, text
 
 
 def test_the_cap_is_an_epoch_of_its_own(complete, caplog):
-    data = TrainingData(complete(), SequenceOrder(0, 16), LENGTH, 2, max_sequences=20)
+    data = TrainingData(complete(), SequenceOrder(0, 16), LENGTH, max_sequences=20)
     assert data.unique_tokens == 20 * LENGTH
     assert sorted(data.indices(0, 20)) == sorted(data.indices(20, 20)) == list(range(20))
     batches(data, [(18, 2)])

@@ -23,7 +23,8 @@ def steps(arguments, count=3):
     for step in range(count):
         r = train_step(run.session, step, 1e-3)
         losses = [r.loss, r.gradient_norm, r.balance_loss.item(), r.z_loss.item()]
-        found.append((losses, *(None if t is None else t.tolist() for t in (r.tokens_per_expert, r.dropped_tokens))))
+        totals = [total.tolist() for total in r.routing[:2]] if r.routing else [None, None]
+        found.append((losses, *totals))
     run.data.tokens.close()
     return found, [tensor.clone() for tensor in run.session.model.state_dict().values()]
 

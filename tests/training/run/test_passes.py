@@ -168,7 +168,7 @@ def test_recomputed_blocks_are_one_graph_and_keep_nothing_that_routers_measure(c
         expected, result = (train_step(session, step, 1e-3) for session in (eager, compiled))
         assert result.loss == pytest.approx(expected.loss, rel=1e-6)
         assert result.gradient_norm == pytest.approx(expected.gradient_norm, rel=3e-5)
-        assert torch.equal(result.tokens_per_expert, expected.tokens_per_expert)
+        assert torch.equal(result.routing.tokens_per_expert, expected.routing.tokens_per_expert)
         assert not any("routed" in vars(router) for router in compiled.model._routers)
     assert compiled.runner.is_compiled
     assert counters["stats"]["unique_graphs"] == GRAPHS.get(kind, 1)

@@ -35,7 +35,7 @@ def session(a) -> Session:
         reduce=lambda value, how: value,
         prepare=lambda *parts: parts,
     )
-    data = RandomTokens(300, a.data.sequence_length, a.run.micro_batch_sequences)
+    data = RandomTokens(300, a.data.sequence_length)
     with META:
         made = make_session(a, accelerator, data, data)
     made.model.train()
