@@ -1,6 +1,7 @@
 """Records and small checkpoints that the tests of `hub` share."""
 
 import json
+import ssl
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +62,9 @@ def online(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    # Nothing here is encrypted, and each client would read the certificates of all authorities.
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     # Faults are answered at once: what is waited for is tested by itself.
     monkeypatch.setattr(transport, "_sleep", lambda seconds: time.sleep(min(seconds, 0.02)))
     monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda seconds: None, time=time.time))

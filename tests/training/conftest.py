@@ -6,10 +6,11 @@ import pytest
 
 from tests.training.ranks import without_drawing
 from training import load_tokenizer
+from training.configuration.class_counts import without_gradient
 from training.data import cache as tokens
 from training.data import filling
 from training.data.builder import GrowingCache
-from training.run import releaser
+from training.run import causal_model, releaser
 
 CRAWLS, ROWS = 12, 120
 
@@ -19,6 +20,22 @@ def _nothing_is_drawn():
     """Cards are without drawings; `drawings` has them drawn."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(releaser, "run_pictures", without_drawing)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _gradients_are_looked_for_once():
+    """The parameters that no loss moves are found once for all models of one configuration."""
+    lists = {}
+
+    def remember(config):
+        key = type(config), config.to_json_string(use_diff=False)
+        if key not in lists:
+            lists[key] = without_gradient(config)
+        return lists[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(causal_model, "without_gradient", remember)
         yield
 
 

@@ -203,10 +203,10 @@ def training_flops(config: Any, length: int) -> float | None:
     Of attention's whole square, without the causal half, only the keys count that windows, chunks and indexers leave.
     None for a class whose path depends on values, which has none on the meta device.
     """
-    architecture, _, flops = _count(_cache_key(config.to_dict()))
+    architecture, _, flops, _ = _count(_cache_key(config.to_dict()))
     if flops is None:
         return None
-    per_token, per_position = flops
+    per_token, per_position, _ = flops
     unseen = sum(span.blocks * (span.multiplied or 0) * span.hidden(length) for span in architecture.all_spans)
     return 3 * (per_token + per_position * length - 2 * unseen)
 
@@ -234,7 +234,7 @@ def read_class(fields: Mapping[str, Any]) -> tuple[Architecture, dict[str, int]]
     Raises ValueError, in one line, for a type that is not causal, for what does not build or run, and for experts that
     cannot be told.
     """
-    architecture, left_out, _ = _count(_cache_key(fields))
+    architecture, left_out, *_ = _count(_cache_key(fields))
     return architecture, left_out
 
 
@@ -243,8 +243,11 @@ def _cache_key(fields: Mapping[str, Any]) -> str:
 
 
 @lru_cache
-def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, float] | None]:
-    """Count a class: architecture, what laws leave out, and FLOPs of one token and of each position that it sees."""
+def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, float, FlopsByModule] | None, bool]:
+    """Count a class: architecture, what laws leave out, and FLOPs of one token and of each position that it sees.
+
+    And tell whether the class counts positions by itself.
+    """
     config = _read_config(json.loads(fields))
     model = on_meta(config)
     blocks = max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=count_elements)
@@ -262,9 +265,9 @@ def _count(fields: str) -> tuple[Architecture, dict[str, int], tuple[float, floa
     flops = _flops_of_positions(model, config)
     slopes = flops[2] if flops else None
     # As when they are served: a class keeps some states in fp32 nevertheless.
-    output, _ = _pass_with_cache(model.to(torch.bfloat16), config)
+    output, counts_positions = _pass_with_cache(model.to(torch.bfloat16), config)
     architecture = architecture.attending(spans_of_blocks(model, blocks, config, architecture, slopes, output))
-    return architecture, dict(left_out), flops and flops[:2]
+    return architecture, dict(left_out), flops, counts_positions
 
 
 def _read_config(values: Fields) -> Any:
@@ -328,9 +331,8 @@ def _pass_with_cache(model: nn.Module, config: Any) -> tuple[Any, bool]:
     hybrids without attention cannot.
     """
     length = _chunk(config)
-    positions = {"position_ids": torch.arange(length, device="meta")[None]}
-    every_options: tuple[Fields, ...] = ({}, positions)
-    for options in every_options:
+    positions: Fields = {"position_ids": torch.arange(length, device="meta")[None]}
+    for options in (dict[str, Any](), positions):
         # An indexer may look for the keys that are visible (Qwen4): here all of them.
         # Torch adds `patch` when the module is imported.
         patched = fx_config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
@@ -345,7 +347,7 @@ def generates(config: Any) -> bool:
 
     True also for a class that cannot be passed on the meta device.
     """
-    return _pass_with_cache(on_meta(config).eval(), config)[1]
+    return _count(_cache_key(config.to_dict()))[3]
 
 
 def _count_left_out(

@@ -116,8 +116,8 @@ ATTENDS = {"layer_types": ["linear_attention", "linear_attention", "full_attenti
         ("mamba", {}, True),
         ("granitemoehybrid", {}, False),
         ("granitemoehybrid", ATTENDS, True),
-        ("jamba", {"attn_layer_offset": 7, "attn_layer_period": 8}, False),
-        ("jamba", {"attn_layer_offset": 1, "attn_layer_period": 2}, True),
+        pytest.param("jamba", {"attn_layer_offset": 7, "attn_layer_period": 8}, False, marks=pytest.mark.slow),
+        pytest.param("jamba", {"attn_layer_offset": 1, "attn_layer_period": 2}, True, marks=pytest.mark.slow),
     ],
 )
 def test_hybrids_without_attention_cannot_generate(kind, fields, expected, caplog):

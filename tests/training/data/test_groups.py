@@ -98,6 +98,7 @@ def test_what_fails_in_the_middle_loses_its_shard_only(
     assert not list(folder.glob("*.tmp"))
 
 
+@pytest.mark.parametrize("source", [3, pytest.param(None, marks=pytest.mark.slow)], indirect=True)
 def test_what_is_always_preempted_makes_progress_within_a_group(
     source, expected, tokenizer, tmp_path, groups, monkeypatch
 ):

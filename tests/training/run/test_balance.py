@@ -6,7 +6,7 @@ import torch
 from hub import RunRecord
 from hub.record.names import recipe_suffix
 from tests.model_classes import BIAS
-from tests.training.run.test_causal_model import EVERY, config_of
+from tests.training.run.test_causal_model import EVERY, config_of, in_turn
 from tests.training.run.test_run import finish, folders, lines_of, weights
 from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias
 from training.run import causal_model
@@ -19,7 +19,7 @@ def biases(state):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in EVERY if has_selection_bias(kind)])
+@pytest.mark.parametrize("kind", in_turn(kind for kind in EVERY if has_selection_bias(kind)))
 def test_experts_with_few_tokens_gain(kind):
     """In every layer by its own counts, which are those of the batch."""
     model = build_model(config_of(EVERY[kind]), seed=0)

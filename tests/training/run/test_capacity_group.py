@@ -43,7 +43,17 @@ CASES = {
 } | {kind: {"model": section} for kind, section in CLASSES.items()}
 
 
-@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+# Classes whose experts transformers computes as it does those of qwen3_moe, and without experts.
+SLOW_CASES = ("llama", "deepseek_v3", "qwen2_moe")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=name, marks=[pytest.mark.slow] if name in SLOW_CASES else [])
+        for name, changes in CASES.items()
+    ],
+)
 def test_the_cut_into_micro_batches_changes_nothing(tiny, monkeypatch, changes):
     """With and without recomputation, in both stages of the batch ramp."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)  # Muon's iteration, to the rounding of fp32
