@@ -6,6 +6,7 @@ matrix's shape so that updates are as large as AdamW's (Liu et al. 2025, arXiv 2
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
-from torch.optim._muon import _adjust_lr
 from transformers import PreTrainedModel
 
 from hub.base.types import Fields
@@ -122,7 +122,7 @@ def _update(batch: list[tuple[Tensor, Tensor]], group: Fields, skips: Tensor | N
     sizes = [len(directions) for _, directions in batch]
     stack = torch.cat([directions for _, directions in batch])
     updates = orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
-    adjusted_rate = _adjust_lr(rate, group["adjust_lr_fn"], updates.shape[1:])
+    adjusted_rate = rate * _scale_of_shape(group["adjust_lr_fn"], *updates.shape[1:])
     for (weights, _), flat_update in zip(batch, updates.split(sizes), strict=True):
         update = flat_update.reshape(weights.shape)
         # Every process has the whole update, and takes its share.
@@ -136,6 +136,13 @@ def _update(batch: list[tuple[Tensor, Tensor]], group: Fields, skips: Tensor | N
         updated.add_(_share(update), alpha=-adjusted_rate)
         if skips is not None:
             share.copy_(torch.where(skips, share, updated))
+
+
+def _scale_of_shape(adjustment: str, rows: int, columns: int) -> float:
+    """Return the factor of Muon's rate for matrices of this shape, as in torch.optim.Muon."""
+    if adjustment == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))
 
 
 def orthogonalise(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float) -> Tensor:
