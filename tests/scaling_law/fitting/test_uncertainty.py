@@ -26,7 +26,7 @@ def test_trunks_are_resampled_whole(paper_runs):
 def test_deterministic_for_a_seed(paper_fit, drawn):
     few = [paper_fit.bootstrap(4, seed=seed).draws for seed in (3, 3, 4)]
     np.testing.assert_array_equal(few[0], few[1])
-    np.testing.assert_allclose(few[0], drawn.draws[:4], rtol=1e-6)
+    np.testing.assert_allclose(few[0], drawn.draws[:4], rtol=1e-4)
     assert not np.array_equal(few[2], few[0])
 
 
