@@ -130,7 +130,7 @@ class Objective:
     centred, to the natural coordinates of `penalty`. Terms with a fixed or bounded coefficient are not centred, and
     parameters of transforms that are keep their distance from a fixed floor.
 
-    `held` is a θ [1, p] whose parameters of transforms all θ share, if they do; a few matrix products then serve all.
+    With `held_theta` [1, p], all θ share its parameters of transforms, and a few matrix products serve all of them.
 
     Coefficients that are tied to others do not move by themselves: gradients, Jacobians and curvatures are along
     `carry` [p, p], which takes any θ to one that keeps the ties, and are zero for theirs.
@@ -142,7 +142,7 @@ class Objective:
     penalty: Penalty | None = None
     misfit: Misfit | None = None
     repetition: Repetition | None = None
-    held: Any = None
+    held_theta: Any = None
 
     @classmethod
     def of(cls, settings: FitSettings, columns: Columns) -> Objective:
@@ -328,11 +328,11 @@ class Objective:
     ) -> Evaluation:
         """Compute Q, gradient and Gauss-Newton matrix at θ [S, p]; weights [n] or [S, n] replace those of the runs."""
         natural = theta @ self.basis.T
-        prediction = self._predict(natural) if self.held is None else self._predict_held(theta @ self.carry.T)
+        prediction = self._predict(natural) if self.held_theta is None else self._predict_held(theta @ self.carry.T)
         residual = self.absorb(prediction.residual)
         cost = self.cost_of_runs(residual, weight)
         influence = self.influence(residual, weight)
-        if self.held is None:
+        if self.held_theta is None:
             # The parameters stand first: [p, S, n], then [S, p, n].
             jacobian = self.absorb(self._jacobian(prediction)).swapaxes(0, 1)
             weighted = jacobian * influence[:, None, :]
@@ -354,7 +354,7 @@ class Objective:
     @cached_property
     def _held_designs(self) -> list[tuple[IntArray, FloatArray, Any]]:
         """The indices of each term's coefficients in θ, its features along these [n, k], and its exponent without."""
-        logs, _ = self._transforms(self.held @ self.basis.T)
+        logs, _ = self._transforms(self.held_theta @ self.basis.T)
         designs = []
         for term, indices in self.terms:
             features = [total(features, logs) for features in (SCALE, *term.features.values())]

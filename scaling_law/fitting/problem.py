@@ -135,7 +135,7 @@ class Problem:
         objective = self.objective
         if hold_transform:
             if objective.form.outer is None and objective.misfit is None:
-                objective = replace(objective, held=theta[:1])
+                objective = replace(objective, held_theta=theta[:1])
             transform = slice(objective.first_transform, None)
             lower[transform] = upper[transform] = theta[0, transform]
 

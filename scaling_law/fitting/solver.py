@@ -6,7 +6,7 @@ Gauss-Newton matrix of the Huber-reweighted residuals.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,18 +34,26 @@ class Solutions:
     converged: BoolArray
 
     @classmethod
+    def joined(cls, solutions: Sequence[Solutions]) -> Solutions:
+        """Join solutions in their order."""
+        return cls(
+            theta=np.concatenate([solution.theta for solution in solutions]),
+            cost=np.concatenate([solution.cost for solution in solutions]),
+            converged=np.concatenate([solution.converged for solution in solutions]),
+        )
+
+    @classmethod
     def sorted(cls, *solutions: Solutions) -> Solutions:
         """Join solutions, lowest objective first.
 
         Of equal ones, as where the runs leave a direction open, the last start's is first on every processor.
         """
-        columns = zip(*(vars(solution).values() for solution in solutions), strict=True)
-        theta, cost, converged = map(np.concatenate, columns)
-        order = np.argsort(cost, kind="stable")
-        ascending = cost[order]
+        all_ends = cls.joined(solutions)
+        order = np.argsort(all_ends.cost, kind="stable")
+        ascending = all_ends.cost[order]
         is_higher = np.diff(ascending, prepend=ascending[:1]) > ROUNDING * ascending
         order = order[np.lexsort((-order, np.cumsum(is_higher)))]
-        return cls(theta[order], cost[order], converged[order])
+        return cls(all_ends.theta[order], all_ends.cost[order], all_ends.converged[order])
 
 
 def minimise(

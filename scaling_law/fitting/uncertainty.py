@@ -14,6 +14,7 @@ from hub.base.progress import progress_line
 from scaling_law.answer.answer import ResultTable
 from scaling_law.fitting.posterior import draw_posterior
 from scaling_law.fitting.problem import Problem
+from scaling_law.fitting.solver import Solutions
 from scaling_law.formulas.conditions import POSTERIOR
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import Law
@@ -113,7 +114,9 @@ def bootstrap(
     objective = problem.objective
     fitted_runs = runs.subset(problem.used)
     if objective.penalty is None:
-        thetas, converged = _refit_resamples(problem, theta, fitted_runs, n_resamples, seed, progress)
+        refits = _refit_resamples(problem, theta, fitted_runs, n_resamples, seed, progress)
+        thetas = refits.theta
+        converged = refits.converged
     else:
         thetas = draw_posterior(problem, theta, n_resamples, seed)
         converged = np.full(n_resamples, True)
@@ -137,8 +140,8 @@ def _refit_resamples(
     n_resamples: int,
     seed: int,
     progress: bool,
-) -> tuple[FloatArray, BoolArray]:
-    """Refit to resampled trunks, and return θ [n_resamples, p] with a mark where the refit converged."""
+) -> Solutions:
+    """Refit to resampled trunks, n_resamples times."""
     rng = np.random.default_rng(seed)
     refits = []
     with progress_line("bootstrap", n_resamples, "resamples", progress) as advance:
@@ -150,10 +153,7 @@ def _refit_resamples(
             solutions = problem.solve(np.tile(theta, (size, 1)), weight, max_iterations=200, tolerance=1e-9)
             refits.append(solutions)
             advance(size, f"objective {np.median(solutions.cost):.4g}")
-    return (
-        np.concatenate([solutions.theta for solutions in refits]),
-        np.concatenate([solutions.converged for solutions in refits]),
-    )
+    return Solutions.joined(refits)
 
 
 def _count_determined(

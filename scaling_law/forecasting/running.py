@@ -178,7 +178,7 @@ def _read_log(
 ) -> TrainingCurve:
     """Make the curve of a run's log, by what was given where it is silent. InputError names all that is missing.
 
-    A run of which nobody says whether it `has_ended` has if it is not known to be longer.
+    Where nothing says whether the run has ended, it has unless it is known to be longer.
     """
     series = {column: np.array([*map(number, cells)], float) for column, cells in columns.items()}
     if not series:

@@ -46,8 +46,8 @@ class Gpu(NamedTuple):
 
 
 # The data sheets, by words in a driver's name of the GPU; the first that fits is taken.
-SHEETS = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))
-GPUS = {sheet.pop("words"): Gpu(precisions=tuple(sheet.pop("precisions")), **sheet) for sheet in SHEETS}
+_ROWS = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))
+GPUS = {sheet.pop("words"): Gpu(precisions=tuple(sheet.pop("precisions")), **sheet) for sheet in _ROWS}
 # Fields of any other device, as "peak=148T,memory=96GB", and the function that reads each.
 DESCRIBED: dict[str, Callable[[str, str], float]] = {
     "peak": parse_count,

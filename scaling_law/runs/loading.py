@@ -203,12 +203,12 @@ def read_histories(source: Any) -> list[tuple[Row, Mapping[str, Sequence[Any]]]]
     """
     histories: list[Mapping[str, Sequence[Any]]] = []
     table = _read_table(source, {}, None, None, None, histories)
-    places = places_by_run(table.rows)
+    places = {} if histories else places_by_run(table.rows)
     logs = []
     for lines in places.values():
         logs.append([table.rows[i] for i in lines])
 
-    if not histories and 0 < len(logs) < len(table.rows) and all(map(is_log, logs)):
+    if 0 < len(logs) < len(table.rows) and all(map(is_log, logs)):
         # The steps of runs whose tokens grow with them, or of one run that has no name.
         histories = list(map(collect, logs))
         table.rows = []

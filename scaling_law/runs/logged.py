@@ -108,7 +108,7 @@ def row_of(name: str, metrics: Row, settings: Row, status: str, key: str = "", g
 
 
 def places_by_run(rows: Sequence[Row], name: str | None = None) -> dict[Any, list[int]]:
-    """Find the places of each run's rows, by the name that they have; all are of one `name` where no column is one."""
+    """Group the places of rows by the run that they name; without a column of names, all are of the run `name`."""
     present = names_of(rows)
     column = next((column for column in RUNS if column in present), None)
     places: dict[Any, list[int]] = {}

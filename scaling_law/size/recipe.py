@@ -168,8 +168,8 @@ class Row(NamedTuple):
 
 
 # Each line of the file has the fields of a row in their order.
-LISTING = json.loads(Path(__file__).with_name("paper_runs.json").read_text(encoding="utf-8"))
-ROWS = tuple(Row._make([*sizes, tuple(tokens)]) for *sizes, tokens in LISTING)
+_LISTING = json.loads(Path(__file__).with_name("paper_runs.json").read_text(encoding="utf-8"))
+ROWS = tuple(Row._make([*sizes, tuple(tokens)]) for *sizes, tokens in _LISTING)
 
 
 class Design(NamedTuple):

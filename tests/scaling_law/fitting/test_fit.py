@@ -32,7 +32,7 @@ def test_sums_over_runs_agree_with_the_jacobian(paper_runs):
     theta = np.random.default_rng(2).normal(0, 0.3, (5, objective.size))
     theta[:, -2:] = theta[0, -2:]
     plain = objective.evaluate(theta)
-    quick = replace(objective, held=theta[:1]).evaluate(theta)
+    quick = replace(objective, held_theta=theta[:1]).evaluate(theta)
     np.testing.assert_allclose(quick.cost, plain.cost, rtol=1e-12)
     np.testing.assert_allclose(quick.gradient[:, :-2], plain.gradient[:, :-2], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(quick.curvature[:, :-2, :-2], plain.curvature[:, :-2, :-2], rtol=1e-9, atol=1e-12)
